@@ -16,7 +16,7 @@ from scheduler_filters import choice
 
 @attrs.frozen
 class ChooseAgain:
-    """The knowledge of one pass of the filter, for the claims that follow it."""
+    """The data of one pass of the filter, for the claims that follow it."""
 
     #: UUID of the compute node -> host state, of the hosts that passed.
     hosts: Mapping[str, Any]
@@ -28,7 +28,7 @@ class ChooseAgain:
     def __call__(self, candidate: dict[str, Any]) -> bool:
         """Put other devices of the same host into *candidate*, whose claim was refused.
 
-        :returns: False where nothing else can be claimed: Placement does not answer, the
+        :returns: False if nothing else can be claimed: Placement does not answer, the
             devices were not the reason, or no others are good enough.
         """
         named = (self.hosts[uuid] for uuid in candidate["allocations"] if uuid in self.hosts)
@@ -44,14 +44,14 @@ class ChooseAgain:
         (replacement,) = host.allocation_candidates
         if replacement["allocations"] == candidate["allocations"]:
             return False
-        # Nova holds on to this very object, and takes the devices from it.
+        # Nova keeps a reference to this object, and takes the devices from it.
         candidate.clear()
         candidate.update(replacement)
         host.allocation_candidates = [candidate]
         return True
 
     def _look(self, host: Any) -> bool:
-        """Ask Placement what is free on a host now."""
+        """Query Placement for the free devices of a host; returns whether it answers."""
         kind = next(iter(self.order.task.kinds), None)
         if kind is None:
             return False

@@ -30,8 +30,8 @@ from scheduler_filters import nova_fit
 CONF = cfg.CONF
 LOG = logging.getLogger(__name__)
 
-#: So many orders of equal devices there are. More would spread racing
-#: schedulers no better, and fewer are found in the cache again.
+#: Number of orders of equal devices. More orders would not spread racing
+#: schedulers better, and would be found in the cache less often.
 _TURNS: Final = 64
 
 _CROWDED: Final = DeviceMiss(
@@ -53,7 +53,7 @@ class Template:
     """One of Placement's own candidates, kept on the host state.
 
     A request for several servers filters the same host state again for every
-    server, when its candidates are ours already.
+    server, and its candidates are then already replaced by ours.
     """
 
     key: tuple[str, ...]
@@ -72,35 +72,35 @@ class HostChoice:
 
 @attrs.frozen
 class ServerOrder:
-    """One server: what all hosts are asked for."""
+    """One server's requirements, the same for all hosts."""
 
     question: nova_fit.FitQuestion
     task: ServerTask
     request: Request
     sold: CloudProfile
-    #: Which of several equal device sets this server would like.
+    #: This server's choice among several equal device sets.
     turn: int | None
     #: Equal for orders with equal answers.
     key: tuple[object, ...]
-    #: What the searches of this pass over hosts may take.
+    #: Steps for the searches of this pass over hosts.
     work: PassWork = attrs.field(factory=PassWork, eq=False)
 
     @classmethod
     def of(
         cls, spec: objects.RequestSpec, task: ServerTask, request: Request, sold: CloudProfile
     ) -> ServerOrder:
-        """The order of one server, whose turn is decided by its UUID."""
+        """The order of one server; its UUID decides the turn."""
         turn = None
         if CONF.hpc.spread_equal_sets:
             name = str(spec.instance_uuid if "instance_uuid" in spec else "").encode()
             turn = int.from_bytes(hashlib.sha256(name).digest()[:4], "big") % _TURNS
-        # By hpc:group, roles decide about the groups.
+        # Roles decide about the groups through hpc:group.
         groups = tuple(tuple(sorted(group.counts.items())) for group in request.groups)
         key = (task.shape, groups, sold.number)
         return cls(nova_fit.FitQuestion.of(spec), task, request, sold, turn, key)
 
     def within(self, rooms: nova_fit.Rooms) -> ServerOrder:
-        """The same, with each of the guest's cells on one of these host nodes."""
+        """A copy with each of the guest's cells on one of these host nodes."""
         cells = tuple(
             attrs.evolve(cell, nodes=room)
             for cell, room in zip(self.request.cells, rooms, strict=True)
@@ -110,7 +110,12 @@ class ServerOrder:
 
 
 def place_devices_on_host(host: Any, order: ServerOrder, view: HostView) -> DeviceMiss | None:
-    """Choose devices on one host and offer them; a miss if there are none."""
+    """Choose devices on one host and offer them; a miss if there are none.
+
+    The engine chooses the best set. Nova's own functions then show the NUMA nodes that the guest
+    would get with it, and the set is judged again on these nodes. Further sets are tried as long
+    as one of them could be better than the best set so far.
+    """
     template = _find_own_template(host, order.task)
     if template is None:
         return DeviceMiss(
@@ -140,7 +145,7 @@ def place_devices_on_host(host: Any, order: ServerOrder, view: HostView) -> Devi
             else:
                 offers.append(_JudgedOffer(devices, judged, candidate))
         if offers and min(numa_choice.place_of_set(offer.judged) for offer in offers) <= bound:
-            break  # there is none better
+            break  # no other set is better
     if not offers:
         return _miss_of_refusals(refusals)
     best_offer = min(offers, key=lambda offer: numa_choice.place_of_set(offer.judged))
@@ -168,19 +173,19 @@ def _build_candidate(
 
 @attrs.frozen
 class _JudgedOffer:
-    """A set that Nova would take."""
+    """A set that Nova would accept."""
 
     devices: DeviceSet
-    #: What it is worth on the NUMA nodes that Nova will take.
+    #: The set as it is measured on the NUMA nodes that Nova will take.
     judged: DeviceSet
     candidate: Mapping[str, Any]
 
 
 def _put_offer_on_host(host: Any, order: ServerOrder, best: _JudgedOffer, free: int) -> None:
-    # The earlier candidate may be claimed by now: replaced, never changed.
+    # The earlier candidate may be claimed by now, so it is replaced and never changed.
     host.allocation_candidates = [best.candidate]
     nova_fit.lighten_host_state(host)
-    # The engine has no say in Nova's NUMA nodes, but the damage is the same.
+    # The engine does not decide about Nova's NUMA nodes, but the damage is the same.
     score = (*numa_choice.place_of_set(best.judged), *best.devices.score[numa_choice.PLACE :])
     coarse = between_hosts.damage_grain_of(order.sold.profile)
     measured = best.devices.measured
@@ -212,7 +217,7 @@ def _miss_of_refusals(refusals: Sequence[DeviceMiss]) -> DeviceMiss:
 
 
 def _reduce_pattern(order: ServerOrder, pattern: HostPattern) -> HostPattern:
-    """The pattern that *pattern* shares with all whose answers are the same."""
+    """The pattern that *pattern* shares with all patterns that have the same answers."""
     return _REDUCED.get(
         (pattern.number, order.key),
         lambda: hosts.pattern_on_host(
@@ -237,14 +242,14 @@ def _choose_for_order(order: ServerOrder, pattern: HostPattern, limit: int) -> C
 def _iterate_sets_in_turn(
     host: Any, order: ServerOrder, pattern: HostPattern, best: ChoiceAnswer
 ) -> Iterator[tuple[tuple[int, ...], DeviceSet | None]]:
-    """The best set, and more only once it has been rejected, or is worth less than it seemed.
+    """The best set, and further ones only if it was rejected or is worth less than expected.
 
-    The engine knows free CPUs and pages as numbers. What else Nova asks of a NUMA node
-    (shared CPUs, threads, memory, networks) is asked only now, and the best set is
-    chosen again from what is left.
+    The engine has free CPUs and pages as numbers. Nova's other conditions for a NUMA node
+    (shared CPUs, threads, memory, networks) are checked only now, and the best set is
+    chosen again from the remaining nodes.
 
-    :returns: sets, each with the place that no other set can be better than; None: only
-        that place.
+    :returns: sets, each with a place that no other set can improve on; None instead of a set:
+        only that place.
     """
     tried: list[object] = []
     bound = numa_choice.place_of_set(best.sets[0])
@@ -271,7 +276,7 @@ def _iterate_sets_in_turn(
         bound = numa_choice.place_of_set(pairs[0][1])
         yield bound, None
         for narrowed, devices in pairs:
-            # Nodes that were exchanged may not be alike to Nova: as it is, too.
+            # Nova may distinguish nodes that were exchanged, so the set itself comes, too.
             for turned in (
                 *_untried_in_turn(narrowed, pattern, [devices], tried),
                 *_skip_tried_sets([devices], tried),
@@ -288,7 +293,7 @@ def _untried_in_turn(
 
 def _skip_tried_sets(sets: Iterable[DeviceSet], tried: list[object]) -> Iterator[DeviceSet]:
     for devices in sets:
-        # Where the cells go with them is Nova's to say: the same devices are the same offer.
+        # Nova decides about the cells, so the same devices are the same offer.
         wanted_pools = sorted((pick.want, pick.pool) for pick in devices.picks)
         if wanted_pools not in tried:
             tried.append(wanted_pools)
@@ -318,14 +323,20 @@ def _judge_by_nova(
     devices: DeviceSet,
     candidate: Mapping[str, Any],
 ) -> DeviceSet | DeviceMiss:
-    """Judge the set on the NUMA nodes that Nova will take."""
+    """Judge the set on the NUMA nodes that Nova will take.
+
+    Nova's answer is kept for sets of equal devices on hosts with equal pools. It is not kept for
+    servers with ports, or if Nova cannot distinguish some pools.
+
+    :returns: the set with its place on these nodes, or the reason against it.
+    """
     if order.question.is_certain(view.ambiguous):
         return devices
     if view.ambiguous or order.task.ports:
         adapters = port_pools.chosen_adapters_of(order.task.ports, devices, pattern.host)
         fitted = nova_fit.check_nova_fit(host, order.question.spec, candidate, adapters)
     else:
-        # Which of alike devices it is makes no difference, to Nova or to the cells.
+        # Equal devices make no difference, for Nova or for the cells.
         alike = (view.pools, order.key, _shape_of_set(order, pattern, devices))
         fitted = nova_fit.recall_nova_fit(order.question, host, candidate, alike)
     if fitted.refusal:
@@ -352,7 +363,7 @@ def _judge_by_nova(
 
 
 def _shape_of_set(order: ServerOrder, pattern: HostPattern, devices: DeviceSet) -> Hashable:
-    """Equal for sets of alike devices in alike places: which are together, and where."""
+    """A key that is equal for sets of equal devices in equal places."""
     if order.request.nvlink is not Nvlink.NONE:
         return pattern.devices, devices.picks
     places = _PLACES.get(
@@ -367,7 +378,7 @@ def _shape_of_set(order: ServerOrder, pattern: HostPattern, devices: DeviceSet) 
         below.setdefault(places[pick.pool], []).append(pick.want)
     roots: dict[tuple[str, str], list[Hashable]] = {}
     for number, ((numa, location), wants) in enumerate(below.items()):
-        # Without a root nothing is together.
+        # Without a root complex, devices are not together.
         root = location.root or f"none {number}"
         roots.setdefault((numa, root), []).append(tuple(sorted(wants)))
     return tuple(
@@ -379,6 +390,7 @@ def _shape_of_set(order: ServerOrder, pattern: HostPattern, devices: DeviceSet) 
 
 
 def _find_own_template(host: Any, task: ServerTask) -> candidates.Candidate | None:
+    """Placement's own candidate for this request, which the host state keeps."""
     kept: Template | None = getattr(host, "hpc_template", None)
     if kept is not None and kept.key == task.key:
         return kept.candidate

@@ -21,14 +21,14 @@ from nova_hpc.placement.solver.costs import PassWork
 
 LOG = logging.getLogger(__name__)
 
-#: So many different reasons of one request are worth a line at INFO each.
+#: Maximum of different reasons of one request that get a line at INFO each.
 _FEW: Final = 32
-#: So many hosts are named in one line.
+#: Hosts that are named in one line.
 _NAMED: Final = 8
 
 
 def log_unusable_devices(views: Mapping[Any, HostView]) -> None:
-    """Devices that are not used, one line for each reason that is new."""
+    """Log unused devices, one line for each new reason."""
     places_by_reason: dict[str, list[tuple[str, str]]] = {}
     for host, view in views.items():
         for what, reason in view.faults:
@@ -50,7 +50,7 @@ def log_unusable_devices(views: Mapping[Any, HostView]) -> None:
 
 
 def log_broken_host(host: Any, where: str, error: Exception) -> None:
-    """A host that cannot be read or asked, with the traceback (in an exception handler)."""
+    """Log a host that cannot be read or searched, with the traceback (in an exception handler)."""
     held = LOG_THROTTLE.due(("broken", where, str(error)))
     if held is not None:
         LOG.exception(
@@ -62,7 +62,7 @@ def log_broken_host(host: Any, where: str, error: Exception) -> None:
 
 
 def log_unmeasured_hosts(work: PassWork, spec: objects.RequestSpec) -> None:
-    """Hosts that were judged without the damage term, because the pass took too long."""
+    """Log hosts that were searched without the damage term, because the pass took too long."""
     if work.unmeasured:
         held = LOG_THROTTLE.due(("unmeasured", spec.flavor.flavorid))
         LOG.log(
@@ -82,9 +82,9 @@ def log_rejected_hosts(
     spec: objects.RequestSpec,
     passed: int,
 ) -> None:
-    """Why hosts are left out, one line for each reason.
+    """Log why hosts are left out, one line for each reason.
 
-    :param passed: hosts that are left; where there are none, nothing is held back.
+    :param passed: hosts that are left; if there are none, no line is held back.
     """
     hosts_by_reason: dict[str, list[str]] = collections.defaultdict(list)
     for host, miss in misses.items():

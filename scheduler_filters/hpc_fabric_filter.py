@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """HpcFabricFilter: the members of a server group near each other on the fabric.
 
-Which domain a group has is decided once for all schedulers, and kept in Placement
-(:mod:`nova_hpc.cluster.group_domain.model`); this filter leaves the hosts of that domain. It stands
-behind all other filters, so that what it counts are hosts that can take the server.
+The domain of a group is decided once for all schedulers, and kept in Placement
+(:mod:`nova_hpc.cluster.group_domain.model`). This filter keeps the hosts of that domain. It comes
+after all other filters, so that it counts only hosts that can take the server.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LOG = logging.getLogger(__name__)
 
 hpc_conf.register_all_options(CONF)
 
-#: On a request specification: what was decided for its servers.
+#: On a request specification: the decision for its servers.
 _MARK: Final = "_hpc_fabric"
 _LATER: Final = "Where the server group is on the fabric cannot be told now; try again later"
 
@@ -59,7 +59,7 @@ class _Decided:
 class HpcFabricFilter(filters.BaseHostFilter):
     """Keep the members of a server group in one domain of the fabric."""
 
-    # A rebuild stays where it is.
+    # A rebuild stays on its host.
     RUN_ON_REBUILD = False
 
     def __init__(self) -> None:
@@ -81,10 +81,10 @@ class HpcFabricFilter(filters.BaseHostFilter):
     ) -> Iterable[Any]:
         """The hosts of the server group's domain that can take the next server.
 
-        None: the reason is put down for :mod:`nova_hpc.from_nova.patches.answers`.
+        If there are none, the reason is stored for :mod:`nova_hpc.from_nova.patches.answers`.
 
-        :raises nova.exception.NoValidHost: there is none, where Nova's scheduler is not
-            known and would lose the reason.
+        :raises nova.exception.NoValidHost: there is none, if this Nova's scheduler is not
+            supported and would lose the reason.
         """
         specs = spec_obj.flavor.extra_specs or {}
         if not hpc_flavor.has_fabric_keys(specs) or rebuilds.is_own_rebuild(spec_obj):
@@ -112,6 +112,7 @@ class HpcFabricFilter(filters.BaseHostFilter):
             return _refuse_fabric_request(spec_obj, "The scheduler could not read the request.")
 
     def _filter(self, hosts: Sequence[Any], spec: objects.RequestSpec) -> Sequence[Any]:
+        """The hosts; new servers are refused on a Nova that is not supported."""
         wish = hpc_flavor.read_fabric(spec.flavor.extra_specs or {})
         if wish is None:
             return hosts
@@ -132,7 +133,7 @@ class HpcFabricFilter(filters.BaseHostFilter):
 
 
 class _FabricTask:
-    """One server that looks for a host."""
+    """One server that needs a host."""
 
     def __init__(
         self,
@@ -152,15 +153,20 @@ class _FabricTask:
 
     @property
     def new(self) -> bool:
-        """Whether the server is being made, and not moved; asked of Nova's database once."""
+        """Whether the server is being created, and not moved; queried from the database once."""
         if self._new is None:
             self._new = new_servers.is_new_server(self.spec)
         return self._new
 
     def hosts(self) -> Sequence[Any]:
+        """The hosts for the server.
+
+        The first server of a request decides about the domain. Nova calls the filter again for
+        each further server, and for the alternates of a server, which stay in that domain.
+        """
         decided: _Decided | None = getattr(self.spec, _MARK, None)
         if decided is not None and self.server in decided.done:
-            # Its alternates.
+            # These are its alternates.
             return self._within(decided.domain)
         if decided is not None and self.group is None:
             decided.done.add(self.server)
@@ -192,6 +198,7 @@ class _FabricTask:
     # -- with a group ----------------------------------------------------------
 
     def _of_group(self) -> Sequence[Any]:
+        """A server with a group: it takes a ticket, which it gives back if no host is left."""
         group = self.group
         members = self._members()
         if group.project_id != self.spec.project_id:
@@ -222,12 +229,12 @@ class _FabricTask:
         return hosts
 
     def _members(self) -> int:
-        """How many places are kept for the group."""
+        """The number of places that are kept for the group."""
         if not self.new:
             try:
                 return fabric.announced_members_of(self.spec) or 1
             except fabric.HintError:
-                # Taken by another release, or under another limit: a move goes on.
+                # Accepted by another release, or under another limit: a move goes on.
                 return 1
         return max(fabric.announced_members_of(self.spec) or 1, int(self.spec.num_instances))
 
@@ -250,7 +257,7 @@ class _FabricTask:
     # -- hosts -----------------------------------------------------------------
 
     def _within(self, domain: str) -> Sequence[Any]:
-        """The hosts in the domain; where that will do, others, the nearest first."""
+        """The hosts in the domain; others, the nearest first, if the policy allows them."""
         spots = self.view.within(domain)
         if not spots and self.flexible:
             LOG.info(
@@ -266,7 +273,7 @@ class _FabricTask:
         return [spot.host for spot in spots]
 
     def _left(self) -> int:
-        """Members that are still to come, this one included."""
+        """Remaining members, this one included."""
         hosts = self.group.hosts if self.group is not None and "hosts" in self.group else ()
         try:
             announced = fabric.announced_members_of(self.spec) or 1
@@ -337,9 +344,9 @@ def _level_in_words(level: str) -> str:
 
 
 def _refuse_fabric_request(spec: objects.RequestSpec, reason: str) -> list[Any]:
-    """No host, and the reason where it is found again.
+    """No host; the reason is stored for the answer.
 
-    As HpcTopologyFilter does it: without the wraps only an exception brings the reason to the
+    Like HpcTopologyFilter: without the wraps only an exception brings the reason to the
     user, which would leave the claims of earlier servers of the request behind.
     """
     LOG.info("HpcFabricFilter refuses server %s: %s", spec.instance_uuid, reason)

@@ -19,13 +19,13 @@ hpc_conf.register_all_options(CONF)
 
 
 class HpcFabricWeigher(weights.BaseHostWeigher):
-    """Rank hosts by what HpcFabricFilter found out about the group's other members.
+    """Rank hosts by HpcFabricFilter's data about the group's other members.
 
-    Without side effects: Nova does not call weighers when one host is left.
+    Without side effects: Nova does not call weighers if only one host is left.
     """
 
     def weight_multiplier(self, host_state: Any) -> float:
-        """``[hpc]fabric_weight_multiplier``, or that of the host's aggregates."""
+        """``[hpc]fabric_weight_multiplier``, or the value of the host's aggregates."""
         multiplier: float = utils.get_weight_multiplier(
             host_state, "hpc_fabric_weight_multiplier", CONF.hpc.fabric_weight_multiplier
         )

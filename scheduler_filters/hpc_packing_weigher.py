@@ -24,18 +24,18 @@ hpc_conf.register_all_options(CONF)
 
 
 class HpcPackingWeigher(weights.BaseHostWeigher):
-    """Rank hosts by the devices that HpcTopologyFilter chose, and what they leave.
+    """Rank hosts by the devices that HpcTopologyFilter chose, and the devices that remain.
 
     Nova adds the weights of all weighers up, each brought to the range from 0 to 1 and
-    multiplied, so a multiplier that is large enough to pack would also override what
-    users asked for with the policy of a server group, which counts 1.0. This weigher
-    therefore asks the weighers of ``[hpc]weighers_before_packing`` itself, and adds
-    more to a host that they prefer than packing could ever take away.
+    multiplied. So a multiplier that is large enough to pack would also override the policy of
+    a server group, which users request and which counts 1.0. Therefore this weigher itself
+    calls the weighers of ``[hpc]weighers_before_packing``. It adds more to a host that they
+    prefer than packing could ever take away.
 
-    Without side effects: Nova does not call weighers when one host is left.
+    Without side effects: Nova does not call weighers if only one host is left.
     """
 
-    #: Nova leaves weights between these two as they are (weights.py:25 of release 34):
+    #: Nova leaves weights between these two unchanged (weights.py:25 of release 34):
     #: they are multiplied already.
     minval = 0.0
     maxval = 1.0
@@ -44,11 +44,11 @@ class HpcPackingWeigher(weights.BaseHostWeigher):
         self._wishes = _build_wish_weighers(CONF.hpc.weighers_before_packing)
 
     def weight_multiplier(self, host_state: Any) -> float:
-        """1.0, which is Nova's default; what the operator set is in the weights."""
+        """1.0, which is Nova's default; the operator's value is already in the weights."""
         return 1.0
 
     def packing_multiplier(self, host_state: Any) -> float:
-        """``[hpc]packing_weight_multiplier``, or that of the host's aggregates."""
+        """``[hpc]packing_weight_multiplier``, or the value of the host's aggregates."""
         multiplier: float = utils.get_weight_multiplier(
             host_state, "hpc_packing_weight_multiplier", CONF.hpc.packing_weight_multiplier
         )
@@ -59,8 +59,8 @@ class HpcPackingWeigher(weights.BaseHostWeigher):
     ) -> list[float]:
         """One weight a host: the higher, the better.
 
-        Hosts without a choice of the filter (a forced host, a rebuild) come last
-        together, among those that are equal to the user.
+        Hosts without a choice of the filter (a forced host, a rebuild) share the last
+        place, among hosts that are equal for the user.
         """
         if not hpc_flavor.has_hpc_keys(weight_properties.flavor.extra_specs or {}):
             return [0.0] * len(weighed_obj_list)
@@ -97,7 +97,7 @@ class HpcPackingWeigher(weights.BaseHostWeigher):
 
 
 def _build_wish_weighers(names: Sequence[str]) -> list[Any]:
-    """New weighers of these classes, as far as the operator has them switched on."""
+    """New weighers of these classes, if the operator has enabled them."""
     if not names:
         return []
     classes = weights.HostWeightHandler().get_matching_classes(CONF.filter_scheduler.weight_classes)
@@ -113,7 +113,7 @@ def _build_wish_weighers(names: Sequence[str]) -> list[Any]:
 
 
 def _rank_of_choice(host_state: Any, spec: objects.RequestSpec) -> tuple[int, ...] | None:
-    """Rank of what the filter chose on this host for this very request."""
+    """Rank of the filter's choice on this host for exactly this request."""
     choice = getattr(host_state, "hpc_choice", None)
     if choice is None or "pci_requests" not in spec:
         return None

@@ -4,8 +4,8 @@
 For a server with an ``hpc:`` flavor the filter chooses the devices on every
 host and replaces the host's allocation candidates by the one that names them.
 The scheduler claims it, Placement makes it binding and the compute node takes
-exactly these devices. Everything that decides is in ``nova_hpc.placement``;
-this file translates, and asks Nova's own functions whether CPUs and memory
+exactly these devices. All decisions are in ``nova_hpc.placement``.
+This file translates, and checks with Nova's own functions whether CPUs and memory
 pages fit as well.
 """
 
@@ -43,7 +43,7 @@ LOG = logging.getLogger(__name__)
 hpc_conf.register_all_options(CONF)
 
 
-#: The user's operator reads the same line, and the settings are no secret.
+#: The user's operator reads the same line, and the settings are not secret.
 _NOT_SET_UP: Final = "This cloud is not set up for hpc: flavors; ask its operator to {}"
 
 
@@ -54,7 +54,7 @@ class HpcTopologyFilter(filters.BaseHostFilter):
     RUN_ON_REBUILD = False
 
     def __init__(self) -> None:
-        #: Why Nova's functions could not be wrapped; "": they are.
+        #: Why Nova's functions could not be wrapped; "" if they could.
         self._unknown = ""
         try:
             scheduler_patches.install_scheduler_patches()
@@ -64,12 +64,12 @@ class HpcTopologyFilter(filters.BaseHostFilter):
             LOG.warning("Servers with hpc: flavors will be refused: %s", text)
         for text in contract.list_setting_advice(CONF):
             LOG.info("For hpc: flavors: %s", text)
-        #: Roles that are configured, or were seen since the start; replaced as a whole, and
-        #: what one thread takes from another is seen again by the next request.
+        #: Roles that are configured, or were seen since the start. Replaced as a whole; the
+        #: next request sees a role again if two threads overwrite each other.
         self._known = roles.configured_role_names(CONF.hpc.device_role)
 
     def _strange(self) -> list[str]:
-        """Why this is a Nova that is not known; [] if it is."""
+        """Why this Nova is not supported; [] if it is."""
         return contract.list_release_differences() or ([self._unknown] if self._unknown else [])
 
     def filter_all(
@@ -77,10 +77,10 @@ class HpcTopologyFilter(filters.BaseHostFilter):
     ) -> Iterable[Any]:
         """The hosts that can serve *spec_obj*, each with its one candidate.
 
-        None: the reason is put down for :mod:`nova_hpc.from_nova.patches.answers`.
+        If there are none, the reason is stored for :mod:`nova_hpc.from_nova.patches.answers`.
 
-        :raises nova.exception.NoValidHost: no host can, where Nova's scheduler is
-            not known and would lose the reason.
+        :raises nova.exception.NoValidHost: no host can, if this Nova's scheduler is
+            not supported and would lose the reason.
         """
         extra_specs = spec_obj.flavor.extra_specs or {}
         shared = hpc_flavor.has_shared_memory_keys(extra_specs)
@@ -109,6 +109,10 @@ class HpcTopologyFilter(filters.BaseHostFilter):
             return _refuse_topology_request(spec_obj, "The scheduler could not read the request.")
 
     def _filter(self, hosts: Sequence[Any], spec: objects.RequestSpec) -> Sequence[Any]:
+        """The hosts, or a refusal if settings are wrong or this Nova is not supported.
+
+        An existing server may still move on such a Nova.
+        """
         wrong = contract.list_wrong_settings(CONF)
         if wrong:
             LOG.error("Servers with hpc: flavors are refused: %s", "; ".join(wrong))
@@ -128,10 +132,10 @@ class HpcTopologyFilter(filters.BaseHostFilter):
     def _move(
         self, hosts: Sequence[Any], spec: objects.RequestSpec, strange: Sequence[str]
     ) -> Sequence[Any]:
-        """Hosts for a server that is there, on a Nova that is not known.
+        """Hosts for an existing server, on a Nova that is not supported.
 
-        As well as it goes: it has to be possible to empty a host, and to bring back the
-        servers of one that has failed.
+        Without guarantees: it must be possible to empty a host, and to recover the
+        servers of a failed one.
         """
         LOG.warning(
             "A server with an hpc: flavor moves without a promise (%s): %s",
@@ -154,6 +158,12 @@ class HpcTopologyFilter(filters.BaseHostFilter):
         return hosts
 
     def _place(self, hosts: Sequence[Any], spec: objects.RequestSpec) -> Sequence[Any]:
+        """Choose devices on every host.
+
+        First the request and all hosts are read, because the roles of an alias depend on all
+        hosts. Then each host gets its choice. The data of this pass is kept for claims that
+        another scheduler wins.
+        """
         try:
             task = server.read_server_task(spec)
             answer = placement_answer.answer_of(spec)
@@ -168,7 +178,7 @@ class HpcTopologyFilter(filters.BaseHostFilter):
             LOG.error("Flavor %s is refused: %s", spec.flavor.flavorid, error)
             return _refuse_topology_request(spec, f"Flavor: {error}")
         except UnknownNameError as error:
-            # The hosts that have such devices may be full: no fault of the flavor.
+            # The hosts with such devices may be full: the flavor is not at fault.
             return _refuse_topology_request(spec, str(error))
         except FlavorError as error:
             LOG.info("Flavor %s is refused: %s", spec.flavor.flavorid, error)
@@ -199,17 +209,17 @@ class HpcTopologyFilter(filters.BaseHostFilter):
     def _bind(self, task: server.ServerTask, views: Iterable[reader.HostView]) -> Mapping[str, str]:
         """The roles whose devices the server may have.
 
-        :raises nova_hpc.placement.roles.RoleConflictError: its aliases do not say.
+        :raises nova_hpc.placement.roles.RoleConflictError: its aliases are ambiguous.
         """
         played = hpc_roles.roles_played_by_hosts(view.pattern.roles for view in views)
-        # A role whose devices are all taken is still no other role.
+        # A role whose devices are all taken still exists.
         if not played.known <= self._known:
             self._known |= played.known
         return hpc_roles.bind_alias_roles(task.server.wants, played, self._known)
 
 
 def _keep_giving_hosts(hosts: list[Any], spec: objects.RequestSpec) -> list[Any]:
-    """The hosts that may give the memory which the server shares; none, with the reason."""
+    """The hosts that may offer the server's shared memory; none, with the reason."""
     try:
         giving_hosts = list(shared_memory_hosts.list_giving_hosts(hosts, spec))
     except FlavorError as error:
@@ -222,12 +232,12 @@ def _read_all_hosts(
 ) -> tuple[dict[Any, reader.HostView], dict[Any, DeviceMiss]]:
     """Read every host; one that cannot be read is a miss.
 
-    :param answer: what Placement said is free; None: it is asked.
+    :param answer: Placement's free amounts; Placement is queried if None.
     """
     available = reader.Available.of(task, answer)
     views: dict[Any, reader.HostView] = {}
     misses: dict[Any, DeviceMiss] = {}
-    # Of ports with bandwidth Placement is asked again for each server.
+    # Placement is queried again for each server that has ports with bandwidth.
     same = None if answer is None or available.bandwidth else (answer, task.matching)
     for host in hosts:
         view = placement_answer.recall_view(host, same)
@@ -244,7 +254,7 @@ def _read_all_hosts(
 
 
 def _call_guarded(host: Any, function: Any, *arguments: Any) -> Any:
-    """Call *function*; whatever it raises is a miss of this one host."""
+    """Call *function*; an exception makes a miss of only this host."""
     try:
         return function(*arguments)
     except Exception as error:
@@ -254,7 +264,7 @@ def _call_guarded(host: Any, function: Any, *arguments: Any) -> Any:
 
 
 def _add_known_roles(bound: Mapping[str, str], task: server.ServerTask) -> dict[str, str]:
-    """The roles of all wants that have one, though all of their devices may be in use."""
+    """The roles of all wants that have one, even if all of their devices are in use."""
     missing = [device for device in task.devices if device.want.key not in bound]
     seen = {device.want.key: SAMPLES.role_of(device) for device in missing}
     return {want: role for want, role in seen.items() if role is not None} | dict(bound)
@@ -280,15 +290,15 @@ def _reason_for_user(
 
 
 def _refuse_topology_request(spec: objects.RequestSpec, reason: str) -> list[Any]:
-    """No host, and the reason where it is found again.
+    """No host; the reason is stored for the answer.
 
     Without the wraps only an exception brings the reason to the user. It would leave the
     claims of earlier servers of the same request behind, because only Nova's own code path
-    gives them back: once one of them is claimed, there is no reason.
+    returns them. So there is no reason once one of them is claimed.
     """
     LOG.info("HpcTopologyFilter finds no host for server %s: %s", _uuid_of_server(spec), reason)
     groups = spec.requested_resources if "requested_resources" in spec else None
-    # Those of a server that moves are where it is.
+    # The providers of a server that moves are on its present host.
     several = answers.count_asked_servers(spec) > 1
     claimed = several and any(group.provider_uuids for group in groups or ())
     if claimed:

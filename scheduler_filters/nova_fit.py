@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asks Nova's own functions whether an allocation candidate fits a host.
+"""Checks with Nova's own functions whether an allocation candidate fits a host.
 
-The same functions that NUMATopologyFilter and PciPassthroughFilter call, and
-that the compute node calls again when it claims: so a candidate that is
-offered is not rejected behind our back, and the NUMA nodes that Nova will take
-for the guest's cells are known before anything is claimed.
+NUMATopologyFilter and PciPassthroughFilter call the same functions, and the compute node
+calls them again at the claim. So an offered candidate is not rejected later, and
+the NUMA nodes that Nova will take for the guest's cells are known before the claim.
 """
 
 from __future__ import annotations
@@ -33,20 +32,20 @@ class Fit:
 
     #: guest cell (by position) -> host NUMA node; {} without guest cells
     cells: Mapping[int, int] = attrs.field(factory=dict)
-    #: Why Nova would refuse it; None: it fits.
+    #: Why Nova would refuse it; None if it fits.
     refusal: str | None = None
 
 
 class _LightPciStats(pci_stats.PciDeviceStats):
-    """Nova's statistics of one host, of which a copy costs next to nothing.
+    """Nova's statistics of one host, with an almost free copy.
 
-    Nova copies them for every question, the topology of the host included,
-    and changes in the copy only which pools there are and their counts.
+    Nova copies them for every check, the topology of the host included,
+    and changes in the copy only the list of pools and their counts.
     """
 
     @classmethod
     def of(cls, original: pci_stats.PciDeviceStats) -> _LightPciStats:
-        """The same statistics; *original* is not changed by what is asked here."""
+        """The same statistics; checks with it do not change *original*."""
         light: _LightPciStats = copy.copy(original)
         light.__class__ = cls
         return light
@@ -59,19 +58,19 @@ class _LightPciStats(pci_stats.PciDeviceStats):
 
 @attrs.frozen
 class FitQuestion:
-    """The question to Nova's functions about one server, whatever the host."""
+    """A check by Nova's functions for one server, independent of the host."""
 
     spec: objects.RequestSpec
-    #: Nova looks only at the pools that the candidate names.
+    #: Whether Nova reads only the pools that the candidate names.
     named: bool
-    #: The guest has NUMA cells.
+    #: Whether the guest has NUMA cells.
     celled: bool
-    #: Equal for servers that are alike to Nova; None: like no other.
+    #: Equal for servers that Nova treats alike; None if it equals no other.
     key: Hashable
 
     @classmethod
     def of(cls, spec: objects.RequestSpec) -> FitQuestion:
-        """Read what does not depend on the host."""
+        """Read the part that does not depend on the host."""
         topology = spec.numa_topology if "numa_topology" in spec else None
         requests = spec.pci_requests.requests
         named = all(
@@ -88,9 +87,9 @@ class FitQuestion:
     def is_certain(self, ambiguous: bool) -> bool:
         """Whether Nova cannot refuse free devices that match the aliases.
 
-        Without guest cells Nova looks only at the pools that the candidate
+        Without guest cells Nova checks only the pools that the candidate
         names: whether each matches its alias and has as many devices. Devices
-        of ports are not named, so they may compete with those that were chosen.
+        of ports are not named, so they may compete with the chosen devices.
 
         :param ambiguous: several pools of the host have one provider.
         """
@@ -106,10 +105,10 @@ def recall_nova_fit(
     candidate: Mapping[str, Any],
     chosen: Hashable,
 ) -> Fit:
-    """Check one candidate without ports on one host, or remember what Nova said before.
+    """Check one candidate without ports on one host, or return Nova's earlier answer.
 
-    :param chosen: equal for candidates that are alike to Nova on hosts with
-        equal pools; it has to name the pools as well.
+    :param chosen: equal for candidates that Nova treats alike on hosts with
+        equal pools; it must include the pools.
     """
     if question.key is None or not host_state.numa_topology:
         return check_nova_fit(host_state, question.spec, candidate)
@@ -124,18 +123,18 @@ def recall_nova_fit(
 
 
 def lighten_host_state(host_state: Any) -> None:
-    """Spare Nova's own filters, which ask the same, the copies that cost most of their time."""
+    """Make copies cheap for Nova's own filters, which run the same checks and mostly copy."""
     stats = host_state.pci_stats
-    # A class of somebody else may have copies of its own.
+    # A class outside Nova may have copies of its own.
     if type(stats) is pci_stats.PciDeviceStats:
         host_state.pci_stats = _LightPciStats.of(stats)
 
 
 def _key_of_host_cell(cell: objects.NUMACell) -> Hashable:
-    """All that Nova reads of a host's NUMA node.
+    """All data that Nova reads of a host's NUMA node.
 
-    The sets of CPUs are hashed, because they would fill the memory. Should two
-    of them collide, Nova's own filters have the last word.
+    The sets of CPUs are hashed, because they would fill the memory. If two
+    of them collide, Nova's own filters still decide.
     """
     return (
         cell.id,
@@ -181,6 +180,11 @@ def _ask_nova_fit(
     mapping: Mapping[str, list[str]],
     requests: list[objects.InstancePCIRequest],
 ) -> Fit:
+    """Nova's answer about a candidate, with the reason if it refuses.
+
+    If the guest does not fit, it is fitted once more without its devices. The result shows whether
+    the devices or the CPUs and pages are the reason.
+    """
     topology = spec.numa_topology if "numa_topology" in spec else None
     stats = _LightPciStats.of(host_state.pci_stats)
     for request in requests:
@@ -193,7 +197,7 @@ def _ask_nova_fit(
         return Fit(refusal="they are no longer free together")
     if not host_state.numa_topology:
         return Fit(refusal="the node has no NUMA topology, which the server asks for")
-    # Nova writes its result into the topology that it is given.
+    # Nova writes its result into the topology that it gets.
     fitted = hardware.numa_fit_instance_to_host(
         host_state.numa_topology,
         topology.obj_clone(),
@@ -227,7 +231,7 @@ def _has_room(
     guest: objects.InstanceNUMATopology,
     limits: objects.NUMATopologyLimits,
 ) -> bool:
-    """Whether Nova finds CPUs, pages and networks for a guest, devices aside."""
+    """Whether Nova finds CPUs, pages and networks for a guest, without its devices."""
     return bool(
         hardware.numa_fit_instance_to_host(
             host, guest.obj_clone(), provider_mapping=None, limits=limits
@@ -242,9 +246,9 @@ _ROOMS: Final[Cache[tuple[bool, ...]]] = Cache()
 
 
 def find_cell_rooms(question: FitQuestion, host_state: Any) -> Iterator[Rooms]:
-    """Where Nova has room for the guest's cells, whatever the devices.
+    """The host nodes with room for each of the guest's cells, regardless of devices.
 
-    :returns: one answer; where the networks of a server with several cells are bound to
+    :returns: one answer. If the networks of a server with several cells are bound to
         NUMA nodes, one for each choice of nodes that they allow.
     """
     spec, host = question.spec, host_state.numa_topology
@@ -252,7 +256,7 @@ def find_cell_rooms(question: FitQuestion, host_state: Any) -> Iterator[Rooms]:
     limits = _limits_of_host(host_state, spec)
     networks = "network_metadata" in limits
     if networks and len(guest) > 1:
-        # What Nova asks of networks, it asks of the nodes together.
+        # Nova checks networks for all nodes together.
         plain = functools.partial(hardware.numa_fit_instance_to_host, provider_mapping=None)
         placed = numa_cells.Fitter(plain, host, numa_cells.Values.of(guest), limits)
         choices = itertools.combinations([cell.id for cell in host.cells], len(guest))
@@ -276,7 +280,7 @@ def find_cell_rooms(question: FitQuestion, host_state: Any) -> Iterator[Rooms]:
     yield tuple(frozenset(node_ids) for node_ids in nodes_by_cell)
 
 
-#: Choices of nodes that are asked about where networks decide.
+#: Maximum of choices of nodes that are checked if networks decide.
 _CHOICES: Final = 256
 
 
@@ -285,12 +289,12 @@ def _cells_taken_by(
     guest: objects.InstanceNUMATopology,
     limits: objects.NUMATopologyLimits,
 ) -> tuple[bool, ...]:
-    """Which of the guest's cells a host of one node could take."""
+    """For each of the guest's cells whether a host of one node could take it."""
     takes = []
     for index, cell in enumerate(guest.cells):
         alone = objects.InstanceNUMATopology(cells=[cell])
         if index == 0 and "emulator_threads_policy" in guest:
-            # Nova counts their CPU with the first cell.
+            # Nova counts the CPU of the emulator threads with the first cell.
             alone.emulator_threads_policy = guest.emulator_threads_policy
         takes.append(_has_room(host, alone, limits))
     return tuple(takes)

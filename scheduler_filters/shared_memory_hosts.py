@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hosts for servers that have to share memory: those that give any.
+"""The hosts for servers that have to share memory: the ones that offer any.
 
-How much is left there only the node knows: it is no resource of Placement's. Its refusal comes
-after this one, and sends the server to the next host.
+Only the node has the remaining amount, because it is not a resource in Placement. Its refusal
+comes after this filter, and sends the server to the next host.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ NONE_GIVES: Final = (
 
 
 def list_giving_hosts(hosts: Sequence[Any], spec: objects.RequestSpec) -> Sequence[Any]:
-    """The hosts where the flavor's wish for shared memory may be met.
+    """The hosts that may meet the flavor's request for shared memory.
 
-    :raises nova_hpc.placement.grouping.FlavorError: the wish makes no sense.
+    :raises nova_hpc.placement.grouping.FlavorError: the request is invalid.
     """
     flavor = spec.flavor
     wish = hpc_flavor.read_shared_memory(flavor.extra_specs or {}, flavor.memory_mb)

@@ -3,10 +3,10 @@
 
 Nova loads this module through the entry point ``nova.api.extra_spec_validators``
 and calls :func:`register`. The validators run from compute API 2.86 on and see
-one key at a time: rules across keys are the filter's and the driver's.
+one key at a time: the filter and the driver check rules across keys.
 
-A module of validators that cannot be imported takes nova-api down with it, so
-this one imports next to nothing.
+A module of validators that cannot be imported stops nova-api, so this one imports
+very little.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from nova_hpc.placement.grouping import FlavorError
 
 
 class HpcExtraSpecValidator(base.ExtraSpecValidator):
-    """One ``hpc:`` key; its refusal names the key, the value and the cure."""
+    """One ``hpc:`` key; its refusal names the key, the value and the remedy."""
 
     def validate(self, name: str, value: str) -> None:
         """Check one extra spec.

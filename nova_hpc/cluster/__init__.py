@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Virtual clusters: who goes where, who has which domain, and how they live."""
+"""Virtual clusters: the places of members, and the domains of server groups."""

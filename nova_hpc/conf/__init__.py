@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Configuration options, one module a group.
 
-:func:`register_all_options` is called with Nova's own ``CONF`` by the plug-ins and
-with a private one by the command; ``list_opts`` feeds ``oslo-config-generator``.
+The plug-ins call :func:`register_all_options` with Nova's own ``CONF``, and the command
+calls it with a private one; ``list_opts`` feeds ``oslo-config-generator``.
 """
 
 from __future__ import annotations

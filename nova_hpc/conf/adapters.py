@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of ``[hpc]``: what virtual functions are set to around a tenancy."""
+"""Options of ``[hpc]``: the settings of virtual functions around a tenancy."""
 
 from __future__ import annotations
 

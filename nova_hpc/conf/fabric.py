@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of ``[hpc]``: where the members of server groups are on the fabric."""
+"""Options of ``[hpc]``: the places of the members of server groups on the fabric."""
 
 from __future__ import annotations
 

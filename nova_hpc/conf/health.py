@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of ``[hpc]``: what becomes of a device that does not look well."""
+"""Options of ``[hpc]``: the treatment of devices with a health sign."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Group ``[hpc]``: what every part of the project shares, one module a concern."""
+"""Group ``[hpc]``: the options that every part of the project shares, one module a concern."""
 
 from __future__ import annotations
 

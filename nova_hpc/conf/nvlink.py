@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of ``[hpc]``: NVLink sets, and who activates their partitions."""
+"""Options of ``[hpc]``: NVLink sets, and the program that activates their partitions."""
 
 from __future__ import annotations
 

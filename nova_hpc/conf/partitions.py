@@ -206,7 +206,7 @@ def register_agent_options(conf: cfg.ConfigOpts) -> None:
 
 
 def _register_group(conf: cfg.ConfigOpts, group: cfg.OptGroup, options: list[cfg.Opt]) -> None:
-    # A group keeps what was set of its options: one that two registries share would mix them.
+    # A group keeps the values of its options, so one group in two registries would mix them.
     conf.register_group(cfg.OptGroup(group.name, group.title, group.help))
     conf.register_opts(options, group=group.name)
 

@@ -9,15 +9,15 @@ from stevedore import driver, exception
 
 
 class PluginError(Exception):
-    """There is none of that name that can be used; the text names the option."""
+    """No plug-in of that name can be used; the text names the option."""
 
 
 def find_plugin(option: str, namespace: str, name: str, kind: type[Any]) -> type[Any]:
-    """Load the class of one, and make none.
+    """Load the class of a plug-in, without creating an object.
 
     :param option: as for :func:`load_plugin`.
-    :param kind: the class that it has to extend.
-    :raises PluginError: see there.
+    :param kind: the class that it must extend.
+    :raises PluginError: it cannot be loaded, or is of another class.
     """
     try:
         manager: Any = driver.DriverManager(namespace, name, invoke_on_load=False)
@@ -30,12 +30,12 @@ def find_plugin(option: str, namespace: str, name: str, kind: type[Any]) -> type
 
 
 def load_plugin(option: str, namespace: str, name: str, kind: type[Any], *args: object) -> Any:
-    """Load and make one.
+    """Load a plug-in and create an object of it.
 
-    :param option: that names it, for the error: ``cleaners``.
-    :param kind: what it has to be an instance of.
-    :param args: it is made with.
-    :raises PluginError: see there.
+    :param option: the option that names it, for the error: ``cleaners``.
+    :param kind: the class that the object must be an instance of.
+    :param args: arguments of the class.
+    :raises PluginError: it cannot be loaded, or is of another class.
     """
     try:
         manager: Any = driver.DriverManager(namespace, name, invoke_on_load=True, invoke_args=args)

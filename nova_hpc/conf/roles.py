@@ -8,7 +8,7 @@ from typing import Final
 from oslo_config import cfg
 
 DEFAULT_ROLES: Final = [
-    # NVSwitch is a bridge-class function of NVIDIA, so it comes before GPUs.
+    # NVSwitch is a bridge-class function of NVIDIA, so its entry comes before the GPUs'.
     '{"role": "nvswitch", "vendor_id": "10de", "class": "0680"}',
     '{"role": "gpu", "vendor_id": "10de", "class": "0302"}',
     '{"role": "gpu", "vendor_id": "10de", "class": "0300"}',

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of ``[hpc]``: what may be done to servers that have devices."""
+"""Options of ``[hpc]``: permitted actions on servers that have devices."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from oslo_config import cfg, types
 
-#: Where devices of a role are looked at.
+#: Where the devices of a role are checked.
 MODES: Final = ("none", "service-vm", "host")
 
 OPTS: Final[list[cfg.Opt]] = [

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The aliases of ``[pci]alias``, as Nova's own functions read them, and how many serve a pool.
+"""The aliases of ``[pci]alias``, as Nova's own functions read them, and how many match a pool.
 
-Of devices that are equally good for a request, those that fewer aliases serve are taken
+Among devices that are equally good for a request, those with fewer matching aliases are taken
 (``Pool.aliases`` of nova_hpc.placement.model): a plain GPU rather than one that has an alias
 of its own as well.
 """
@@ -27,16 +27,16 @@ _ALIAS: Final = "pci_passthrough:alias"
 
 
 class AliasError(ValueError):
-    """An alias that is no JSON object with a name; the text is for operators."""
+    """An alias that is not a JSON object with a name; the text is for operators."""
 
 
 @attrs.frozen
 class ConfiguredAlias:
-    """One alias, with what Nova makes of a flavor that asks for one device of it."""
+    """One alias, and the request that Nova makes from a flavor with one device of it."""
 
     name: str
     devices: tuple[WantedDevice, ...] = ()
-    #: Why Nova refuses it.
+    #: The error with which Nova refuses it.
     problem: Exception | None = None
 
 
@@ -74,7 +74,7 @@ def count_serving_aliases(
 
     :param stats: Nova's statistics of any host, whose own functions decide.
     :param is_kind: whether the pool's devices are of this kind in Placement.
-    :returns: 0 also where the aliases cannot be read, which Nova refuses every flavor for.
+    :returns: 0 also if the aliases cannot be read; Nova then refuses every flavor.
     """
     key = (tuple(CONF.pci.alias), bool(CONF.filter_scheduler.pci_in_placement))
     configured_aliases = _READ.get(key, _read_aliases_or_none)
@@ -102,7 +102,7 @@ def _read_configured_alias(name: str) -> ConfiguredAlias:
 
 
 def _probe_flavor_of(alias: str) -> objects.Flavor:
-    """A flavor that asks for one device of *alias*, and is never stored."""
+    """A flavor with one device of *alias*, which is never stored."""
     return objects.Flavor(
         name=f"one {alias}",
         flavorid=f"one {alias}",

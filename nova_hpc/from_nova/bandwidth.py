@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Direct ports with guaranteed bandwidth: which adapters have it, and that it is taken there.
+"""Direct ports with guaranteed bandwidth: adapters that have it, and its allocation there.
 
-Neutron asks Placement for the bandwidth of such a port, and reports what each adapter
-has: a provider for each, below the compute node's own, which is named
-``HOST:AGENT:INTERFACE``. Nova asks for it in a request group that has the port's id
-(``RequestGroup.from_port_request``). When the server is built, it reads the interface from
-the name of the provider that was allocated, and takes a function of that adapter alone
+Neutron requests the bandwidth of such a port from Placement, and reports the bandwidth of
+each adapter: a provider for each, below the compute node's own, with the name
+``HOST:AGENT:INTERFACE``. Nova requests it in a request group that has the port's id
+(``RequestGroup.from_port_request``). When Nova builds the server, it reads the interface from
+the name of the allocated provider, and takes a function of only that adapter
 (``update_pci_request_with_placement_allocations`` of nova/compute/utils.py). Nova's filters
-know of no such bond: the scheduler's candidate may name the bandwidth of one adapter
-where only another has a free function, or where the GPUs are elsewhere.
+do not see this connection: the scheduler's candidate may name the bandwidth of one adapter
+although only another has a free function, or although the GPUs are elsewhere.
 
 So an adapter serves such a port as often as its provider has the bandwidth, and the
-candidate takes it from the adapter that was chosen. For ports that want different
-amounts of one adapter each amount is asked about by itself: whether they go together,
-Placement says when the candidate is claimed.
+candidate takes it from the chosen adapter. If ports request different amounts of one
+adapter, each amount is checked by itself. Placement checks their sum when the candidate is
+claimed.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ def _sort_amounts(resources: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
 
 @attrs.frozen
 class Bandwidth:
-    """The resources that one port asks Placement for of its adapter."""
+    """The resources that one port requests from Placement for its adapter."""
 
     #: Resource class -> amount.
     resources: tuple[tuple[str, int], ...] = attrs.field(converter=_sort_amounts)
-    #: Its physical network and kind.
+    #: Traits of its physical network and kind.
     traits: frozenset[str] = frozenset()
 
     def times(self, count: int) -> dict[str, int]:
-        """The amounts for so many ports."""
+        """The amounts for *count* ports."""
         return {name: amount * count for name, amount in self.resources}
 
     def __str__(self) -> str:
@@ -56,22 +56,22 @@ class Bandwidth:
 
 @attrs.frozen
 class Offers:
-    """Which adapters have the bandwidth of one port, of all hosts."""
+    """The adapters of all hosts that have the bandwidth of one port."""
 
-    #: provider of the compute node, interface -> its provider, and for how many ports.
+    #: provider of the compute node, interface -> its provider, and the number of ports.
     by_interface: Mapping[tuple[str, str], tuple[str, int]]
-    #: So many were asked for at most.
+    #: The largest number of ports that was queried.
     asked: int
 
     def of(self, root: str | None, interface: object) -> tuple[str, int] | None:
-        """Provider of an adapter and for how many ports it has bandwidth."""
+        """Provider of an adapter, and the number of ports for which it has bandwidth."""
         return self.by_interface.get((str(root), str(interface)))
 
 
 def bandwidth_of_request(
     request: objects.InstancePCIRequest, groups: Iterable[objects.RequestGroup]
 ) -> Bandwidth | None:
-    """The bandwidth that a port's device has to have in Placement; None: none.
+    """The bandwidth that a port's device must have in Placement; None if it needs none.
 
     :param groups: of the server.
     """
@@ -85,12 +85,12 @@ def bandwidth_of_request(
 def find_bandwidth_offers(
     wanted: Bandwidth, ports: int, answer: PlacementAnswer | None = None
 ) -> Offers | None:
-    """Which adapters have the bandwidth, by Placement.
+    """The adapters that have the bandwidth, by Placement.
 
-    :param ports: of that kind.
-    :param answer: what Placement said is free. It says no names of providers, which tell
-        the interface: those are asked for, once. None: all is asked.
-    :returns: None where Placement could not be asked: then its claim has to tell.
+    :param ports: number of ports of that kind.
+    :param answer: Placement's free amounts. It lacks the names of providers, which contain
+        the interface, so these are queried once. If None, everything is queried.
+    :returns: None if Placement could not be queried; the claim then decides.
     """
     by_interface: dict[tuple[str, str], tuple[str, int]] = {}
     most = max(1, min(ports, MOST))
@@ -116,7 +116,7 @@ def find_bandwidth_offers(
 
 
 def _count_supported_ports(wanted: Bandwidth, provider: str, answer: PlacementAnswer) -> int:
-    """For how many ports a provider has the bandwidth."""
+    """The number of ports for which a provider has the bandwidth."""
     return min(
         (answer.free(provider, name) // amount for name, amount in wanted.resources if amount),
         default=0,
@@ -124,7 +124,7 @@ def _count_supported_ports(wanted: Bandwidth, provider: str, answer: PlacementAn
 
 
 def _interface_of_provider(name: str) -> str | None:
-    """As Nova reads the name of a provider; None: it would refuse to."""
+    """The interface that Nova reads from a provider's name; None if Nova would refuse it."""
     parts = name.split(":")
     return parts[2] if len(parts) == 3 else None
 
@@ -135,10 +135,10 @@ def split_adapter_functions(
     """The functions of one adapter, by the ports that each of them may have.
 
     :param count: of free functions.
-    :param serves: what each of them can serve, bandwidth aside.
-    :param amounts: port, of those with bandwidth among *serves* -> how many of it the
-        adapter has bandwidth for.
-    :returns: how many there are of each kind; of those that serve nothing, none.
+    :param serves: the wants and ports that each of them can serve, apart from bandwidth.
+    :param amounts: port with bandwidth among *serves* -> the number of such ports
+        for which the adapter has bandwidth.
+    :returns: the number of functions of each kind; functions that serve nothing are left out.
     """
     portions: list[tuple[int, frozenset[str]]] = []
     before = 0
@@ -153,9 +153,9 @@ def split_adapter_functions(
 def move_port_bandwidth(
     candidate: Mapping[str, Any], groups: Mapping[str, Bandwidth], chosen: Mapping[str, str]
 ) -> dict[str, Any]:
-    """*candidate*, which is not changed, with the bandwidth of ports from other adapters.
+    """A copy of *candidate* that takes the bandwidth of ports from other adapters.
 
-    :param groups: request group of a port -> what it asks for.
+    :param groups: request group of a port -> its bandwidth.
     :param chosen: request group -> provider of the adapter that serves the port.
     """
     moving = {

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A scheduler process's memory between requests: results, and what it has logged.
+"""A scheduler process's memory between requests: results, and the keys of logged messages.
 
-Nova builds its host states anew for every request, so nothing can be kept on
-them. What is worth keeping is kept here, by everything that it depends on:
-an entry never has to be invalidated, it is only forgotten. Both stores are
-bounded and safe between threads.
+Nova builds new host states for every request, so nothing can be kept on them. Useful
+results are kept here, under a key of all their inputs. So an entry never has to be
+invalidated; it is only forgotten. Both stores are bounded and safe between threads.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _Value = TypeVar("_Value")
 
 _NUMBERS: Final = itertools.count(1)
 
-#: Things that are said once are remembered up to this number.
+#: Maximum number of remembered log keys.
 _SAID: Final = 1024
 
 
@@ -41,7 +40,7 @@ class Cache(Generic[_Value]):
         self.misses = 0
 
     def get(self, key: Hashable, make: Callable[[], _Value]) -> _Value:
-        """The value of *key*; made, outside of the lock, where it is not known.
+        """The value of *key*; made, outside of the lock, if it is not in the store.
 
         Two threads may make the same value at the same time; one of them is kept.
         """
@@ -81,7 +80,7 @@ def next_unique_number() -> int:
 
 
 class Once:
-    """Remembers what was said already; bounded, and safe between threads."""
+    """Remembers which messages were logged; bounded, and safe between threads."""
 
     def __init__(self, most: int = _SAID) -> None:
         self._most = most

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes the allocation candidate that names the chosen devices.
 
-Placement's own candidates are cut off without regard to topology, so one of
-them serves only as a template: everything that is not a device of the flavor
-(CPUs, memory, disk, bandwidth of ports) is kept as it is, and the devices are
+Placement's limit cuts its candidates off without regard to topology, so one of
+them serves only as a template. Everything that is not a device of the flavor
+(CPUs, memory, disk, bandwidth of ports) is kept, and the devices are
 replaced. Placement checks the result when the scheduler claims it.
 
 Pure functions on plain data; nothing here imports Nova.
@@ -21,12 +21,12 @@ Candidate = Mapping[str, Any]
 
 
 class CandidateError(ValueError):
-    """An allocation candidate of a form that this release does not know."""
+    """An allocation candidate of a form that this release cannot read."""
 
 
 @attrs.frozen
 class RequestedDevice:
-    """One device that the flavor asks Placement for: one request group."""
+    """One device that the flavor requests from Placement: one request group."""
 
     group: str  # the suffix of the request group, a key of ``mappings``
     resource_class: str
@@ -56,12 +56,12 @@ def synthesise_candidate(
 
     :param template: is not changed, nor is anything inside it.
     :param units: every device of the flavor.
-    :param providers: request group -> UUID of the provider to take it from.
+    :param providers: request group -> UUID of the provider for its device.
         Several groups may name the same provider (functions of one adapter);
         their amounts add up.
-    :raises CandidateError: the template does not hold what it maps.
+    :raises CandidateError: an allocation is missing for an entry of the template's mappings.
     """
-    # Copied as deep as it is changed, which is much less than all of it.
+    # Only the changed parts are copied deeply, which are much less than the whole.
     candidate = dict(template)
     candidate["allocations"] = {
         provider: {**allocation, "resources": dict(allocation["resources"])}
@@ -85,12 +85,12 @@ def synthesise_candidate(
 def find_shared_providers(
     candidate: Candidate, units: Iterable[RequestedDevice], more: Iterable[str] = ()
 ) -> frozenset[str]:
-    """Providers from which a device of *units* and another request group are taken.
+    """Providers that serve a device of *units* and another request group.
 
     :param more: request groups that count as those of *units*.
 
-    What ``group_policy=isolate`` forbids. The group without a name is no request group
-    in this sense: it may be spread, and has the host's own resources.
+    ``group_policy=isolate`` forbids such providers. The group without a name does not count
+    as a request group here: it may be spread, and has the host's own resources.
     """
     own_groups = {unit.group for unit in units}.union(more)
     taken: dict[str, set[str]] = {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nova's records in the engine's words: what is offered, what a server claims."""
+"""Nova's records in the engine's words: the offered devices, and the devices of a claim."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Specs:
     def parse(cls, device_spec: Sequence[str]) -> Specs:
         """Read the option.
 
-        :raises nova.exception.PciConfigInvalidSpec: as Nova itself would.
+        :raises nova.exception.PciConfigInvalidSpec: like Nova itself.
         """
         return cls(whitelist.Whitelist(device_spec))
 
@@ -46,11 +46,11 @@ class Specs:
         return any(hpc_tags(spec.tags) for spec in self.matcher.specs)
 
     def entry_of(self, device: Mapping[str, Any]) -> Mapping[str, str] | None:
-        """The tags of the entry that matches a device as libvirt reports it."""
+        """The tags of the entry that matches a device from libvirt's list."""
         try:
             spec = self.matcher.device_assignable(dict(device))
         except exception.NovaException:
-            # An address that Nova cannot read (32-bit domain): it skips it too.
+            # An address that Nova cannot read (32-bit domain): Nova skips it, too.
             return None
         return None if spec is None else spec.tags
 
@@ -71,7 +71,7 @@ class Specs:
                 address = normalise_address(device["address"])
             except AddressError:
                 continue
-            # Nova's network devices are always rebound by libvirt.
+            # libvirt always rebinds Nova's network devices.
             managed = entry.get("managed") != "false" or "physical_network" in entry
             offer = OfferedFunction(
                 address, managed, entry.get(tags.GROUP), tagged=bool(hpc_tags(entry))
@@ -81,7 +81,7 @@ class Specs:
 
 
 def hpc_tags(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """The ``hpc_*`` tags alone."""
+    """Only the ``hpc_*`` tags."""
     return {key: value for key, value in entry.items() if key.startswith("hpc_")}
 
 
@@ -96,7 +96,7 @@ def _describe_as_libvirt(function: PciFunction) -> dict[str, Any]:
 
 
 def tags_of_function(function: PciFunction | None, entry: Mapping[str, str] | None) -> Tags:
-    """Role and unit as the entry says, the place as the node was just read."""
+    """Role and unit from the entry, the place from the node's last reading."""
     entry_tags = None
     try:
         entry_tags = tags.parse_tags(entry or {})
@@ -107,7 +107,7 @@ def tags_of_function(function: PciFunction | None, entry: Mapping[str, str] | No
         return entry_tags
     place, written = function.location, entry_tags.location
     if place.socket is None and place.numa is not None and place.numa == written.numa:
-        # All CPUs of the NUMA node are switched off: the kernel does not say its socket.
+        # All CPUs of the NUMA node are switched off, so the kernel does not report its socket.
         place = attrs.evolve(place, socket=written.socket)
     return attrs.evolve(entry_tags, location=place)
 
@@ -121,7 +121,7 @@ class ServerClaim:
     claimed: Mapping[str, tuple[str, ...]]
     #: Ports.key -> addresses of the devices of Neutron's direct ports.
     of_ports: Mapping[str, tuple[str, ...]]
-    #: Addresses that Nova lets libvirt bind to vfio-pci, as it records them.
+    #: Addresses that Nova lets libvirt bind to vfio-pci, from Nova's records.
     managed: frozenset[str]
 
     @property
@@ -135,12 +135,12 @@ class ServerClaim:
         return tuple(sorted([*self.ports, *itertools.chain(*self.claimed.values())]))
 
     def host(self, places: Mapping[str, Tags], node: Node) -> tuple[FreeHost, tuple[str, ...]]:
-        """A host that has the claimed devices and nothing else, and broken NVLink sets.
+        """A host with only the claimed devices, and the broken NVLink sets.
 
-        An NVLink set of which the server got only a part is none.
+        An NVLink set does not count if the server got only a part of it.
 
         :param places: role and place of every claimed device.
-        :param node: where they are.
+        :param node: the node of the devices.
         """
         given = {**self.claimed, **self.of_ports}
         serves = {address: key for key, addresses in given.items() for address in addresses}
@@ -157,7 +157,7 @@ class ServerClaim:
             )
             shared = function is not None and function.physical_function is not None
             devices.append(hosts.HostDevice(pool, tags.nvlink, shared))
-        # The kernel does not say the socket of a NUMA node whose CPUs are all switched off.
+        # The kernel reports no socket for a NUMA node whose CPUs are all switched off.
         sockets = {place.location.numa: place.location.socket for place in places.values()}
         sockets |= {each.id: each.socket for each in node.numa_nodes if each.socket is not None}
         numbers = {cell.host_node for cell in self.server.cells if cell.host_node is not None}
@@ -165,7 +165,7 @@ class ServerClaim:
         return hosts.build_engine_host("claimed", devices, nodes)
 
     def with_port(self, address: str) -> ServerClaim:
-        """The same with the device of one more direct port."""
+        """A copy with the device of one more direct port."""
         address = normalise_address(address)
         if address in self.ports:
             return self
@@ -189,7 +189,7 @@ class ServerClaim:
 
     @classmethod
     def of_move(cls, instance: objects.Instance, flavor: objects.Flavor) -> ServerClaim | None:
-        """The claim of *instance* where it moves to; None: it does not move."""
+        """The claim of *instance* on its destination; None if it does not move."""
         move = instance.migration_context
         if move is None:
             return None
@@ -209,6 +209,11 @@ def _read_claim(
     devices: objects.PciDeviceList | None,
     topology: objects.InstanceNUMATopology | None,
 ) -> ServerClaim:
+    """Read a claim from Nova's objects.
+
+    Devices belong to the alias or port whose request they name. A device without a known request
+    counts as the device of a further port.
+    """
     by_request: dict[str | None, list[str]] = {}
     managed: set[str] = set()
     for device in sorted(devices or (), key=lambda device: device.address):
@@ -229,7 +234,7 @@ def _read_claim(
             for request in kind.requests
             for address in by_request.pop(request.request_id, ())
         ]
-        # A port without a device is none of these: Nova binds it in another way.
+        # A port without a device is not a direct port: Nova binds it in another way.
         if addresses:
             ports.append(attrs.evolve(kind.ports, count=len(addresses)))
             of_ports[kind.ports.key] = tuple(addresses)
@@ -240,11 +245,11 @@ def _read_claim(
         managed=frozenset(managed),
     )
     for rest in by_request.values():
-        for address in rest:  # of no request that is known
+        for address in rest:  # of no known request
             claim = claim.with_port(address)
     return claim
 
 
 def instance_has_hpc_keys(instance: objects.Instance) -> bool:
-    """Whether the server's flavor asks for anything of this project's."""
+    """Whether the server's flavor has keys of this project."""
     return flavors.has_hpc_keys(instance.flavor.extra_specs or {})

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How often this scheduler loses claims to others, and among how many hosts it chooses then.
+"""How often this scheduler loses claims to others, and among how many hosts it then chooses.
 
-Packing makes all schedulers want the same host: the one that a server fills best. One of them
+With packing all schedulers prefer the same host: the one that a server fills best. One of them
 gets it. As long as that happens, a server chooses among several of the best hosts, in an
-order of its own; the more claims are lost, the more hosts. With every claim that is not lost
-the number falls, down to one, so a scheduler whom nobody disturbs packs as tightly as ever.
+order of its own. The more claims are lost, the more hosts are in the choice. Every claim that is
+not lost lowers the number, down to one, so an undisturbed scheduler packs as tightly as ever.
 
-The number becomes four times as large when a claim is lost and falls by 3 % when one is not, so
-some 2 % of the claims (0.03 / ln 4) are lost in the long run where there are hosts enough.
-Schedulers need not know of each other for that, nor how many of them there are.
+The number is multiplied by four when a claim is lost and falls by 3 % when one is not. So
+some 2 % of the claims (0.03 / ln 4) are lost in the long run if there are enough hosts.
+Schedulers need no knowledge of each other or of their number for that.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SEED: Final = "_hpc_contention_seed"
 
 
 class Contention:
-    """Safe between threads: one for all requests of a process."""
+    """The number of hosts in the choice, for all requests of a process; safe between threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -42,29 +42,29 @@ class Contention:
 
     @property
     def hosts(self) -> int:
-        """Among how many hosts a server is to choose."""
+        """The number of hosts among which a server chooses."""
         most: int = CONF.hpc.contended_hosts
         return min(int(self._hosts), most)
 
     def lost(self) -> None:
-        """Another scheduler had claimed what a server was to have."""
+        """Record that another scheduler had claimed the devices chosen for a server."""
         with self._lock:
             self._hosts = min(self._hosts * _RISE, float(CONF.hpc.contended_hosts))
 
     def won(self) -> None:
-        """A server got what was chosen for it at once."""
+        """Record that a server got its chosen devices at once."""
         with self._lock:
             self._hosts = max(self._hosts * _FALL, 1.0)
 
 
-#: Of this process.
+#: The object of this process.
 CONTENTION: Final = Contention()
 
 
 def order_seed_of(spec: objects.RequestSpec) -> str:
     """The seed of the order of hosts: one for all servers of a request, so that they pack.
 
-    The first of them gives it; Nova asks for one after the other with the same *spec*.
+    The first server of a request sets it; Nova schedules the others with the same *spec*.
     """
     stored_seed: Any = getattr(spec, _SEED, None)
     if stored_seed is None:

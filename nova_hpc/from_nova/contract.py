@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which Nova is supported, and what has to hold in the scheduler for ``hpc:`` flavors.
+"""The supported releases of Nova, and the scheduler's settings that ``hpc:`` flavors need.
 
 Nothing here matters for other flavors: a scheduler that is not set up for
 ``hpc:`` flavors serves all others as stock Nova does, and refuses these with
@@ -21,7 +21,7 @@ from nova.virt import hardware
 SUPPORTED: Final = range(32, 35)
 
 FILTER: Final = "HpcTopologyFilter"
-#: Nova's filters that check candidates again, and so come after ours.
+#: Nova's filters that check candidates again, and so must come after ours.
 AFTER: Final = ("NUMATopologyFilter", "PciPassthroughFilter")
 
 _PARAMETERS: Final[dict[str, tuple[Callable[..., Any] | None, frozenset[str]]]] = {
@@ -47,7 +47,7 @@ _PARAMETERS: Final[dict[str, tuple[Callable[..., Any] | None, frozenset[str]]]] 
     ),
 }
 
-#: What the scheduler or a node calls and does not wrap, and what is known of it beyond its
+#: Functions that the scheduler or a node calls and does not wrap, but relies on beyond their
 #: parameters.
 RELIED_ON: Final = (
     "nova.db.main.api:compute_node_update",
@@ -67,7 +67,7 @@ RELIED_ON: Final = (
 
 
 def running_nova_release() -> int | None:
-    """Major version of the Nova that runs; None: it cannot be told."""
+    """Major version of the running Nova; None if its version text has none."""
     return _major_version_of(version.version_string())
 
 
@@ -80,15 +80,15 @@ def list_contract_problems(conf: Any, running: str | None = None) -> list[str]:
     """Why this scheduler cannot serve ``hpc:`` flavors; [] if it can.
 
     :param conf: Nova's configuration.
-    :param running: Nova's version; None: the one that is running.
+    :param running: Nova's version; the running one if None.
     """
     return [*list_release_differences(running), *list_wrong_settings(conf)]
 
 
 def list_release_differences(running: str | None = None) -> list[str]:
-    """Why this Nova is not one that this release knows; [] if it is.
+    """Why this release does not support this Nova; [] if it does.
 
-    :param running: Nova's version; None: the one that is running.
+    :param running: Nova's version; the running one if None.
     """
     differences = []
     running = version.version_string() if running is None else running

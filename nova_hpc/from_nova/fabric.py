@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the hosts of a request are on the fabric, and how many of its servers fit there."""
+"""The places of a request's hosts on the fabric, and how many of its servers fit there."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ _DIGITS: Final = 9
 
 
 class HintError(ValueError):
-    """The hint is no number of members; the text is for the user."""
+    """The hint is not a number of members; the text is for the user."""
 
 
 def announced_members_of(spec: objects.RequestSpec) -> int | None:
-    """How many members the user has announced; None: nothing.
+    """The number of members that the user has announced; None if none.
 
-    Nova checks no hints: a list of whatever the API's JSON had arrives.
+    Nova does not check hints: the value is a list of anything that was in the API's JSON.
 
     :raises HintError: it is not one number from 1 to ``[hpc]fabric_max_members``.
     """
@@ -91,7 +91,7 @@ class FabricView:
         return Ground(tuple(spot.seat for spot in self.spots))
 
     def offer(self, wish: Fabric) -> JoinOffer:
-        """The offer of these hosts to a group with this wish."""
+        """The offer of these hosts to a group with this requirement."""
         return JoinOffer(
             ground=self.ground,
             level=FabricLevel.from_word(wish.level),
@@ -110,7 +110,7 @@ def levels_at_or_above(level: FabricLevel) -> list[FabricLevel]:
 
 
 def locate_hosts(hosts: Sequence[Any], spec: objects.RequestSpec) -> FabricView:
-    """Where *hosts* are, and what fits; what cannot be read is unknown, with a line in the log."""
+    """The places and room of *hosts*. An unreadable place is unknown, and is logged."""
     problems: dict[str, list[str]] = collections.defaultdict(list)
     spots = [_locate_host(host, spec, problems) for host in hosts]
     for text, names in problems.items():
@@ -137,7 +137,7 @@ def _locate_host(
             problems[text.replace(repr(name), "it")].append(name)
         return FabricSpot(host, FabricSeat(reading.place, reading.map, fit))
     except Exception as error:
-        # Whatever stands in an aggregate, the scheduler goes on.
+        # Any content of an aggregate must not stop the scheduler.
         problems[f"{type(error).__name__}: {error}"].append(name)
     return FabricSpot(host, FabricSeat(_unknown_place_of(name), fit=fit))
 
@@ -149,16 +149,16 @@ def _unknown_place_of(name: str) -> FabricPlace:
         return FabricPlace("?")
 
 
-# --- what was seen before -------------------------------------------------------
+# --- seats seen before ----------------------------------------------------------
 
-#: Host -> where it was when it was looked at last: hosts that are full are in no request, and
-#: members may be on them. Replaced value by value, so threads cannot tear it.
+#: Host -> its last known place. Full hosts are in no request, but members may be on them.
+#: Replaced value by value, so threads cannot tear it.
 _ATLAS: Final[dict[str, FabricSeat]] = {}
 _MOST: Final = 100_000
 
 
 def remember_seats(view: FabricView) -> None:
-    """Keep where the hosts of a request are."""
+    """Keep the places of the hosts of a request."""
     if len(_ATLAS) > _MOST:
         _ATLAS.clear()
     for spot in view.spots:
@@ -166,12 +166,12 @@ def remember_seats(view: FabricView) -> None:
 
 
 def seat_of(host: str) -> FabricSeat | None:
-    """Where a host is that was seen before, without its free places; None: it was not."""
+    """The last known place of a host, without its free places; None if it was never seen."""
     return _ATLAS.get(host)
 
 
 def enclosing_domains_of(domain: str) -> Mapping[FabricLevel, GroupDomain]:
-    """The domains that the one with this UUID lies in, as far as its hosts were seen."""
+    """The domains that contain the one with this UUID, as far as its hosts were seen."""
     for seat in list(_ATLAS.values()):
         domains = seat.domains
         levels = [level for level, enclosing in domains.items() if enclosing.uuid == domain]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many servers of a request fit on a host, by what Placement said of it.
+"""How many servers of a request fit on a host, by Placement's answer.
 
-Nova's scheduler asks Placement for candidates and for what their providers have; filters see
-only the former. The ratios of a host state are no substitute: Placement's count, and an
-operator may have set them there.
+Nova's scheduler queries Placement for candidates and for the amounts of their providers;
+filters see only the former. The ratios of a host state are no substitute: Placement's ratios
+count, and an operator may have set them there.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from nova_hpc.from_nova.log_throttle import LOG_THROTTLE, format_held_back
 
 LOG = logging.getLogger(__name__)
 
-#: The largest number that the name of a provider holds.
+#: The largest number in the name of a provider.
 _MOST: Final = 999_999
 
 
 def count_fitting_servers(host: Any, spec: objects.RequestSpec) -> int:
-    """How many such servers fit on *host* now; at least 1, which has passed all filters."""
+    """How many such servers fit on *host* now; at least 1, because it has passed all filters."""
     try:
         most = _count_fits_on_host(host, spec, used=True)
         limit = _most_of_group(spec)
@@ -46,11 +46,11 @@ def count_fitting_servers(host: Any, spec: objects.RequestSpec) -> int:
 
 
 def size_of_request(spec: objects.RequestSpec, hosts: Iterable[Any]) -> Size:
-    """How large such servers are, and how many of them the largest empty host takes."""
+    """The size of such servers, and how many of them the largest empty host takes."""
     needs, most = "", 1
     for host in hosts:
         try:
-            # One host may have its CPUs below another class than the next.
+            # Hosts may have their CPUs in different resource classes.
             needs = max(needs, repr(sorted(_resources_per_server(host).items())))
             most = max(most, _count_fits_on_host(host, spec, used=False))
         except Exception:
@@ -63,7 +63,7 @@ def size_of_request(spec: objects.RequestSpec, hosts: Iterable[Any]) -> Size:
 
 
 def _resources_per_server(host: Any) -> Mapping[str, int]:
-    """Resource class -> what one server takes of it."""
+    """Resource class -> the amount that one server takes."""
     amounts: collections.Counter[str] = collections.Counter()
     candidates: Sequence[Any] = host.allocation_candidates
     for allocation in candidates[0]["allocations"].values():
@@ -85,7 +85,7 @@ def _count_fits_on_host(host: Any, spec: objects.RequestSpec, used: bool) -> int
 
 
 def _most_of_group(spec: objects.RequestSpec) -> int | None:
-    """How many members of the server group may be on one host; None: any number."""
+    """Maximum of members of the server group on one host; None for any number."""
     group = spec.instance_group if "instance_group" in spec else None
     if group is None or group.policy != "anti-affinity":
         return None

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How near the hosts of a request are to the members of its server group.
 
-The filter puts it down on the request, and the weigher takes it from there.
+The filter stores the result on the request, and the weigher reads it there.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _MARK: Final = "_hpc_fabric_near"
 def rank_hosts_by_nearness(
     spec: objects.RequestSpec, spots: Sequence[fabric.FabricSpot], domain: str, left: int
 ) -> None:
-    """Put down on *spec* how good each host is for its next server.
+    """Store on *spec* how good each host is for its next server.
 
-    :param domain: UUID of the group's domain; hosts outside of it come by what they share
-        with it.
-    :param left: members that are still to come, the next one included.
+    :param domain: UUID of the group's domain; hosts outside of it are ordered by the levels
+        that they share with it.
+    :param left: remaining members, the next one included.
     """
     group = spec.instance_group if "instance_group" in spec else None
     hosts = (group.hosts if group is not None and "hosts" in group else None) or ()
@@ -35,11 +35,11 @@ def rank_hosts_by_nearness(
     inside = any(spot.seat.is_in(domain) for spot in spots)
     homes = [seat for host in used if (seat := fabric.seat_of(host)) is not None]
     if inside:
-        # A member that is elsewhere is nothing to be near to.
+        # Members outside of the domain do not count for the nearness.
         homes = [seat for seat in homes if seat.is_in(domain)]
     ground = Ground((*homes, *(spot.seat for spot in spots)))
     home_hosts = {seat.place.host for seat in homes}
-    # As the domain was chosen for it.
+    # The same name as in the choice of the domain.
     whose = str(group.uuid if group is not None else spec.instance_uuid)
     scores = ground.scores({host: used[host] for host in used if host in home_hosts}, left, whose)
     around = {} if inside else fabric.enclosing_domains_of(domain)
@@ -55,12 +55,12 @@ def rank_hosts_by_nearness(
 
 
 def forget_nearness(spec: objects.RequestSpec) -> None:
-    """Take away what an earlier server of the request had."""
+    """Remove the result of an earlier server of the request."""
     setattr(spec, _MARK, None)
 
 
 def scores_of(spec: objects.RequestSpec, hosts: Sequence[Any]) -> list[float]:
-    """The higher, the nearer; 0.0 for all where nothing was put down."""
+    """The nearness of each host, higher is nearer; 0.0 for all if nothing was stored."""
     scores: Mapping[object, float] = getattr(spec, _MARK, None) or {}
     return [scores.get(_key_of_host_state(host), 0.0) for host in hosts]
 
@@ -72,7 +72,7 @@ def _key_of_host_state(host: Any) -> tuple[str, str]:
 def _score_shared_levels(
     domains: Mapping[FabricLevel, GroupDomain], around: Mapping[FabricLevel, GroupDomain]
 ) -> float:
-    """More for each level that is nearer; whole numbers, above all scores of leaves."""
+    """A score for the nearest shared level; whole numbers, above all scores of leaves."""
     levels = list(FabricLevel)
     shared = [level for level in levels if level in around and around[level] == domains.get(level)]
     return float(len(levels) - levels.index(shared[0])) if shared else 0.0

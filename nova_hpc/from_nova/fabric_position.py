@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a node is on the fabric, in the names that one project has for it.
+"""The place of a node on the fabric, in the names that one project has for it.
 
-Nova keeps aggregates in its API database. A nova-compute has no database at all: it asks
-the conductor of its cell (``AggregateList.get_by_host`` is remotable in releases 32 to 34,
-nova/objects/aggregate.py; Nova itself asks so for availability zones,
-nova/availability_zones.py, ``get_host_availability_zone``). A conductor of a cell that may
-not reach the API database cannot answer: that is one more of the upcalls that Nova's guide
-to cells lists, and the node then is nowhere.
+Nova keeps aggregates in its API database. A nova-compute has no database at all, so it
+queries the conductor of its cell (``AggregateList.get_by_host`` is remotable in releases 32 to
+34, nova/objects/aggregate.py; Nova itself gets availability zones in this way,
+nova/availability_zones.py, ``get_host_availability_zone``). The conductor of a cell cannot
+answer if it may not reach the API database. That is one more of the upcalls in Nova's guide to
+cells, and the node then has no place.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ LOG = logging.getLogger(__name__)
 
 @attrs.frozen
 class FabricPosition:
-    """A node's place, as servers of one project are told it.
+    """A node's place, in the words for servers of one project.
 
     :ivar domains: level -> the project's name of the domain; unknown ones are missing.
-    :ivar rails: rail as the host calls it -> the project's name.
+    :ivar rails: the host's name of a rail -> the project's name.
     """
 
     domains: Mapping[str, str] = attrs.Factory(dict)
     rails: Mapping[str, str] = attrs.Factory(dict)
 
     def rails_of(self, node: Node, addresses: Iterable[str]) -> dict[str, str]:
-        """Address -> rail of those devices that are on a known one.
+        """Address -> rail, for devices on a known rail.
 
-        The map names a rail as the host's kernel does, by the RDMA device (``mlx5_0``) or
-        the network device of the physical function; a virtual function is on the rail of
+        The map uses the kernel's name for a rail: the RDMA device (``mlx5_0``) or the
+        network device of the physical function. A virtual function is on the rail of
         its physical one.
         """
         rail_by_address = {}
@@ -60,11 +60,11 @@ class FabricPosition:
 
 
 def read_fabric_position(host: str, project: str) -> FabricPosition:
-    """Where *host* is, for servers of *project*; nowhere where it cannot be told.
+    """The place of *host*, for servers of *project*; empty if it cannot be read.
 
-    Never raises: it is information, and no reason for a server not to start.
+    Never raises: the place is only information, and its absence does not stop a server.
 
-    :param host: as Nova's aggregates have it, the name of the compute service.
+    :param host: the name of the compute service, as in Nova's aggregates.
     """
     try:
         host_aggregates = objects.AggregateList.get_by_host(nova_context.get_admin_context(), host)
@@ -72,7 +72,7 @@ def read_fabric_position(host: str, project: str) -> FabricPosition:
             host, [dict(aggregate.metadata or {}) for aggregate in host_aggregates]
         )
         if not reading.salt:
-            return FabricPosition()  # none of a map, or of one that nobody has synced
+            return FabricPosition()  # no aggregate of a map, or a map that was never synced
         names = Names(reading.salt, reading.map, project)
         return FabricPosition(names.domains(reading.place), names.rails(reading.place))
     except Exception as error:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Placement and Nova's database, as the groups' domains are read and written with them."""
+"""Nova's clients of Placement and its database, for the records of the groups' domains."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ hpc_conf.register_all_options(CONF)
 
 @attrs.frozen
 class NovaPlacementClient:
-    """Nova's own client, with the user that Nova has in Placement.
+    """Nova's own client, with Nova's user in Placement.
 
-    That one may make and delete providers (placement/policies/resource_provider.py), as
+    This user may create and delete providers (placement/policies/resource_provider.py), as
     nova-compute does with its own.
     """
 
@@ -57,7 +57,7 @@ class NovaPlacementClient:
         try:
             response = method(*arguments, version=MICROVERSION, global_request_id=self.request_id)
         except keystone.ClientException as error:
-            # No connection, no answer in time, a catalogue without Placement.
+            # There is no connection, no timely answer, or no Placement in the catalogue.
             LOG.warning("Placement did not answer %s: %s", arguments[0], error)
             return ProviderAnswer(0)
         try:
@@ -76,8 +76,8 @@ class ServerMappings:
     def states(self, uuids: Collection[str]) -> Mapping[str, ServerPresence]:
         """The state of each server.
 
-        Who could not be scheduled is in cell0 and stays there. ``queued_for_delete`` is set
-        when the API takes a DELETE, which a host may not have heard of yet
+        A server that could not be scheduled is in cell0 and stays there. ``queued_for_delete`` is
+        set when the API accepts a DELETE, possibly before the host gets it
         (compute/api.py, _update_queued_for_deletion).
 
         :raises nova_hpc.cluster.group_domain.records.PlacementSilentError: the database does not
@@ -104,7 +104,7 @@ class ServerMappings:
 
 
 def list_client_differences() -> list[str]:
-    """The differences of this Nova from what this module relies on; [] if there are none."""
+    """The differences between this Nova and this module's requirements; [] if there are none."""
     wanted: dict[str, tuple[Any, set[str]]] = {
         "InstanceMappingList.get_by_instance_uuids": (objects.InstanceMappingList, {"uuids"}),
         "SchedulerReportClient.get": (report.SchedulerReportClient, {"url", "version"}),

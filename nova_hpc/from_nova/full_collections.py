@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts full passes of Python's garbage collector off while requests are served.
+"""Delays full passes of Python's garbage collector while requests are served.
 
-An answer of Placement for some thousand hosts is hundreds of thousands of objects, all of
-which are in use until the request is served. Python counts them as new, and walks over all
-objects of the process once or twice meanwhile, half a second each time, to find nothing. The
-passes over young objects go on; a full one follows after a request, at most so often, and
-waits for a moment without one. What requests leave that holds on to itself stays until then, so a
-full one comes early where there is much of it.
+Placement's answer for some thousand hosts has hundreds of thousands of objects, all of which
+are in use until the request is served. Python counts them as new, and walks over all objects
+of the process once or twice in that time, half a second each, without a result. The passes
+over young objects go on. A full pass follows after a request, at most once per interval, and
+waits for a moment without a request. Reference cycles left by requests stay until then, so a
+full pass comes early if there are many.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ hpc_conf.register_all_options(CONF)
 
 #: Seconds between a request and the full pass that follows it.
 _LATER: Final = 1.0
-#: As a threshold of the oldest generation: so many passes over the middle one never come.
+#: Threshold of the oldest generation: so many passes over the middle one never happen.
 _NEVER: Final = 1_000_000
-#: Blocks of memory, of some 100 bytes each, that may come beside those of the last full pass; or
-#: a quarter of those, where that is more: so much Python itself lets come (gc.c, 3.11). Resident
-#: memory does not tell: it seldom shrinks.
+#: Blocks of memory, of some 100 bytes each, that may be added after the last full pass. If a
+#: quarter of the blocks of that pass is more, it replaces this number, as in Python itself (gc.c,
+#: 3.11). Resident memory is not a measure, because it rarely shrinks.
 _ROOM: Final = 250_000
 
 
@@ -43,9 +43,9 @@ class FullCollections:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._served = 0
-        #: Python's thresholds while they are changed; None: they are not.
+        #: Python's thresholds while they are changed; None while they are not.
         self._before: tuple[int, int, int] | None = None
-        #: When the last full pass began, and since when there has been a request without a pause.
+        #: When the last full pass began, and the start of the present run of requests.
         self._last = self._since = time.monotonic()
         #: Blocks of memory after the last full pass.
         self._settled = sys.getallocatedblocks()
@@ -54,13 +54,13 @@ class FullCollections:
 
     @contextlib.contextmanager
     def put_off(self) -> Iterator[None]:
-        """Hold full passes back while the body runs, for ``[hpc]full_collection_interval``."""
+        """Delay full passes while the body runs, for ``[hpc]full_collection_interval`` at most."""
         self._begin()
         try:
             yield
         finally:
             if self._end():
-                # Once the answer is on its way: the thread that passes holds up all others.
+                # After the answer is sent, because a pass stops all other threads.
                 later = threading.Timer(_LATER, self._collect_if_idle)
                 later.daemon = True
                 later.start()
@@ -72,7 +72,7 @@ class FullCollections:
             if self._served == 1:
                 self._since = time.monotonic()
             if time.monotonic() - self._since >= interval:
-                # Requests that overlap without an end: Python's own passes have to do.
+                # Requests overlap without an end, so Python's own passes are enabled again.
                 self._restore()
             elif self._before is None:
                 self._before = gc.get_threshold()
@@ -95,9 +95,10 @@ class FullCollections:
     def _collect_if_idle(self) -> None:
         """Make the full pass that is due.
 
-        The next request may be served by now, and it would be held up: the pass comes after that
-        one, or the next. Where requests follow one another without a second between them, it is
-        put off for one more interval at most, or until there is twice as much.
+        If the next request is already being served, the pass would delay it. The pass then
+        comes after that request, or a later one. If requests follow one another within less
+        than a second, it is delayed by one more interval at most, or until there is twice as
+        much to collect.
         """
         with self._lock:
             self._planned = False
@@ -109,7 +110,7 @@ class FullCollections:
         self._settled = sys.getallocatedblocks()
 
     def _has_grown(self, times: int) -> bool:
-        """Whether there is so many times more than may come beside what the last pass left."""
+        """Whether the new blocks are *times* the permitted number."""
         room = max(_ROOM, self._settled // 4)
         return sys.getallocatedblocks() - self._settled >= times * room
 
@@ -119,5 +120,5 @@ class FullCollections:
             self._before = None
 
 
-#: Of this process.
+#: The object of this process.
 FULL_COLLECTIONS: Final = FullCollections()

@@ -3,12 +3,12 @@
 
 Both plug-in packages go through it.
 
-A plug-in or a subclass comes before a wrap. Where Nova has no such place, the process's
-one object of Nova (never its class, but for the claims of moves) gets a wrapped method,
-only on nodes where this project is in use. Each has a :class:`Patch`, which says what
-is relied on and why it is there; ``docs/source/contributor/gated-patches.rst`` shows them.
-All are checked before the first is installed: a Nova that is not known, or a function
-that does not take what is relied on, keeps the service from starting.
+A plug-in or a subclass is preferred to a wrap. If Nova has neither, the process's one object
+of Nova (never its class, except for the claims of moves) gets a wrapped method,
+only on nodes that use this project. Each wrap has a :class:`Patch`, which lists its
+requirements and its reason; ``docs/source/contributor/gated-patches.rst`` shows them.
+All are checked before the first is installed. The service does not start if the release of
+Nova is unknown, or if a function lacks a required parameter.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LOG = logging.getLogger(__name__)
 
 _ONCE: Final = Once()
 
-#: Both plug-in packages say it: filters are taken back on one side, the driver on the other.
+#: Used by both plug-in packages: one has filters to remove, the other the driver.
 _CURE: Final = (
     "Install releases that fit together. Until then, in nova-scheduler take the Hpc filters out of "
     "[filter_scheduler]enabled_filters; in nova-compute set "
@@ -49,18 +49,18 @@ class Patch:
     #: ``nova.compute.manager:ComputeManager.reboot_instance``; without a class, a function
     #: of the module.
     target: str
-    #: Parameters that are relied on by name.
+    #: Parameters whose names are relied on.
     parameters: tuple[str, ...]
-    #: Release -> first and last line, decorators included, as of
+    #: Release -> first and last line, decorators included, in the source of
     #: :data:`nova_hpc.from_nova.nova_sources.READ`.
     lines: Mapping[int, tuple[int, int]]
-    #: What Nova does that this is there for.
+    #: The behaviour of Nova that makes it necessary.
     why: str
-    #: When it can go.
+    #: The condition for its removal.
     until: str
-    #: Nova's bug; None: none is known to be filed.
+    #: Nova's bug; None if no filed bug is known.
     bug: str | None = None
-    #: A method of the driver's own class, and no wrap.
+    #: Whether it is a method of the driver's own class, and not a wrap.
     overridden: bool = False
 
     @property
@@ -75,24 +75,24 @@ class Patch:
 
     @property
     def owner(self) -> str:
-        """The class; the module's own name for a function that is in none."""
+        """The class; the module's own name for a function without a class."""
         owner, _, name = self.target.partition(":")[2].rpartition(".")
         return owner if owner and name else self.module.rpartition(".")[2]
 
     @property
     def name(self) -> str:
-        """The function."""
+        """The name of the function."""
         return self.target.partition(":")[2].rpartition(".")[2]
 
     def function(self) -> Callable[..., Any]:
         """Nova's function, without the decorators around it.
 
-        :raises nova.exception.InvalidConfiguration: it is not there, or does not take
+        :raises nova.exception.InvalidConfiguration: it is missing, or lacks one of
             the :attr:`parameters`.
         """
         nova_function = inspect.unwrap(getattr(self.of(), self.name, _stand_for_missing))
         if "args" in inspect.signature(nova_function).parameters:
-            # One of Nova's decorators that hide what is below.
+            # One of Nova's decorators hides the wrapped function.
             nova_function = safe_utils.get_wrapped_function(nova_function)
         if not inspect.signature(nova_function).parameters.keys() >= set(self.parameters):
             raise exception.InvalidConfiguration(
@@ -102,18 +102,18 @@ class Patch:
         return plain
 
     def of(self) -> Any:
-        """Nova's class, or the module of a function that is in none; None: it is not there."""
+        """Nova's class, or the module of a function without a class; None if it is missing."""
         module = importlib.import_module(self.module)
         inside = "." in self.target.partition(":")[2]
         return getattr(module, self.owner, None) if inside else module
 
 
 def _stand_for_missing() -> None:
-    """Stands for a function that Nova does not have: it takes nothing."""
+    """Stands for a function that Nova does not have: it has no parameters."""
 
 
 class Call:
-    """One call of a wrapped function; calling it makes it."""
+    """One call of a wrapped function. Calling the object calls Nova's function."""
 
     def __init__(
         self, plain: Callable[..., Any], signature: Signature, args: Any, kwargs: Any
@@ -126,14 +126,14 @@ class Call:
         self.given: Mapping[str, Any] = bound.arguments
 
     def __call__(self, **changed: Any) -> Any:
-        """Nova's function, with these arguments changed."""
+        """Call Nova's function, with these arguments changed."""
         if not changed:
             return self._plain(*self._args, **self._kwargs)
         self._bound.arguments.update(changed)
         return self._plain(*self._bound.args, **self._bound.kwargs)
 
 
-#: What stands in for a function of Nova.
+#: The replacement for a function of Nova.
 Around = Callable[[Call], Any]
 
 
@@ -155,10 +155,10 @@ _find_changed_functions: Final = functools.cache(nova_sources.find_changed_funct
 
 
 def warn_of_changes(targets: Iterable[str]) -> None:
-    """Say which functions of Nova are not as they were read, once in this process.
+    """Log which functions of Nova differ from the read ones, once in this process.
 
-    Nothing is refused for it: distributions patch Nova, and know better than a digest
-    whether it matters.
+    A difference never stops the service: distributions patch Nova, and can judge better than a
+    digest whether it matters.
 
     :param targets: as :attr:`Patch.target`; the release is a supported one.
     """
@@ -176,11 +176,11 @@ def warn_of_changes(targets: Iterable[str]) -> None:
 
 
 def wrap_method(owner: Any, patch: Patch, around: Around) -> None:
-    """Let *around* stand in for a method of *owner*.
+    """Replace a method of *owner* by *around*.
 
     :param owner: Nova's object, or the class itself.
     :raises nova.exception.InvalidConfiguration: the method is not as expected, or
-        *owner* is none of Nova's.
+        *owner* is not an object of Nova's class.
     """
     signature, whole = inspect.signature(patch.function()), owner is patch.of()
     if not whole and not isinstance(owner, patch.of()):
@@ -199,5 +199,5 @@ def wrap_method(owner: Any, patch: Patch, around: Around) -> None:
 
 
 def manager_of(virtapi: Any) -> Any:
-    """The compute manager of this process; None where there is none."""
+    """The compute manager of this process; None if there is none."""
     return getattr(virtapi, "_compute", None)

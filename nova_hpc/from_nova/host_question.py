@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asks Placement for hosts, and finds their devices in what it says of each host.
+"""Queries Placement for hosts, and finds their devices in its description of each host.
 
-Nova asks for each device of a flavor in a request group of its own, and Placement looks at
-every provider of the cloud once for each group: an answer for eight devices takes five
-times as long as one for none. But each answer describes all providers of a host
-(``provider_summaries``), those of devices included. So the groups of the flavor's devices
-are left out of the question, hosts without enough free devices are taken out of the answer,
-and the candidates of the others get what was left out. The result is what Placement would
-have answered, but for two things: each host has one candidate for each candidate of what is
-not a device, and not one for each choice of its devices; and which devices it names is of no
-consequence, because HpcTopologyFilter replaces them.
+Nova requests each device of a flavor in a request group of its own, and Placement visits
+every provider of the cloud once for each group. An answer for eight devices takes five times
+as long as one for none. But each answer describes all providers of a host
+(``provider_summaries``), also its devices. So the groups of the flavor's devices are left
+out of the query, hosts without enough free devices are removed from the answer, and the
+candidates of the others get the omitted devices. The result equals Placement's own answer,
+with two differences. Each host has one candidate for each candidate of its other resources,
+and not one for each choice of its devices. The named devices have no meaning, because
+HpcTopologyFilter replaces them.
 
-Example: a flavor asks for 2 CPUs and two GPUs, in the groups ``a`` and ``b``. The question is
-for the CPUs. Of a host with GPUs ``g1`` (in use), ``g2`` and ``g3`` the candidate
+Example: a flavor requests 2 CPUs and two GPUs, in the groups ``a`` and ``b``. The query is
+for the CPUs. For a host with GPUs ``g1`` (in use), ``g2`` and ``g3`` the candidate
 ``{host: VCPU 2}`` becomes ``{host: VCPU 2, g2: GPU 1, g3: GPU 1}`` with ``a`` on ``g2`` and ``b``
-on ``g3``. A host with ``g1`` and ``g2`` alone leaves the answer.
+on ``g3``. A host with only ``g1`` and ``g2`` is removed from the answer.
 
 Pure functions on plain data; nothing here imports Nova.
 """
@@ -31,7 +31,7 @@ import attrs
 from nova_hpc.from_nova.candidates import CandidateError, RequestedDevice
 from nova_hpc.from_nova.placement_answer import Summaries
 
-#: A provider that others use through an aggregate: of no host's tree.
+#: Trait of a provider that others use through an aggregate; it is in no host's tree.
 _SHARING: Final = "MISC_SHARES_VIA_AGGREGATE"
 
 #: Resource class -> providers of one host with free units of it, and how many.
@@ -40,21 +40,21 @@ _FreeDevices = Mapping[str, Sequence[tuple[str, int]]]
 
 @attrs.frozen
 class HostQuestion:
-    """The devices that are left out of the question of one request."""
+    """The devices that are left out of the query of one request."""
 
-    #: Resource class -> the request groups that ask for one unit of it each.
+    #: Resource class -> its request groups, each for one unit.
     groups: Mapping[str, Sequence[str]]
-    #: Resource class -> traits of the providers that serve.
+    #: Resource class -> traits of suitable providers.
     traits: Mapping[str, frozenset[str]]
     #: Whether no two request groups may have the same provider (``group_policy=isolate``).
     isolated: bool
 
     @classmethod
     def of(cls, resources: Any, devices: Iterable[RequestedDevice]) -> HostQuestion | None:
-        """The question that stands for Nova's; None: Nova's has to be asked.
+        """The query that replaces Nova's; None if Nova's own query is needed.
 
         :param resources: Nova's ``ResourceRequest``.
-        :param devices: all that the flavor's aliases ask for.
+        :param devices: all devices of the flavor's aliases.
         """
         asked: Mapping[str | None, Any] = resources._rg_by_id
         groups: dict[str, list[str]] = {}
@@ -69,11 +69,11 @@ class HostQuestion:
         others = [group for name, group in asked.items() if name not in left_out]
         if (
             not groups
-            # Two kinds of one class compete for devices: who gets which is Placement's to say.
+            # Two kinds of one class compete for devices, and only Placement assigns them.
             or any(len(kinds) > 1 for kinds in traits.values())
             or any(group.resources.keys() & groups.keys() for group in others)
             or left_out.intersection(*[set().union(*resources._same_subtree)])
-            # Without an amount of the host's own there is nothing left to ask for.
+            # Without an amount of the host itself the query would be empty.
             or None not in asked
             or not asked[None].resources
         ):
@@ -85,7 +85,7 @@ class HostQuestion:
         )
 
     def shorten(self, resources: Any) -> Any:
-        """Nova's ``ResourceRequest`` without the groups of devices; the original stays as it is."""
+        """Nova's ``ResourceRequest`` without the groups of devices; the original is unchanged."""
         left_out = {name for names in self.groups.values() for name in names}
         shortened = copy.copy(resources)
         shortened._rg_by_id = {
@@ -96,11 +96,11 @@ class HostQuestion:
     def complete(
         self, candidates: Sequence[dict[str, Any]], summaries: Summaries
     ) -> tuple[list[dict[str, Any]], dict[str, Mapping[str, Any]]]:
-        """Candidates with the devices that were left out, and the summaries of their hosts.
+        """Candidates with the omitted devices, and the summaries of their hosts.
 
-        :param candidates: of Placement, to the shorter question; they are changed.
+        :param candidates: of Placement, for the shorter query; they are changed.
         :returns: without the hosts that have too few devices.
-        :raises CandidateError: the answer is of a form that this release does not know.
+        :raises CandidateError: the answer is of a form that this release cannot read.
         """
         try:
             free = self._find_free_devices(summaries)
@@ -122,7 +122,7 @@ class HostQuestion:
         return completed, left
 
     def _find_free_devices(self, summaries: Summaries) -> Mapping[str, _FreeDevices]:
-        """Provider of a host -> its free devices of the classes that were left out."""
+        """Provider of a host -> its free devices of the omitted classes."""
         free: dict[str, dict[str, list[tuple[str, int]]]] = {}
         wanted = tuple(self.traits.items())
         for provider, summary in summaries.items():
@@ -140,7 +140,7 @@ class HostQuestion:
         return free
 
     def _add_devices(self, candidate: dict[str, Any], free: _FreeDevices) -> bool:
-        """Take devices of one host into a candidate; False: there are too few."""
+        """Add devices of one host to a candidate; False if there are too few."""
         mappings = candidate["mappings"]
         taken: set[str] = set()
         if self.isolated:
@@ -165,9 +165,9 @@ class HostQuestion:
     def _list_units(
         self, free: Sequence[tuple[str, int]], most: int, taken: set[str]
     ) -> Sequence[str]:
-        """The provider of each free unit, up to so many.
+        """The provider of each free unit, *most* at the maximum.
 
-        :param taken: where groups are isolated, the providers that others have; it grows.
+        :param taken: with isolated groups, the providers of other groups; it grows.
         """
         units: list[str] = []
         for provider, count in free:
@@ -182,7 +182,7 @@ class HostQuestion:
 
 
 class _CopiedCandidate(dict[str, Any]):
-    """A candidate of which a copy costs little: Nova copies each for each request."""
+    """A candidate with a cheap copy: Nova copies every candidate for each request."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _CopiedCandidate:
         new = _CopiedCandidate(self)
@@ -195,7 +195,7 @@ class _CopiedCandidate(dict[str, Any]):
 
 
 def _is_plain_group(group: Any, resource_class: str) -> bool:
-    """Whether a group asks for one device, by class and traits, and for nothing else."""
+    """Whether a group requests one device, by class and traits, and nothing else."""
     return (
         group.use_same_provider
         and dict(group.resources) == {resource_class: 1}
@@ -209,8 +209,8 @@ def _is_plain_group(group: Any, resource_class: str) -> bool:
 def _find_host_of(candidate: Mapping[str, Any], summaries: Summaries, shared: set[str]) -> str:
     """The host's own provider.
 
-    :param shared: providers of no host that a candidate uses; it grows.
-    :raises ValueError: there is not one.
+    :param shared: providers outside of the host that a candidate uses; it grows.
+    :raises ValueError: there is not exactly one.
     """
     hosts: collections.Counter[str] = collections.Counter()
     for provider in candidate["allocations"]:

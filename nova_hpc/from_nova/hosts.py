@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads Nova's host states into the words of the placement engine.
+"""Translates Nova's host states into the words of the placement engine.
 
-The only place that knows how Nova keeps pools and NUMA cells. Hosts that have
-the same free share one :class:`HostPattern`, in which devices have names of their
-own instead of the UUIDs of their providers: what is found out about one of
-these hosts holds for all of them.
+Only this module depends on how Nova keeps pools and NUMA cells. Hosts with the same free
+resources share one :class:`HostPattern`, in which devices have names of their own instead of
+the UUIDs of their providers. So a result for one of these hosts holds for all of them.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class HostPattern:
     roles: hpc_roles.Played
     #: NVLink sets that cannot be used, each with the reason.
     faults: tuple[str, ...]
-    #: NUMA node of each pool, as Nova has it.
+    #: NUMA node of each pool in Nova.
     numa: Mapping[str, int | None]
     #: Pools that Nova would give for an alias of another role.
     strangers: tuple[str, ...] = ()
@@ -58,27 +57,27 @@ class HostView:
     pattern: HostPattern
     #: id of a pool in the pattern -> resource provider
     providers: Mapping[str, str]
-    #: Equal for hosts whose pools are alike to Nova, the unusable included.
+    #: Equal for hosts whose pools Nova treats alike, the unusable ones included.
     pools: Hashable = ()
     #: Pools that matched but cannot be used, each with the reason; after them,
-    #: what is wrong with the node as a whole.
+    #: the faults of the node as a whole.
     unusable: tuple[str, ...] = ()
-    #: What is not used, wanted or not, each with the reason: for the log.
+    #: All unused devices, wanted or not, each with the reason: for the log.
     faults: tuple[tuple[str, str], ...] = ()
     #: PCI address -> why the node withholds it.
     withheld: Mapping[str, str] = attrs.field(factory=dict)
     #: Alias -> how many of *withheld* would serve it.
     counted: Mapping[str, int] = attrs.field(factory=dict)
-    #: Why the node gets no server with an ``hpc:`` flavor, whatever it has; None: it may.
+    #: Why the node gets no server with an ``hpc:`` flavor, whatever its devices; None if it may.
     out: str | None = None
-    #: Whether Nova cannot tell some of the host's pools apart.
+    #: Whether Nova cannot distinguish some of the host's pools.
     ambiguous: bool = False
     #: key of ports with bandwidth -> PCI address of an adapter -> its provider of bandwidth
     bandwidth: Mapping[str, Mapping[str, str]] = attrs.field(factory=dict)
 
     @property
     def miss(self) -> DeviceMiss | None:
-        """Why the node is not asked for devices; None: it is."""
+        """Why the node is excluded; None if it is not."""
         if self.out is None:
             return None
         return DeviceMiss(operator=self.out, user="a node is not set up for hpc: flavors")
@@ -102,14 +101,14 @@ class HostView:
 class Available:
     """Free amounts for a server by Placement, on all hosts."""
 
-    #: None for a kind: that is not known.
+    #: None for a kind if unknown.
     devices: Mapping[DeviceKind, Amounts | None]
-    #: The same of the bandwidth of ports.
+    #: The same for the bandwidth of ports.
     bandwidth: Mapping[Bandwidth, bandwidth.Offers | None]
 
     @classmethod
     def of(cls, task: ServerTask, answer: PlacementAnswer | None) -> Available:
-        """By the answer that Nova has got; where there is none, Placement is asked."""
+        """From the answer that Nova has got; without one, Placement is queried."""
         free_devices: dict[DeviceKind, Amounts | None] = {}
         for kind, most in task.kinds.items():
             if answer is None:
@@ -128,11 +127,11 @@ class Available:
 
 @attrs.frozen
 class _HostReading:
-    """What a host state says for the wants of a task, whatever Placement says."""
+    """The data of a host state for the wants of a task, independent of Placement."""
 
-    #: Of each pool: its content, its provider, that or a name, its interface, free functions.
+    #: For each pool: its content, its provider, that or a name, its interface, free functions.
     pools: tuple[tuple[KnownPool, str | None, str, str | None, int], ...]
-    #: Providers that have several pools, which Nova cannot tell apart.
+    #: Providers with several pools, which Nova cannot distinguish.
     split: frozenset[str]
     #: As :attr:`HostView.pools`.
     alike: tuple[tuple[int, int], ...]
@@ -152,10 +151,10 @@ def read_host(
     free: Mapping[DeviceKind, Amounts | None],
     offers: Mapping[Bandwidth, bandwidth.Offers | None] | None = None,
 ) -> HostView:
-    """Read one host state: every device with tags, and all that is wanted.
+    """Read one host state: every device with tags, and every wanted device.
 
-    :param free: what Placement says is free; None for a kind if unknown.
-    :param offers: the same of the bandwidth of ports.
+    :param free: Placement's free devices; None for a kind if unknown.
+    :param offers: the same for the bandwidth of ports.
     """
     unusable: list[str] = []
     faults: list[tuple[str, str]] = []
@@ -208,13 +207,19 @@ def read_host(
 
 
 def _recall_reading(host_state: Any, task: ServerTask) -> _HostReading:
-    # What the scheduler keeps of a host whose record has not changed.
+    """The reading of a host state, from an earlier request if its record is unchanged."""
+    # The scheduler keeps this for a host whose record has not changed.
     kept = getattr(host_state, "hpc_kept", None)
     read = functools.partial(_read_state, host_state, task)
     return read() if kept is None else kept.recall(host_state, task.matching, read)
 
 
 def _read_state(host_state: Any, task: ServerTask) -> _HostReading:
+    """Read the pools and NUMA nodes of a host state.
+
+    One provider may have several pools, for example with different roles in their tags. Nova
+    cannot distinguish such pools, so the provider is noted.
+    """
     stats = host_state.pci_stats
     listed: Sequence[Mapping[str, Any]] = stats.pools if stats else ()
     sockets = _sockets_by_node(host_state)
@@ -243,7 +248,7 @@ def _read_state(host_state: Any, task: ServerTask) -> _HostReading:
 
 
 def provider_of_pool(pool: Mapping[str, Any]) -> str:
-    """The provider of a pool, or a name for one that has none: of functions for ports."""
+    """The provider of a pool, or a name if it has none, as for functions for ports."""
     return str(pool.get("rp_uuid") or f"{pool.get('address', '?')} without a provider")
 
 
@@ -251,7 +256,7 @@ def provider_of_pool(pool: Mapping[str, Any]) -> str:
 class _AdapterBandwidth:
     """The bandwidth of one host's adapters."""
 
-    #: Key of ports -> what Placement says of all hosts.
+    #: Key of ports -> Placement's data about all hosts.
     offers: Mapping[str, bandwidth.Offers]
     root: str | None
     #: As :attr:`HostView.bandwidth`; grows while the pools are read.
@@ -269,7 +274,7 @@ class _AdapterBandwidth:
         return cls(offers_by_key, root)
 
     def parts(self, interface: str | None, seen: SeenPool) -> list[SeenPool]:
-        """A pool, or what it is made of where its adapter has bandwidth for some ports."""
+        """The pool, or its parts if its adapter has bandwidth for some ports."""
         own_keys = seen.serves & self.offers.keys()
         if not own_keys:
             return [seen]
@@ -288,7 +293,7 @@ class _AdapterBandwidth:
 
 
 def _roles_of_provider(listed: Sequence[Mapping[str, Any]], provider: str | None) -> str:
-    """The roles that the pools of one provider have, where they are several."""
+    """The roles of the pools of one provider, if there are several."""
     own_pools = [pool for pool in listed if pool.get("rp_uuid") == provider]
     roles = sorted({str(pool[hpc_tags.ROLE]) for pool in own_pools if pool.get(hpc_tags.ROLE)})
     return f" (roles {' and '.join(roles)})" if len(roles) > 1 else ""
@@ -320,9 +325,9 @@ def pattern_on_host(pattern: HostPattern, host: FreeHost) -> HostPattern:
 
 
 def bind_view_roles(view: HostView, roles: Mapping[str, str]) -> HostView:
-    """The host whose devices serve only wants of their own role.
+    """The host with its devices restricted to wants of their own role.
 
-    :param roles: Want.key -> role, as :func:`nova_hpc.placement.roles.bind_alias_roles` makes them.
+    :param roles: Want.key -> role, from :func:`nova_hpc.placement.roles.bind_alias_roles`.
     """
     played = view.pattern.roles.by_want
     if all(played_roles <= {roles.get(want)} for want, played_roles in played.items()):
@@ -343,21 +348,21 @@ def _bind_pattern_roles(
 
 @attrs.frozen
 class HostDevice:
-    """A host's free devices of one provider, and the NVLink set that they are of."""
+    """A host's free devices of one provider, and their NVLink set."""
 
     pool: DevicePool
     nvlink: str | None = None
-    #: One of several functions, whose links nobody can tell apart.
+    #: It is one of several functions, so that its links cannot be identified.
     shared: bool = False
 
 
 def build_engine_host(
     name: str, devices: Sequence[HostDevice], nodes: tuple[HostNode, ...]
 ) -> tuple[FreeHost, tuple[str, ...]]:
-    """A host in the engine's words, and NVLink sets that cannot be used, with the reason.
+    """A host in the engine's words, and unusable NVLink sets, with the reason.
 
-    The scheduler makes it of what a host reports, a node of what a server has
-    claimed. A set whose devices are not all there is none.
+    The scheduler makes it from a host's report, a node from a server's claim. An incomplete
+    set does not count.
     """
     table = nvlink.rebuild_nvlink_sets(
         {device.pool.id: device.nvlink for device in devices if device.nvlink},
@@ -370,12 +375,17 @@ def build_engine_host(
 def _build_pattern(
     seen_pools: Sequence[SeenPool], nodes: tuple[HostNode, ...], devices: Hashable = ()
 ) -> HostPattern:
+    """The pattern of a host, with the pools' addresses as their names.
+
+    Pools with the same address get a number behind it. An adapter that is free as a whole is the
+    rival of its own functions.
+    """
     names = collections.Counter(seen.known.name for seen in seen_pools)
     ids = [
         seen.known.name if names[seen.known.name] == 1 else f"{seen.known.name} ({index})"
         for index, seen in enumerate(seen_pools)
     ]
-    # Nova gives an adapter itself, or its virtual functions.
+    # Nova gives either an adapter itself, or its virtual functions.
     whole = {seen.known.name for seen in seen_pools if seen.known.whole}
     host, faults = build_engine_host(
         "",
@@ -433,7 +443,7 @@ def _build_host_node(
 
 
 def node_word_of_host(host_state: Any) -> NodeWord:
-    """A node's own word, and whether it may have servers with ``hpc:`` flavors."""
+    """A node's own report, and whether it may have servers with ``hpc:`` flavors."""
     # ``stats`` is unset until the compute node has reported for the first time.
     text = (getattr(host_state, "stats", None) or {}).get(hpc_stats.KEY)
     if not isinstance(text, str):
@@ -441,5 +451,5 @@ def node_word_of_host(host_state: Any) -> NodeWord:
         return hpc_stats.judge_node_stats(
             text, any(map(hpc_tags.has_tags, stats.pools if stats else ()))
         )
-    # Most nodes say the same, and each says the same in the next request.
+    # Most nodes report the same text, and repeat it for the next request.
     return _WORDS.get(text, lambda: hpc_stats.judge_node_stats(text, tagged=True))

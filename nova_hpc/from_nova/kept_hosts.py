@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Nova has built of the records of compute nodes, kept until a record changes.
+"""The objects that Nova has built from records of compute nodes, kept until a record changes.
 
-For each request Nova's scheduler reads the records of all hosts that Placement names and
-builds a host state of each: texts are parsed, objects are made of them, and pools of devices
-are made of the objects. Nearly all records are what they were for the request before. So what
-was built of a record is kept with the record's version, and the next request asks the cell's
-database for the versions alone.
+For each request Nova's scheduler reads the records of all hosts that Placement names, and
+builds a host state from each. It parses texts, makes objects from them, and makes pools of
+devices from the objects. Nearly all records are unchanged since the request before. So the
+result for a record is kept with the record's version, and the next request reads only the
+versions from the cell's database.
 
-Exact by construction: whatever writes a record through Nova sets its ``updated_at``
-(``compute_node_update``), and a version holds what a claim changes beside it. Databases keep
-whole seconds, so a record is kept only once it was :data:`_SETTLED` seconds old when it was
-read: none that is written in the same second can be missed. The clocks of the schedulers and
-conductors have to agree to some seconds, as they do for Nova's own services.
+Exact by construction: every write through Nova sets a record's ``updated_at``
+(``compute_node_update``), and a version also contains the columns that a claim changes.
+Databases keep whole seconds, so a record is kept only if it was :data:`_SETTLED` seconds old
+when it was read: no write in the same second can be missed. The clocks of the schedulers and
+conductors must agree to some seconds, as for Nova's own services.
 
-Values that somebody might change in place are copied for each request: lists, dictionaries,
-and the pools of devices. The NUMA topology is shared; Nova makes a new one where a server is
-consumed (``numa_usage_from_instance_numa``), which a test holds.
+Values that other code might change in place are copied for each request: lists, dictionaries,
+and the pools of devices. The NUMA topology is shared; Nova makes a new one when it consumes a
+server (``numa_usage_from_instance_numa``), which a test checks.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ LOG = logging.getLogger(__name__)
 hpc_conf.register_all_options(CONF)
 
 #: A record's version: columns that are fields of Nova's object by the same name. A claim
-#: changes those that count what is used, in whatever second.
+#: changes the columns with used amounts, in any second.
 _VERSION: Final = (
     *("uuid", "updated_at", "id", "host", "hypervisor_hostname"),
     *("vcpus_used", "memory_mb_used", "local_gb_used", "running_vms"),
 )
-#: A record that was written less than so many seconds ago may be written again in the second
-#: that its ``updated_at`` names.
+#: Seconds. A record that was written less than this time ago may be written again in the second
+#: of its ``updated_at``.
 _SETTLED: Final = 5.0
-#: Of so many compute nodes and more the cell is asked for all of its versions.
+#: With this number of compute nodes or more, the query reads all versions of the cell.
 _NAMED: Final = 500
 
-#: For so many kinds of requests a host keeps what was made of it.
+#: Number of kinds of requests for which a host keeps derived results.
 _KEYS: Final = 4
 
 _Made = TypeVar("_Made")
@@ -75,32 +75,32 @@ Version = tuple[Any, ...]
 
 @attrs.frozen(eq=False)
 class KeptHost:
-    """A compute node whose record has not changed; stands for it in Nova's host manager."""
+    """A compute node whose record is unchanged; it replaces it in Nova's host manager."""
 
     version: Version
-    #: As of Nova's object.
+    #: From Nova's object.
     uuid: str
     host: str
     hypervisor_hostname: str
     updated_at: datetime.datetime
-    #: Attribute of a host state -> value: what nobody changes.
+    #: Attribute of a host state -> value that is never changed in place.
     _shared: Mapping[str, Any] = attrs.field(repr=False)
-    #: Lists and dictionaries.
+    #: Lists and dictionaries, which are copied.
     _copied: Mapping[str, Any] = attrs.field(repr=False)
     _pci_stats: Mapping[str, Any] = attrs.field(repr=False)
-    #: What others have made of it.
+    #: Results that callers have derived from it.
     _made: dict[Hashable, Any] = attrs.field(factory=dict, init=False, repr=False)
 
     @classmethod
     def of(cls, record: objects.ComputeNode) -> KeptHost | None:
-        """What Nova builds of a record; None: it cannot be kept."""
+        """The objects that Nova builds from a record; None if they cannot be kept."""
         built = _build_attributes(record)
         stats = built.pop("pci_stats", None)
-        # A record that was never updated gives nothing; a class of somebody else may have state.
+        # A record that was never updated has no values; a class outside Nova may have state.
         if record.updated_at is None or type(stats) is not pci_stats.PciDeviceStats:
             return None
         _share_parts(stats.numa_topology)
-        # Without the types of Nova's fields, which hold on to the whole record.
+        # Without the types of Nova's fields, which reference the whole record.
         copied: dict[str, Any] = {}
         for name, value in built.items():
             for plain in (dict, list):
@@ -118,7 +118,7 @@ class KeptHost:
         )
 
     def update_state(self, state: host_manager.HostState) -> None:
-        """Do what ``HostState._update_from_compute_node`` does with the record."""
+        """Do the work of ``HostState._update_from_compute_node`` with the record."""
         if state.updated and state.updated > self.updated_at:
             return
         values = vars(state)
@@ -134,9 +134,9 @@ class KeptHost:
     def recall(
         self, state: host_manager.HostState, key: Hashable, make: Callable[[], _Made]
     ) -> _Made:
-        """What was made of the pools and NUMA nodes of *state* under *key*.
+        """The result for the pools and NUMA nodes of *state* under *key*.
 
-        Made anew where something has been consumed since.
+        It is made again if something has been consumed since.
         """
         if (
             state.numa_topology is not self._shared["numa_topology"]
@@ -153,7 +153,7 @@ class KeptHost:
 
 
 def _share_texts(pool: Mapping[str, Any]) -> dict[str, Any]:
-    """The same pool; what pools of many hosts say is in memory once."""
+    """The same pool, with texts that pools of many hosts share in memory."""
     return {
         sys.intern(key): sys.intern(value) if type(value) is str else value
         for key, value in pool.items()
@@ -161,7 +161,7 @@ def _share_texts(pool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _share_parts(topology: objects.NUMATopology | None) -> None:
-    """Of hosts of one kind, the sets of CPUs that are the same are in memory once: most of it."""
+    """Share equal sets of CPUs between hosts of one kind, which saves most of the memory."""
     for cell in topology.cells if topology else ():
         for name in ("cpuset", "pcpuset"):
             _replace_by_equal(cell, name, frozenset(getattr(cell, name)))
@@ -169,13 +169,13 @@ def _share_parts(topology: objects.NUMATopology | None) -> None:
 
 
 def _replace_by_equal(cell: objects.NUMACell, name: str, value: Hashable) -> None:
-    # The setters of Nova's objects make copies; nobody changes these in place.
+    # The setters of Nova's objects make copies; no code changes these in place.
     attribute = f"_obj_{name}"
     setattr(cell, attribute, _PARTS.setdefault((name, value), getattr(cell, attribute)))
 
 
 class _RecordedState(host_manager.HostState):
-    """A host state that knows which attributes have been set."""
+    """A host state that records which attributes were set."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         self.__dict__.setdefault("hpc_names", set()).add(name)
@@ -183,7 +183,7 @@ class _RecordedState(host_manager.HostState):
 
 
 def _build_attributes(record: objects.ComputeNode) -> dict[str, Any]:
-    """The attributes that Nova sets for a record, whatever they were before."""
+    """The attributes that Nova sets from a record, whatever their values before."""
     state = _RecordedState(record.host, record.hypervisor_hostname, None)
     state.hpc_names.clear()
     state._update_from_compute_node(record)
@@ -191,16 +191,16 @@ def _build_attributes(record: objects.ComputeNode) -> dict[str, Any]:
 
 
 def version_of_record(record: objects.ComputeNode) -> Version:
-    """The version that the database gives for the same record."""
+    """The version that the database returns for the same record."""
     values = {name: getattr(record, name) for name in _VERSION}
     return tuple({**values, "updated_at": timeutils.normalize_time(record.updated_at)}.values())
 
 
 @main_db.pick_context_manager_reader
 def read_versions(context: nova_context.RequestContext, uuids: Collection[str]) -> list[Version]:
-    """The versions of those of *uuids* that are compute nodes of one cell.
+    """The versions of the compute nodes among *uuids*, from one cell.
 
-    :raises Exception: whatever the database raises.
+    :raises Exception: any error of the database.
     """
     columns = [getattr(models.ComputeNode, name) for name in _VERSION]
     query = main_db.model_query(context, models.ComputeNode, args=columns)
@@ -210,7 +210,7 @@ def read_versions(context: nova_context.RequestContext, uuids: Collection[str]) 
 
 
 class KeptHosts:
-    """The hosts asked for last, up to ``[hpc]kept_hosts``; safe between threads."""
+    """The most recently requested hosts, up to ``[hpc]kept_hosts``; safe between threads."""
 
     def __init__(self) -> None:
         #: Cell, uuid -> host.
@@ -220,7 +220,7 @@ class KeptHosts:
         self._lock = threading.Lock()
 
     def find(self, cell: str | None, versions: Iterable[Version]) -> dict[str, KeptHost]:
-        """Those that are kept in these versions, by uuid."""
+        """The hosts that are kept in these versions, by uuid."""
         found = {}
         with self._lock:
             for version in versions:
@@ -234,7 +234,7 @@ class KeptHosts:
     def keep(
         self, cell: str | None, records: Sequence[objects.ComputeNode], read_at: datetime.datetime
     ) -> list[objects.ComputeNode | KeptHost]:
-        """Keep what can be kept; the others are returned as they are.
+        """Keep the hosts that can be kept; the other records are returned unchanged.
 
         :param read_at: when the reading of the records began, UTC, without a time zone.
         """
@@ -242,7 +242,7 @@ class KeptHosts:
         for record in records:
             kept = None
             if _is_settled(record, read_at):
-                # What Nova cannot read raises when Nova does it, for the caller.
+                # An unreadable record raises in Nova's own code, for the caller.
                 with contextlib.suppress(Exception):
                     kept = KeptHost.of(record)
             hosts.append(record if kept is None else kept)
@@ -273,5 +273,5 @@ def _is_settled(record: objects.ComputeNode, read_at: datetime.datetime) -> bool
     return bool(age.total_seconds() >= _SETTLED)
 
 
-#: Those of this process.
+#: The hosts of this process.
 KEPT_HOSTS: Final = KeptHosts()

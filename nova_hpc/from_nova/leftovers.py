@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Allocations of PCI devices that nobody has a right to any more, and what helps against each.
+"""Allocations of PCI devices without a rightful consumer, and the remedy for each.
 
 Nova deletes or moves a migration's allocation only in the step that ends the move
-(``_delete_allocation_after_move`` and ``_revert_allocation`` of nova/compute/manager.py); if
-that step fails, or the revert before it (``revert_resize``, on the destination), it never does,
-not even with the server. As long as the server has devices of the migration's on the node, by
-Nova's tracker, somebody may still give the allocation back to it. Nova itself removes that of
-a server that is deleted (``_remove_deleted_instances_allocations`` of
-nova/compute/resource_tracker.py), on a node that runs.
+(``_delete_allocation_after_move`` and ``_revert_allocation`` of nova/compute/manager.py). If
+that step fails, or the revert before it (``revert_resize``, on the destination), Nova never
+deletes it, not even with the server. As long as the server has devices of the migration on the
+node, by Nova's tracker, the allocation may still be given back to it. Nova itself removes the
+allocation of a deleted server (``_remove_deleted_instances_allocations`` of
+nova/compute/resource_tracker.py), on a running node.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from nova import exception, objects
 
 from nova_hpc.topology.model import AddressError, normalise_address
 
-#: A migration in one of these has no claim on anything any more.
+#: A migration in one of these states has no claim any more.
 _OVER: Final = frozenset(
     {"cancelled", "completed", "confirmed", "done", "error", "failed", "reverted"}
 )
@@ -28,14 +28,14 @@ _OVER: Final = frozenset(
 
 @attrs.frozen
 class LeftoverConsumer:
-    """A consumer with a device that Nova's records do not give it."""
+    """A consumer with a device that it does not have in Nova's records."""
 
     consumer: str
     #: Addresses of the providers.
     addresses: tuple[str, ...]
     #: Their UUIDs.
     providers: tuple[str, ...]
-    #: Servers that have devices of these by Nova's tracker.
+    #: Servers that have devices of these providers by Nova's tracker.
     owners: frozenset[str] = frozenset()
 
 
@@ -44,18 +44,18 @@ class Cure:
     """A remedy."""
 
     text: str
-    #: The consumer is a migration that is over: it can be removed here.
+    #: The consumer is a migration that has ended: the allocation can be removed here.
     removed: bool = False
 
 
 def find_leftover_consumers(
     allocations: Mapping[str, Any], addresses: Mapping[str, str], devices: Iterable[Any]
 ) -> tuple[LeftoverConsumer, ...]:
-    """Who has devices by Placement, and none of them by Nova.
+    """The consumers that have devices in Placement, and none of them in Nova.
 
-    :param allocations: consumer -> its allocation, as Placement says it.
+    :param allocations: consumer -> its allocation in Placement.
     :param addresses: UUIDs of the providers of a node's PCI devices -> address.
-    :param devices: what Nova's tracker knows.
+    :param devices: the devices in Nova's tracker.
     """
     owners = {
         (place, device.instance_uuid)
@@ -90,7 +90,7 @@ def _normalise_or_none(text: str | None) -> str | None:
 
 
 def find_cure(context: Any, leftover: LeftoverConsumer, host: str) -> Cure | None:
-    """The remedy for the allocation; None: the consumer has a right to it."""
+    """The remedy for the allocation; None if the consumer has a right to it."""
     try:
         server = objects.Instance.get_by_uuid(context, leftover.consumer)
     except exception.InstanceNotFound:
@@ -104,7 +104,7 @@ def find_cure(context: Any, leftover: LeftoverConsumer, host: str) -> Cure | Non
     moves = objects.MigrationList.get_in_progress_by_instance(context, server.uuid)
     if len(moves):
         return None
-    # It lives elsewhere: what it has there must stay.
+    # The server lives elsewhere: its allocation there must stay.
     named = " ".join(f"--provider {provider}" for provider in leftover.providers)
     return Cure(f"openstack resource provider allocation unset {named} {leftover.consumer}")
 
@@ -117,10 +117,10 @@ def _cure_of_migration(context: Any, leftover: LeftoverConsumer, migration: Any)
     except exception.InstanceNotFound:
         instance = None  # archived
     if instance is not None and instance.hidden:
-        return None  # of a move to another cell: Nova still works at it
+        return None  # of a move to another cell, which Nova has not finished
     if migration.status not in _OVER:
-        # Its node was killed in the middle of it, and then the server was deleted: nobody
-        # ends it any more. What Nova does not call over is named, and not removed.
+        # Its node was killed in the middle of it, and then the server was deleted, so it never
+        # ends. The remedy for a migration that Nova does not call over is only reported.
         gone = instance is None or instance.deleted
         return Cure(delete_command_of(leftover)) if gone else None
     if instance is None or instance.deleted or server not in leftover.owners:
@@ -129,5 +129,5 @@ def _cure_of_migration(context: Any, leftover: LeftoverConsumer, migration: Any)
 
 
 def delete_command_of(leftover: LeftoverConsumer) -> str:
-    """The command that removes all that the consumer has."""
+    """The command that removes the consumer's whole allocation."""
     return f"openstack resource provider allocation delete {leftover.consumer}"

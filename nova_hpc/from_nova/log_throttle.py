@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A record of recent log lines by cause, so that none is repeated at once.
 
-A scheduler looks at all hosts for every server, and what is wrong with a host is wrong
-at the next look, too. So a line names its cause and counts hosts, and the same cause is
-not named again for ``[hpc]log_interval`` seconds. Causes have neither host nor address in
-their keys: there are as many in a cloud of a thousand hosts as in one of ten.
+A scheduler visits all hosts for every server, and a fault of a host is still there at the next
+visit. So a line names its cause and counts hosts, and the same cause is not named again for
+``[hpc]log_interval`` seconds. The keys of causes contain neither host nor address: a cloud of a
+thousand hosts has as many causes as one of ten.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ CONF = cfg.CONF
 
 hpc_conf.register_all_options(CONF)
 
-#: Causes that are remembered; the one that was named longest ago is forgotten first.
+#: Maximum of remembered causes; the one that was named longest ago is forgotten first.
 _MOST: Final = 1024
 
 
 class LogThrottle:
     """When each cause was named; bounded, and safe between threads.
 
-    :param clock: seconds that only grow.
+    :param clock: returns seconds that never fall.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, most: int = _MOST) -> None:
         self._clock = clock
         self._most = most
-        #: cause -> when it was named, and how often it was not since
+        #: cause -> when it was named, and how often it was held back since
         self._times: dict[Hashable, tuple[float, int]] = {}
         self._lock = threading.Lock()
 
     def due(self, cause: Hashable) -> int | None:
         """Whether *cause* is to be named now; it then counts as named.
 
-        :returns: how often it was held back since it was named last; None: hold it back.
+        :returns: how often it was held back since it was last named; None to hold it back.
         """
         current_time = self._clock()
         with self._lock:
@@ -63,10 +63,10 @@ class LogThrottle:
             self._times.clear()
 
 
-#: What this process has said.
+#: The lines of this process.
 LOG_THROTTLE: Final = LogThrottle()
 
 
 def format_held_back(held: int) -> str:
-    """The text after a line whose like was held back so often; "" for none."""
+    """The end of a line that was held back before; "" if *held* is 0."""
     return f" (and {held} times since the last such line)" if held else ""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tells a server that is being made from one that is there and moves."""
+"""Distinguishes a server that is being created from an existing one that moves."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ LOG = logging.getLogger(__name__)
 def is_new_server(spec: objects.RequestSpec) -> bool:
     """Whether *spec* is for a server that has never had a host.
 
-    Nova keeps a build request of every server until it has one (conductor/manager.py:
-    585-594 and 2037-2051 of release 34), and nothing in the specification says it.
-    One query of the API database, so not for every request.
+    Nova keeps a build request of every server until it has a host (conductor/manager.py:
+    585-594 and 2037-2051 of release 34), and the specification itself does not show it.
+    It costs one query of the API database, so it is not used for every request.
 
-    :returns: True where it cannot be told.
+    :returns: True if it cannot be determined.
     """
     uuid = spec.instance_uuid if "instance_uuid" in spec else None
     if uuid is None:

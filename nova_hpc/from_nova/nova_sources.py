@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether functions of Nova are those that this release of the project was written against.
 
-Names of parameters say little of what a function does with them. So of each function that is
-wrapped, overridden or relied on the body was read on the last release of each Nova, and its
-digest is kept (``nova_digests.json``, which ``tools/nova_digests.py`` writes).
-Comments, white space, docstrings and the version of Python make no difference: what is
-digested is the syntax tree. Nova is read as text and never imported.
+Parameter names do not show how a function uses them. So the body of each function that is
+wrapped, overridden or relied on was read in the last release of each Nova, and its
+digest is kept (``nova_digests.json``, written by ``tools/nova_digests.py``).
+Comments, white space, docstrings and the version of Python make no difference: the digest
+covers the syntax tree. Nova is read as text and never imported.
 
-A difference is told and refused by nobody: distributions patch Nova.
+A difference is logged and never refused: distributions patch Nova.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from typing import Final
 
 import attrs
 
-#: The releases that were read.
+#: The releases whose sources were read.
 READ: Final[Mapping[int, str]] = {32: "32.2.1", 33: "33.0.2", 34: "34.0.0"}
-#: Where the digests are.
+#: The file with the digests.
 TABLE: Final = Path(__file__).with_name("nova_digests.json")
-#: Function -> release -> what :func:`digest_function` makes of it.
+#: Function -> release -> result of :func:`digest_function`.
 DIGESTS: Final[Mapping[str, Mapping[int, str]]] = {
     target: {int(release): digest for release, digest in row.items()}
     for target, row in json.loads(TABLE.read_text(encoding="ascii")).items()
 }
 
 _FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef)
-#: Fields of the tree that say how something is written.
+#: Fields of the tree that only describe notation.
 _STYLE: Final = frozenset({"kind", "type_comment"})
 
 
 @attrs.frozen
 class NovaChange:
-    """One function that is not as it was read."""
+    """One function that differs from the one that was read."""
 
     #: ``nova.virt.hardware:numa_fit_instance_to_host``, or with a class.
     target: str
     #: The release of Nova that it was compared with.
     read: str
-    #: What is the case, after "It ".
+    #: The difference, after "It ".
     why: str
 
     @property
@@ -70,10 +70,10 @@ def file_of(target: str) -> str:
 def find_changed_functions(
     folder: Path, release: int, targets: Iterable[str]
 ) -> tuple[NovaChange, ...]:
-    """Those of *targets* that are not as they were read.
+    """The functions among *targets* that differ from the ones that were read.
 
     :param folder: the package ``nova``.
-    :param release: its major version, one of :data:`READ`.
+    :param release: its major version, a key of :data:`READ`.
     """
     changes = []
     trees: dict[str, ast.Module | str] = {}
@@ -96,7 +96,7 @@ def find_changed_functions(
 
 
 def _parse_source(path: Path) -> ast.Module | str:
-    """The tree of a file, or why there is none."""
+    """The tree of a file, or the reason why there is none."""
     try:
         return ast.parse(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -106,7 +106,7 @@ def _parse_source(path: Path) -> ast.Module | str:
 
 
 def digest_function(tree: ast.Module, target: str) -> str | None:
-    """SHA-256 of a function's body, decorators and parameters; None: it is not there."""
+    """SHA-256 of a function's body, decorators and parameters; None if it is missing."""
     owner, _, name = target.partition(":")[2].rpartition(".")
     body: Iterable[ast.stmt] = tree.body
     if owner:
@@ -125,12 +125,12 @@ def digest_function(tree: ast.Module, target: str) -> str | None:
     ]
     if not functions:
         return None
-    # Of several that stand under one condition or another, any may count.
+    # If several definitions stand below conditions, any of them may count.
     return hashlib.sha256("\n".join(map(_dump_tree, functions)).encode()).hexdigest()
 
 
 def _flatten_statements(body: Iterable[ast.stmt]) -> Iterable[ast.stmt]:
-    """Statements, and those below a condition."""
+    """Statements, and the statements below a condition."""
     for statement in body:
         yield statement
         for part in ("body", "orelse", "finalbody", "handlers"):
@@ -141,7 +141,7 @@ def _flatten_statements(body: Iterable[ast.stmt]) -> Iterable[ast.stmt]:
 def _dump_tree(node: object) -> str:
     """A tree as text, the same on every version of Python.
 
-    Versions differ in what they list of what is not there.
+    Versions of Python differ in how they list missing parts.
     """
     if isinstance(node, list):
         return f"[{','.join(map(_dump_tree, node))}]"

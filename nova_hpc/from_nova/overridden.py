@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every method of Nova's classes that a class of this project's overrides, but for the driver's.
+"""Every method of Nova's classes that a class of this project overrides, except the driver's.
 
-The overriding classes are named as texts: nova-compute never imports those of the scheduler.
+The overriding classes are named as texts: nova-compute never imports the scheduler's classes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from nova_hpc.from_nova.gate import Patch
 
 @attrs.frozen
 class MethodOverride(Patch):
-    """A method of a class of this project's, in place of Nova's."""
+    """A method of a class of this project, in place of Nova's."""
 
     #: ``module:Class`` of the overriding class.
     ours: str = ""
@@ -30,7 +30,7 @@ _HOSTS: Final = "nova_hpc_tools.readers.snapshot:_SnapshotHostManager"
 _VALIDATOR: Final = "scheduler_filters.validators:HpcExtraSpecValidator"
 _WEIGHER: Final = "scheduler_filters.hpc_packing_weigher:HpcPackingWeigher"
 
-#: Those of nova-scheduler, nova-api and of commands that read a cloud.
+#: Overrides in nova-scheduler, nova-api and commands that read a cloud.
 SCHEDULER: Final[tuple[MethodOverride, ...]] = (
     MethodOverride(
         "nova.filters:BaseFilter.filter_all",

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Placement's word about all providers when Nova asked it for candidates.
+"""Placement's data about all providers, from Nova's query for candidates.
 
-Nova's scheduler asks once for each request (``get_allocation_candidates``). The answer
-holds, beside the candidates, what each provider of their trees has and how much of it is
-in use (``provider_summaries``, all resource classes since microversion 1.27; Nova uses
-1.36 or later). Filters do not see it: the wrap of ``_select_destinations`` puts it down
-on the request specification, which all filters get. So what is free costs no further
-request, for however many servers, and nothing is read of hosts that are not asked about.
+Nova's scheduler sends one query for each request (``get_allocation_candidates``). The answer
+contains, beside the candidates, the inventory and usage of each provider of their trees
+(``provider_summaries``, all resource classes since microversion 1.27; Nova uses
+1.36 or later). Filters do not see it. The wrap of ``_select_destinations`` stores it
+on the request specification, which all filters get. So the free amounts cost no further
+query, for any number of servers, and only the hosts in question are read.
 
-What the servers of a request have claimed since is subtracted here.
+The claims of the request's own servers since then are subtracted here.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from nova import objects
 
 from nova_hpc.from_nova.providers import DeviceKind
 
-#: On a request specification.
+#: Attribute of a request specification.
 _ANSWER: Final = "_hpc_placement_answer"
-#: On a host state.
+#: Attribute of a host state.
 _VIEW: Final = "_hpc_view"
 
 #: Provider -> ``{"resources": {class: {"capacity": n, "used": n}}, "traits": [...],
@@ -34,7 +34,7 @@ Summaries = Mapping[str, Mapping[str, Any]]
 
 
 class PlacementAnswer:
-    """The providers of one answer; read where it is asked about, and no further."""
+    """The providers of one answer; a provider is read only when it is needed."""
 
     def __init__(self, summaries: Summaries) -> None:
         self._summaries = dict(summaries)
@@ -42,7 +42,7 @@ class PlacementAnswer:
         self._trees: dict[str, list[str]] | None = None
 
     def free(self, provider: str, resource_class: str) -> int:
-        """How much of a resource class a provider has left; 0 where it is not in the answer."""
+        """The free amount of a resource class; 0 if the provider is not in the answer."""
         amounts = self._amounts(provider, resource_class)
         if amounts is None:
             return 0
@@ -50,7 +50,7 @@ class PlacementAnswer:
         return int(amounts["capacity"]) - int(amounts["used"]) - taken
 
     def capacity(self, provider: str, resource_class: str) -> int:
-        """How much a provider has of a resource class, whoever uses it."""
+        """A provider's total amount of a resource class, used or free."""
         amounts = self._amounts(provider, resource_class)
         return 0 if amounts is None else int(amounts["capacity"])
 
@@ -64,7 +64,7 @@ class PlacementAnswer:
         return all(trait in provider_traits for trait in traits)
 
     def tree(self, root: str) -> Sequence[str]:
-        """The providers of one host, its own among them; none where it is not in the answer."""
+        """The providers of one host, its own among them; none if it is not in the answer."""
         if self._trees is None:
             trees: dict[str, list[str]] = {}
             for provider, summary in self._summaries.items():
@@ -73,7 +73,7 @@ class PlacementAnswer:
         return self._trees.get(root, ())
 
     def take(self, allocations: Mapping[str, Mapping[str, Any]]) -> None:
-        """Subtract what a server of the request has been given.
+        """Subtract the allocations of a server of the request.
 
         :param allocations: provider -> ``{"resources": {class: amount}}``.
         """
@@ -82,10 +82,10 @@ class PlacementAnswer:
                 self._taken[provider, resource_class] += int(amount)
 
     def renew(self, root: str, summaries: Summaries) -> None:
-        """Put what Placement says now in the place of what it said of one host.
+        """Replace Placement's data about one host by its present data.
 
-        :param summaries: of the host's providers; none: nothing that is asked for is free.
-            They hold the claims of the request's own servers, too.
+        :param summaries: of the host's providers; empty if none of the requested devices is
+            free. They include the claims of the request's own servers.
         """
         for provider in self.tree(root):
             self._summaries.pop(provider, None)
@@ -118,25 +118,25 @@ class AnsweredAmounts:
         )
 
     def of(self, provider: str | None, counted: int) -> int:
-        """Free devices of *provider*, of which the pools count *counted*."""
+        """Free devices of *provider*; its pools count *counted*."""
         if not self.has(provider):
             return 0
         return min(counted, self.answer.free(str(provider), self.kind.resource_class))
 
 
 def keep_answer(spec: objects.RequestSpec, summaries: Summaries | None) -> None:
-    """Put down what Placement answered for *spec*; None: it was not asked."""
+    """Store Placement's answer for *spec*; None if there is none."""
     setattr(spec, _ANSWER, None if summaries is None else PlacementAnswer(summaries))
 
 
 def answer_of(spec: objects.RequestSpec) -> PlacementAnswer | None:
-    """The answer that was put down for *spec*; None: none."""
+    """The answer that was stored for *spec*; None if there is none."""
     answer: PlacementAnswer | None = getattr(spec, _ANSWER, None)
     return answer
 
 
 def subtract_consumed(spec: objects.RequestSpec, host: Any) -> None:
-    """A server of *spec* has got what *host* offered first (``_consume_selected_host``)."""
+    """Subtract the first offer of *host* for a server of *spec* (``_consume_selected_host``)."""
     forget_view(host)
     answer = answer_of(spec)
     offered = getattr(host, "allocation_candidates", None)
@@ -145,22 +145,22 @@ def subtract_consumed(spec: objects.RequestSpec, host: Any) -> None:
 
 
 def keep_view(host: Any, same: tuple[PlacementAnswer, int] | None, view: Any) -> None:
-    """Put down what was read of a host state, for the other servers of the request.
+    """Store the view of a host state, for the other servers of the request.
 
-    Nova filters the same host states again for each of them, and all but the hosts that
-    have got a server are as they were.
+    Nova filters the same host states again for each of them, and only the hosts that
+    have got a server have changed.
 
-    :param same: what the view depends on beside the host: the answer, and which kinds of
-        devices are wanted; None: more than that, so it is not kept.
+    :param same: other inputs of the view: the answer, and the kinds of wanted
+        devices. None if there are further inputs, so that it is not kept.
     """
     if same is not None:
-        # The host state may stay for the next request, and the answer must not with it.
+        # The host state may be kept for the next request, but the answer must not.
         answer, matching = same
         setattr(host, _VIEW, (weakref.ref(answer), matching, view))
 
 
 def recall_view(host: Any, same: tuple[PlacementAnswer, int] | None) -> Any:
-    """What was put down of a host state; None: nothing that holds still."""
+    """The stored view of a host state; None if there is no valid one."""
     kept = getattr(host, _VIEW, None)
     if same is None or kept is None:
         return None
@@ -171,6 +171,6 @@ def recall_view(host: Any, same: tuple[PlacementAnswer, int] | None) -> Any:
 
 
 def forget_view(host: Any) -> None:
-    """A host state has changed, or what Placement says of it."""
+    """Drop the view, because the host state or Placement's data about it has changed."""
     if getattr(host, _VIEW, None) is not None:
         setattr(host, _VIEW, None)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads one of Nova's PCI pools: the same wherever the same device sits.
+"""Reads one of Nova's PCI pools: with the same result for equal devices at equal addresses.
 
-Nodes of one kind have the same devices at the same addresses. What a pool says,
-apart from its provider and its count, is therefore read once and kept; the
-nodes of a cloud share the result.
+Nodes of one kind have the same devices at the same addresses. So the content of a pool,
+apart from its provider and its count, is read once and kept; the nodes of a cloud share the
+result.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from nova_hpc.wire import tags as hpc_tags
 #: Nova gives these two to every device, so they are not in the tags.
 EVERYWHERE: Final = frozenset({"COMPUTE_MANAGED_PCI_DEVICE", "OWNER_NOVA"})
 
-#: The tag of devices for Neutron's ports. Nova's own translation to Placement leaves
-#: them out where it names a network (pci_placement_translator.py:492 of release 34);
+#: The tag of devices for Neutron's ports. Nova's own translation to Placement omits
+#: devices whose tag names a network (pci_placement_translator.py:492 of release 34);
 #: null stands for networks without a physical one.
 _NETWORK: Final = pci_request.PCI_NET_TAG
 
-#: What differs between devices that are otherwise alike.
+#: Keys that differ between devices that are otherwise alike.
 _OWN: Final = frozenset({"rp_uuid", "count"})
 
 #: Kinds of devices that are remembered; a cloud has a handful.
 _KINDS: Final = 256
 
-#: Where a device is, and what differs from node to node.
+#: Keys for the place of a device, and keys that differ from node to node.
 _PLACE: Final = frozenset(
     {
         "address",
@@ -68,33 +68,33 @@ class Match:
 
     want: str
     kind: DeviceKind
-    #: Its tags and ids say that it is of that kind.
+    #: Whether its tags and ids are of that kind.
     is_kind: bool
-    #: Set if it claims another resource class: then Placement must not agree.
+    #: Set if its entry names another resource class; Placement must then not list it as free.
     contradiction: str | None
 
 
 @attrs.frozen(eq=False)
 class KnownPool:
-    """The common part of all pools that say the same."""
+    """The common part of all pools with equal content."""
 
     name: str
     tags: hpc_tags.Tags | None
     location: Location
-    #: Why its tags cannot be used.
+    #: Why its tags are unusable; None if they are usable.
     fault: str | None
     matches: tuple[Match, ...]
-    #: Several functions share one provider, however many of them are free.
+    #: Whether several functions share one provider, also if few of them are free.
     several: bool
-    #: NUMA node as Nova knows it; None: Nova does not.
+    #: NUMA node in Nova; None if Nova has none.
     node: int | None
     #: Keys of the direct ports that it can serve.
     ports: frozenset[str] = frozenset()
-    #: Its devices are for ports alone.
+    #: Whether its devices are only for ports.
     for_ports: bool = False
-    #: Its address, if it is an adapter that can be had itself.
+    #: Whether it is an adapter that can be given itself.
     whole: bool = False
-    #: How many aliases of the cloud it serves.
+    #: Number of the cloud's aliases that it serves.
     aliases: int = 0
     number: int = attrs.field(factory=cache.next_unique_number)
 
@@ -108,7 +108,7 @@ class SeenPool:
     free: int
 
     def pool(self, identifier: str) -> DevicePool:
-        """The same in the engine's words."""
+        """The pool in the engine's words."""
         tags = self.known.tags
         return DevicePool(
             id=identifier,
@@ -117,7 +117,7 @@ class SeenPool:
             free=self.free,
             serves=self.serves,
             unit=None if tags is None else tags.group,
-            # Later servers want devices by their role, and these only by ports.
+            # Later servers get devices by their role, but these only through ports.
             role=None if tags is None or self.known.for_ports else tags.role,
             aliases=self.known.aliases,
         )
@@ -134,10 +134,10 @@ class _PoolSample:
 
 
 class Samples:
-    """One pool of each kind of device, to tell which role an alias plays.
+    """One pool of each kind of device, which shows the role of an alias.
 
-    Aliases are Nova's and roles are this project's; the tags of the pools that an
-    alias matches connect the two, as they do for ``hpc:group``. Safe between threads.
+    Aliases are Nova's and roles are this project's. The tags of the pools that an
+    alias matches connect the two, as for ``hpc:group``. Safe between threads.
     """
 
     def __init__(self) -> None:
@@ -146,13 +146,13 @@ class Samples:
 
     @property
     def version(self) -> int:
-        """Changes when a new kind of device has been seen."""
+        """A number that changes when a new kind of device is seen."""
         return len(self._kept)
 
     def learn(
         self, pool: Mapping[str, Any], resource_class: str, traits: frozenset[str], role: str
     ) -> None:
-        """Remember a pool whose tags say *role*."""
+        """Remember a pool whose tags name *role*."""
         plain = {key: value for key, value in pool.items() if key not in _PLACE}
         key = (resource_class, traits, role, tuple(sorted(map(repr, plain.items()))))
         with self._lock:
@@ -161,7 +161,7 @@ class Samples:
                 self._kept[key] = _PoolSample(sample, resource_class, traits, role)
 
     def role_of(self, device: WantedDevice) -> str | None:
-        """The role of the devices which match an alias; of several, that of most kinds."""
+        """The role of the devices that match an alias; among several, the role of most kinds."""
         with self._lock:
             samples = list(self._kept.values())
         stats = pci_stats.PciDeviceStats(None)
@@ -179,7 +179,7 @@ class Samples:
             return most_counted_name(role_counts)
 
 
-#: What this process has seen.
+#: The samples of this process.
 SAMPLES: Final = Samples()
 
 KNOWN: Final[Cache[KnownPool]] = Cache()
@@ -199,7 +199,7 @@ def recall_pool(
     try:
         hash(key)
     except TypeError:
-        # Something in it is no string or number: not Nova's doing.
+        # A value in it is not a string or number, so it is not Nova's.
         return _read_pool(stats, pool, task, socket)
     return KNOWN.get(key, lambda: _read_pool(stats, pool, task, socket))
 
@@ -207,9 +207,15 @@ def recall_pool(
 def _read_pool(
     stats: Any, pool: Mapping[str, Any], task: ServerTask, socket: int | None
 ) -> KnownPool:
+    """Read a pool for the wants of *task*.
+
+    Nova's own filter decides which aliases and ports the pool matches. The tags then give its
+    role, place, class and traits. A pool with wrong tags is kept with its fault, so that a
+    refusal can name it.
+    """
     tags, fault = None, None
     location = Location()
-    # What Nova does not tell Placement of is never a flavor's, whatever an alias says.
+    # Devices that Nova does not report to Placement are never a flavor's, whatever the alias.
     for_ports = bool(pool.get(_NETWORK))
     matched = [
         device
@@ -219,7 +225,7 @@ def _read_pool(
     served = frozenset(
         kind.ports.key
         for kind in task.ports
-        # A port without a physical network matches adapters of none, and those only.
+        # A port without a physical network matches only adapters without one.
         if _NETWORK in pool and stats._filter_pools([pool], kind.probe, None, [])
     )
     matches: tuple[Match, ...] = ()
@@ -247,7 +253,7 @@ def _read_pool(
         )
     except hpc_tags.TagError as error:
         fault = str(error)
-        # Only that it was wanted matters for a device that cannot be used.
+        # For an unusable device it only matters that it was wanted.
         matches = tuple(Match(device.want.key, device.kind, False, None) for device in matched)
     return KnownPool(
         name=str(pool.get("address", "?")),
@@ -267,7 +273,7 @@ def _read_pool(
 def read_pool_location(
     pool: Mapping[str, Any], tags: hpc_tags.Tags | None, socket: int | None
 ) -> Location:
-    """Where a pool sits: the tags, and Nova's own NUMA node.
+    """The place of a pool: the tags, and Nova's own NUMA node.
 
     :raises hpc_tags.TagError: the two contradict each other.
     """
@@ -311,13 +317,13 @@ def usable_part_of_pool(
     count: int,
     free: Mapping[DeviceKind, Amounts | None],
 ) -> SeenPool | None:
-    """The part of a pool that can be used at this moment.
+    """The usable part of a pool at this moment.
 
     :param count: free functions, as the pools count them.
-    :param free: what Placement says is free; None for a kind if unknown.
-    :returns: None where nothing is free, or where the device is neither wanted
+    :param free: Placement's free devices; None for a kind if unknown.
+    :returns: None if nothing is free, or if the device is neither wanted
         nor tagged.
-    :raises hpc_tags.TagError: it cannot be used; the text says why.
+    :raises hpc_tags.TagError: it is unusable; the text gives the reason.
     """
     if known_pool.fault is not None:
         raise hpc_tags.TagError(known_pool.fault)
@@ -329,7 +335,7 @@ def usable_part_of_pool(
         )
     for match in known_pool.matches:
         asked = free.get(match.kind)
-        # The amount says whether it has any, and asking twice is most of this function.
+        # The amount also shows whether it has any; a second call would double the time.
         part = 0 if asked is None or count <= 0 else asked.of(provider, count)
         if asked is None:
             if match.is_kind:
@@ -340,7 +346,7 @@ def usable_part_of_pool(
             serves.append(match.want)
             amount = min(amount, part)
         elif match.is_kind:
-            # Of this kind, but not among the free ones: a server that is
+            # It is of this kind, but not among the free devices: a server that is
             # being built has it.
             taken = True
     if amount <= 0 or (not serves and (taken or known_pool.tags is None)):

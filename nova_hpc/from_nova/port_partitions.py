@@ -19,7 +19,7 @@ from nova_hpc.topology.model import try_normalise_address
 def read_port_partitions(vifs: Iterable[Mapping[str, Any]]) -> dict[str, PortPartition]:
     """Host address of a port's device -> the partition of the port's network.
 
-    A port that is in no partition, or whose details make no sense, is left out.
+    A port that is in no partition, or whose details are invalid, is left out.
     """
     partitions = {}
     for vif in vifs:

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which adapter serves a direct port: said to Nova, and chosen again at the claim.
+"""The adapter of a direct port: passed to Nova, and chosen again at the claim.
 
 Nova 32 to 34 have no allocation in Placement for the device of a port, so the
-scheduler's choice cannot travel: ``consume_requests`` of nova/pci/stats.py takes any
+scheduler's choice cannot travel. ``consume_requests`` of nova/pci/stats.py takes any
 pool that matches, in the order of its list. A request that names an address is served
-by that adapter alone, because the address is a key of the pools like any tag
-(``_create_pool_keys_from_dev`` and ``_filter_pools_for_spec`` of nova/pci/stats.py);
+only by that adapter, because the address is a key of the pools like any tag
+(``_create_pool_keys_from_dev`` and ``_filter_pools_for_spec`` of nova/pci/stats.py).
 Nova itself binds a port with guaranteed bandwidth in this way, by ``parent_ifname``
 (``update_pci_request_with_placement_allocations`` of nova/compute/utils.py).
 
-The scheduler asks Nova whether its choice fits with requests that name it. The node
-knows which devices of the flavor were allocated, and chooses for the ports with the same
+The scheduler checks with Nova whether its choice fits, by requests that name it. The node
+has the allocated devices of the flavor, and chooses for the ports with the same
 pure function, among the pools of that moment.
 """
 
@@ -58,7 +58,7 @@ class NoAdapterError(Exception):
 def pin_port_requests(
     requests: Sequence[objects.InstancePCIRequest], adapters: Mapping[str, str]
 ) -> list[objects.InstancePCIRequest]:
-    """The requests, those of ports bound to their adapters; nothing is changed.
+    """Copies of the requests; requests of ports are bound to their adapters.
 
     :param adapters: request id -> PCI address of the adapter.
     """
@@ -92,7 +92,7 @@ def bandwidth_providers_of(
 ) -> dict[str, str]:
     """Request group of a port with bandwidth -> provider of the adapter that was chosen.
 
-    :param adapters: as :func:`chosen_adapters_of` has them.
+    :param adapters: from :func:`chosen_adapters_of`.
     :param providers: as :attr:`nova_hpc.from_nova.hosts.HostView.bandwidth`.
     """
     chosen_providers = {}
@@ -111,9 +111,9 @@ class ClaimingServer:
 
     flavor: objects.Flavor
     image: objects.ImageMeta
-    #: The guest's cells before they are fitted; the number of them counts.
+    #: The guest's cells before they are fitted; only their number counts.
     topology: objects.InstanceNUMATopology | None
-    #: What it has here already: a port comes to a server that runs.
+    #: Its present requests and devices here, if a port is added to a running server.
     requests: tuple[objects.InstancePCIRequest, ...] = ()
     devices: tuple[objects.PciDevice, ...] = ()
 
@@ -127,14 +127,14 @@ class ClaimingServer:
         """Choose the adapters for the ports among *requests*.
 
         :param stats: Nova's PciDeviceStats of the host.
-        :param mapping: as Nova's ``apply_requests`` has it; None after the scheduler.
+        :param mapping: from Nova's ``apply_requests``; None after the scheduler.
         :param cells: the guest's cells with the numbers of the host's nodes.
-        :returns: request -> PCI address; {} where this is left to Nova.
-        :raises NoAdapterError: the flavor requires what no adapter can give.
+        :returns: request -> PCI address; {} if Nova chooses.
+        :raises NoAdapterError: no adapter meets the flavor's requirements.
         """
         kinds = server.port_kinds(objects.InstancePCIRequests(requests=list(requests)))
         if not kinds or (self.topology and not cells):
-            # With cells Nova asks again, when it knows the nodes.
+            # With cells Nova calls again, once the nodes are fixed.
             return {}
         problem = _ClaimProblem.of(self, stats, requests, mapping, cells, kinds)
         if problem is None:
@@ -146,7 +146,7 @@ class ClaimingServer:
             request = problem.asked.request(roles.bind_alias_roles(problem.asked.wants, played))
         except FlavorError:
             return {}  # refused with the reason before the guest starts
-        # The flavor's devices are given: which NVLink sets there are matters no more.
+        # The flavor's devices are already given, so NVLink sets no longer matter.
         answer = choose_device_sets(attrs.evolve(request, nvlink=Nvlink.NONE), problem.host)
         if answer.sets:
             return chosen_adapters_of(kinds, answer.sets[0], problem.host)
@@ -157,7 +157,7 @@ class ClaimingServer:
 
 @attrs.frozen
 class _ClaimProblem:
-    """The server's wants, and a host that has them and the adapters."""
+    """The server's wants, and a host with their devices and the adapters."""
 
     asked: ServerSpec
     host: FreeHost
@@ -172,7 +172,12 @@ class _ClaimProblem:
         cells: Sequence[objects.InstanceNUMACell] | None,
         kinds: Sequence[server.PortKind],
     ) -> _ClaimProblem | None:
-        """None: the flavor's devices are not allocated, so nothing is known."""
+        """The problem; None if the flavor's devices are not allocated, so that it is unknown.
+
+        The host contains three kinds of devices: the devices allocated for this claim, the
+        server's present devices, and the free adapters. So the choice for the new ports respects
+        all groups of the server.
+        """
         topology = stats.numa_topology
         nodes = tuple(
             HostNode(cell.id, getattr(cell, "socket", None))
@@ -239,14 +244,14 @@ def _build_pool(
     count: int,
     sockets: Mapping[int, int | None],
 ) -> DevicePool:
-    """A pool where its tags say that it is; broken tags say nothing."""
+    """A pool at the place in its tags; broken tags give no place."""
     location, role = Location(), None
     try:
         tags = hpc_tags.parse_tags(pool)
         location = pools.read_pool_location(pool, tags, sockets.get(pool["numa_node"]))
         role = None if tags is None else tags.role
     except hpc_tags.TagError:
-        pass  # the log has it since the node was read
+        pass  # it has been in the log since the node was read
     return DevicePool(
         identifier, str(pool["address"]), location, count, frozenset(serves), role=role
     )
@@ -270,7 +275,7 @@ def _list_allocated_pools(
 def _pool_of_device(
     stats: Any, device: objects.PciDevice, key: str, sockets: Mapping[int, int | None]
 ) -> DevicePool:
-    # None: its entry has been removed from device_spec since.
+    # None if its entry has been removed from device_spec since.
     pool = stats._create_pool_keys_from_dev(device) or {
         "address": device.address,
         "numa_node": device.numa_node,
@@ -303,5 +308,5 @@ def _list_adapter_pools(
 
 
 def _is_whole_adapter(pool: Mapping[str, Any]) -> bool:
-    """Whether it is an adapter that can be had itself, and no functions of one."""
+    """Whether it is an adapter that can be given itself, and not functions of one."""
     return bool(pool.get("dev_type") == fields.PciDeviceType.SRIOV_PF)

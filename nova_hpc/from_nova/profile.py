@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cloud's own flavors as the profile that damage is measured against.
+"""The cloud's own flavors as the profile for measuring damage.
 
 Of two device sets that serve a server equally well, the better one leaves more
-room for what this cloud sells. What that is stands in its flavors: each that
-asks for devices is a shape, weighted by ``[hpc]flavor_weights`` or, where that is not set,
-by how many servers of it run.
+room for this cloud's flavors. Each flavor with devices is a shape. Its weight is in
+``[hpc]flavor_weights`` or, if that option is not set, comes from its number of running
+servers.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ LOG = logging.getLogger(__name__)
 
 _ONCE: Final = Once()
 
-#: Seconds for which the flavors are not read again.
+#: Seconds between two readings of the flavors.
 _KEEP: Final = 300.0
 
 
 @attrs.frozen(eq=False)
 class CloudProfile:
-    """A profile, and a number that names it in the keys of caches."""
+    """A profile, and a number that stands for it in the keys of caches."""
 
     profile: Profile
     number: int = attrs.field(factory=cache.next_unique_number)
@@ -74,12 +74,12 @@ class CloudProfiles:
         self._reading = False
 
     def current(self) -> CloudProfile:
-        """The profile of the flavors that there are, at most minutes old."""
+        """The profile of the present flavors, at most minutes old."""
         with self._lock:
             reader = not self._reading and time.monotonic() >= self._until
             self._reading = self._reading or reader
         if reader:
-            # The others go on with what is known while one thread reads.
+            # The others use the previous profile while one thread reads.
             sold = _read_sold_flavors()
             learned = _learn_flavor_weights(sold) if sold and _learns_weights() else None
             with self._lock:
@@ -101,11 +101,11 @@ class CloudProfiles:
 
 
 def _read_sold_flavors() -> tuple[_Sold, ...] | None:
-    """The flavors of the API database that ask for devices; None: unreadable."""
+    """The flavors of the API database with devices; None if they are unreadable."""
     try:
         flavors = objects.FlavorList.get_all(nova_context.get_admin_context())
     except Exception as error:
-        # Whatever it is: the choice of devices only loses its finest point.
+        # Any error is acceptable: the choice of devices only loses its last criterion.
         if _ONCE.first(("flavors", type(error).__name__)):
             LOG.warning(
                 "The flavors cannot be read (%s: %s); until they can, the damage of a placement "
@@ -121,18 +121,18 @@ def _read_sold_flavors() -> tuple[_Sold, ...] | None:
         try:
             sold.append(_Sold(flavor.id, flavor.name, server.read_flavor_task(flavor)))
         except (exception.NovaException, server.RequestError, ValueError) as error:
-            # Nobody can build a server with it either.
+            # A server cannot be built with it either.
             LOG.debug("Flavor %s is no part of the profile: %s", flavor.name, error)
     return tuple(sold)
 
 
 def _learns_weights() -> bool:
-    """Whether the weights are those of the servers that run."""
+    """Whether the weights come from the running servers."""
     return bool(CONF.hpc.learn_flavor_weights) and not CONF.hpc.flavor_weights
 
 
 def _learn_flavor_weights(sold: Iterable[_Sold]) -> dict[str, int] | None:
-    """Flavor -> weight; None: a cell could not be asked, and what is known stays."""
+    """Flavor -> weight; None if a cell did not answer, and the previous weights stay."""
     names = {flavor.id: flavor.name for flavor in sold}
     running = dict.fromkeys(names.values(), 0)
     try:
@@ -143,7 +143,7 @@ def _learn_flavor_weights(sold: Iterable[_Sold]) -> dict[str, int] | None:
         cells = {"": error}
     for cell, cell_counts in cells.items():
         if nova_context.is_cell_failure_sentinel(cell_counts):
-            # Half of a cloud would say that the other half sells nothing.
+            # The weights of half a cloud would be wrong for the other half.
             if _ONCE.first(("running", cell)):
                 LOG.warning(
                     "The servers of cell %s cannot be counted (%s); until they can, flavors keep "
@@ -161,9 +161,9 @@ def _learn_flavor_weights(sold: Iterable[_Sold]) -> dict[str, int] | None:
 def _count_running_servers(
     context: nova_context.RequestContext, flavors: Sequence[int]
 ) -> list[tuple[int, int]]:
-    """Of one cell: flavor, and servers of it that are not deleted.
+    """For one cell: flavor, and the number of its servers that are not deleted.
 
-    Nova's objects would bring each server itself.
+    Nova's objects would load each server itself.
     """
     flavor = models.Instance.instance_type_id
     query = context.session.query(flavor, sqlalchemy.func.count())
@@ -186,9 +186,9 @@ def _build_profile_or_default(
 def build_cloud_profile(
     sold: Iterable[_Sold], weights: Mapping[str, int], samples: Samples
 ) -> Profile:
-    """The profile of these flavors; the engine's default where there are none.
+    """The profile of these flavors; the engine's default if there are none.
 
-    :param weights: flavor name -> weight; 1 where it is not named.
+    :param weights: flavor name -> weight; 1 if it is missing.
     """
     shapes, names = [], set()
     for sold_flavor in sold:
@@ -212,7 +212,7 @@ def build_cloud_profile(
 
 
 def _shape_of_task(task: server.ServerTask, weight: int, samples: Samples) -> FlavorShape | None:
-    """One flavor as later requests would ask for it; None for a broken one."""
+    """One flavor as a shape for later requests; None if it is broken."""
     roles = {
         device.want.key: samples.role_of(device) or device.want.name for device in task.devices
     }

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asks Placement which devices are free at this moment.
+"""Queries Placement for the devices that are free at this moment.
 
-The pools of a host state are what the compute node last saved. A server that
-is being built has its devices in Placement already but not in the pools, so a
-choice from the pools alone would collide with it again and again: the choice
-is deterministic. What Placement says settles it, and tells the resource class
-of a device. A scheduler has that answer already
-(:mod:`nova_hpc.from_nova.placement_answer`); here it is asked for where there
-was none: by ``explain`` and snapshots, which ask about the whole cloud.
+The pools of a host state are the compute node's last report. A server that is being built has
+its devices in Placement already, but not in the pools. The choice is deterministic, so a
+choice from only the pools would collide with it again and again. Placement's data is
+decisive, and contains the resource class of a device. A scheduler has that answer already
+(:mod:`nova_hpc.from_nova.placement_answer`). This module is for callers without one:
+``explain`` and snapshots, which cover the whole cloud.
 """
 
 from __future__ import annotations
@@ -22,48 +21,48 @@ from oslo_log import log as logging
 
 LOG = logging.getLogger(__name__)
 
-#: The first with ``required`` in a query of providers.
+#: The first microversion with ``required`` in a query of providers.
 _MICROVERSION: Final = "1.18"
 
-#: The first whose candidates hold all resource classes of whole trees, and ``in_tree``.
+#: The first one whose candidates contain all resource classes of whole trees, and ``in_tree``.
 _WITH_SUMMARIES: Final = "1.31"
 
-#: Free functions of one adapter are told apart up to this number.
+#: Free functions of one adapter are counted up to this number.
 MOST: Final = 8
 
 
 @attrs.frozen
 class DeviceKind:
-    """A kind of device, as Placement knows it."""
+    """A kind of device in Placement."""
 
     resource_class: str
     traits: frozenset[str] = frozenset()
 
 
 class Amounts(Protocol):
-    """Which providers have free devices of one kind."""
+    """The providers with free devices of one kind."""
 
     def has(self, provider: str | None) -> bool:
-        """Whether a provider has one."""
+        """Whether a provider has a free device."""
 
     def of(self, provider: str | None, counted: int) -> int:
-        """Free devices of *provider*, of which the pools count *counted*."""
+        """Free devices of *provider*; its pools count *counted*."""
 
 
 @attrs.frozen
 class Free:
-    """Providers with free devices of one kind, as Placement was asked for them."""
+    """Providers with free devices of one kind, from queries to Placement."""
 
-    #: provider -> free devices, as far as was asked.
+    #: provider -> free devices, up to the largest queried number.
     amounts: Mapping[str, int]
     asked: int
 
     def has(self, provider: str | None) -> bool:
-        """Whether a provider has one."""
+        """Whether a provider has a free device."""
         return provider in self.amounts
 
     def of(self, provider: str | None, counted: int) -> int:
-        """Free devices of *provider*, of which the pools count *counted*."""
+        """Free devices of *provider*; its pools count *counted*."""
         amount = self.amounts.get(provider or "", 0)
         return counted if amount >= self.asked else min(counted, amount)
 
@@ -71,8 +70,8 @@ class Free:
 def free_providers(kind: DeviceKind, most: int) -> Free | None:
     """All providers with free devices of *kind*.
 
-    :param most: how many of one provider the request can use.
-    :returns: None if Placement could not be asked: then the pools have to do.
+    :param most: maximum number of devices of one provider that the request can use.
+    :returns: None if Placement could not be queried; the pools are then used.
     """
     most = max(1, min(most, MOST))
     amounts: dict[str, int] = {}
@@ -81,7 +80,7 @@ def free_providers(kind: DeviceKind, most: int) -> Free | None:
         if uuids is None:
             return None
         if not uuids:
-            # Nobody has as many, so the smaller amounts are exact.
+            # No provider has so many, so the smaller amounts are exact.
             break
         amounts.update(dict.fromkeys(uuids, amount))
     return Free(amounts=amounts, asked=most)
@@ -95,11 +94,11 @@ def _ask_uuids(kind: DeviceKind, amount: int) -> list[str] | None:
 def ask_providers(
     resources: Mapping[str, int], traits: Iterable[str], provider: str | None = None
 ) -> list[Mapping[str, Any]] | None:
-    """All providers that have these resources free, and these traits, as Placement shows them.
+    """All providers with these free resources and traits, as Placement returns them.
 
-    :param provider: the UUID of the only one that is asked about.
+    :param provider: the UUID of the only provider that is queried.
 
-    :returns: None if Placement could not be asked; the log has the reason.
+    :returns: None if Placement could not be queried; the log has the reason.
     """
     amounts = ",".join(f"{name}:{amount}" for name, amount in sorted(resources.items()))
     what = ", ".join(sorted(resources))
@@ -113,7 +112,7 @@ def ask_providers(
         client = report.report_client_singleton()
         answer = client.get(url, version=_MICROVERSION)
         if answer.status_code == 400 and not _are_all_known(client, resources, traits):
-            # No node reports it (yet): then there is none, and nothing is wrong.
+            # No node reports it (yet), so no provider has it, which is normal.
             return []
         if answer.status_code != 200:
             LOG.warning(
@@ -126,7 +125,7 @@ def ask_providers(
         providers: list[Mapping[str, Any]] = answer.json()["resource_providers"]
         return providers
     except Exception as error:
-        # Whatever is wrong with Placement, the claim that follows will tell.
+        # The following claim reports any fault of Placement.
         LOG.warning(
             "Placement could not be asked which %s are free (%s); going by the hosts' own pools",
             what,
@@ -136,9 +135,9 @@ def ask_providers(
 
 
 def _are_all_known(client: Any, resources: Iterable[str], traits: Iterable[str]) -> bool:
-    """Whether Placement has ever heard of these resource classes and traits.
+    """Whether Placement has these resource classes and traits in its lists.
 
-    It answers 400 to a question that names one that it has not, as to a bad question
+    It answers 400 to a query with an unlisted name, like to an invalid query
     (placement/util.py, normalize_resources_qs_param; handlers/resource_provider.py).
     """
     paths = [f"/resource_classes/{parse.quote(name)}" for name in resources]
@@ -147,11 +146,11 @@ def _are_all_known(client: Any, resources: Iterable[str], traits: Iterable[str])
 
 
 def ask_about_host(root: str, kind: DeviceKind) -> Mapping[str, Mapping[str, Any]] | None:
-    """Inventories and usage of one host, as the summaries of an answer with candidates.
+    """Inventories and usage of one host, like the summaries of an answer with candidates.
 
     :param root: UUID of the compute node.
-    :param kind: of devices; a host that has none of them free is not described.
-    :returns: None if Placement could not be asked.
+    :param kind: of devices; a host without free ones is not described.
+    :returns: None if Placement could not be queried.
     """
     query = {"in_tree": root, "resources": f"{kind.resource_class}:1", "limit": "1"}
     url = "/allocation_candidates?" + parse.urlencode(query, safe=":")
@@ -171,14 +170,14 @@ def has_free_resources(provider: str, resources: Mapping[str, int]) -> bool | No
     """Whether a provider has these resources free at this moment.
 
     :param provider: its UUID.
-    :returns: None if Placement could not be asked.
+    :returns: None if Placement could not be queried.
     """
     providers = ask_providers(resources, (), provider)
     return None if providers is None else bool(providers)
 
 
 def resource_classes_of(provider: str) -> frozenset[str]:
-    """Resource classes of a provider's inventory; none where Placement does not say.
+    """Resource classes of a provider's inventory; empty if Placement does not answer.
 
     :param provider: its UUID.
     """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server's request, from whatever Nova has of it.
+"""A server's request, from any of Nova's objects for it.
 
-The scheduler has a request specification, a node an instance with what it has
-claimed, ``explain`` and the profile a flavor. Each of them goes through
+The scheduler has a request specification, a node has an instance with its claim,
+``explain`` and the profile have a flavor. Each of them goes through
 :func:`read_server_spec`, so that all build the same request to the engine.
 """
 
@@ -34,8 +34,8 @@ from nova_hpc.placement.server import ServerSpec
 CONF = cfg.CONF
 hpc_conf.register_all_options(CONF)
 
-#: What Nova makes of each policy for the devices of a host whose NUMA nodes are
-#: known, the strictest first: nova/pci/stats.py of release 34, lines 393-476.
+#: Nova's policies for devices of a host whose NUMA nodes are known, the strictest
+#: first: nova/pci/stats.py of release 34, lines 393-476.
 _STRICTEST: Final = (
     fields.PCINUMAAffinityPolicy.REQUIRED,
     fields.PCINUMAAffinityPolicy.LEGACY,
@@ -43,7 +43,7 @@ _STRICTEST: Final = (
     fields.PCINUMAAffinityPolicy.PREFERRED,
 )
 
-#: Short names of the long keys that say what a request asks for.
+#: Short names for the long keys that describe a request.
 _SHAPES: Final[Cache[int]] = Cache()
 
 
@@ -55,7 +55,7 @@ _IN_PLACEMENT: Final = (
 class RequestError(ValueError):
     """A request that this release cannot read; the text is for operators.
 
-    :ivar cure: what an operator has to do; users read it, too.
+    :ivar cure: the operator's remedy; users read it, too.
     """
 
     def __init__(self, text: str, cure: str = "look into the log of nova-scheduler") -> None:
@@ -65,14 +65,14 @@ class RequestError(ValueError):
 
 @attrs.frozen
 class WantedDevice:
-    """One alias of the flavor, as Nova and Placement know it."""
+    """One alias of the flavor, in the terms of Nova and Placement."""
 
     want: Want
     request: objects.InstancePCIRequest = attrs.field(eq=False, hash=False, repr=False)
     kind: DeviceKind
     units: tuple[RequestedDevice, ...]
-    #: The request for none of them: Nova answers None where there are fewer
-    #: devices than requested, and the question is which would do.
+    #: The request for zero devices, for finding suitable pools. With a positive count Nova
+    #: returns None if there are fewer devices than requested.
     probe: objects.InstancePCIRequest = attrs.field(init=False, eq=False, hash=False, repr=False)
 
     @probe.default
@@ -83,22 +83,22 @@ class WantedDevice:
 
     @property
     def matching(self) -> Hashable:
-        """Everything that decides which pools it matches, and nothing else."""
+        """Exactly the inputs that decide which pools it matches."""
         spec = tuple(tuple(sorted(part.items())) for part in self.request.spec)
         return (self.want.key, self.kind, spec)
 
 
 @attrs.frozen
 class PortKind:
-    """Neutron's direct ports that want the same of an adapter.
+    """Neutron's direct ports with equal requirements for an adapter.
 
-    Nova has one request for each port. It does not ask Placement for the device
+    Nova has one request for each port. It does not request the device from Placement
     (``_get_rp_uuids_for_request`` of nova/pci/stats.py, 32 to 34).
     """
 
     ports: Ports
     requests: tuple[objects.InstancePCIRequest, ...] = attrs.field(eq=False, hash=False, repr=False)
-    #: What each of them asks Placement for of its adapter; None: nothing.
+    #: Each port's request to Placement for its adapter; None if it has none.
     bandwidth: Bandwidth | None = None
     #: As :attr:`WantedDevice.probe`.
     probe: objects.InstancePCIRequest = attrs.field(init=False, eq=False, hash=False, repr=False)
@@ -111,26 +111,26 @@ class PortKind:
 
     @property
     def matching(self) -> Hashable:
-        """Everything that decides which pools it matches, and nothing else."""
+        """Exactly the inputs that decide which pools it matches."""
         return (self.ports.key, _matching_of_request(self.requests[0]))
 
 
 @attrs.frozen
 class ServerTask:
-    """The wishes of a request specification, the same for every host."""
+    """The requirements of a request specification, the same for every host."""
 
     server: ServerSpec
     devices: tuple[WantedDevice, ...]
     ports: tuple[PortKind, ...] = ()
-    #: Equal for requests that want the same kinds of devices.
+    #: Equal for requests for the same kinds of devices.
     matching: int = attrs.field(init=False)
-    #: Equal for requests that want the same altogether.
+    #: Equal for requests with the same requirements.
     shape: int = attrs.field(init=False)
 
     @matching.default
     def _matching(self) -> int:
         devices = tuple(device.matching for device in self.devices)
-        # How many aliases a pool serves is known of it, too.
+        # The result of a pool also contains the number of aliases that it serves.
         aliases = tuple(CONF.pci.alias)
         return _number_of_shape(
             ("matching", devices, tuple(kind.matching for kind in self.ports), aliases)
@@ -149,7 +149,7 @@ class ServerTask:
 
     @property
     def kinds(self) -> Mapping[DeviceKind, int]:
-        """How many of each kind it wants; several of them may sit on one adapter."""
+        """Number of wanted devices of each kind; several of them may sit on one adapter."""
         counts: collections.Counter[DeviceKind] = collections.Counter()
         for device in self.devices:
             counts[device.kind] += device.want.count
@@ -162,7 +162,7 @@ class ServerTask:
 
     @property
     def bandwidth(self) -> Mapping[str, Bandwidth]:
-        """Request group of each port with bandwidth -> what it asks for."""
+        """Request group of each port with bandwidth -> its bandwidth."""
         return {
             str(request.requester_id): kind.bandwidth
             for kind in self.ports
@@ -172,7 +172,7 @@ class ServerTask:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """Tells one request from another on a host state."""
+        """Distinguishes requests on the same host state."""
         return tuple(str(device.request.request_id) for device in self.devices)
 
 
@@ -180,7 +180,7 @@ def _number_of_shape(key: Hashable) -> int:
     try:
         return _SHAPES.get(key, cache.next_unique_number)
     except TypeError:
-        # Not hashable, so not Nova's: like no other.
+        # It is not hashable, so not Nova's, and gets a number of its own.
         return cache.next_unique_number()
 
 
@@ -195,15 +195,15 @@ def read_server_spec(
     """Read the request of a server with this flavor and image.
 
     :param requests: of the flavor's aliases, and of Neutron's direct ports.
-    :param claimed: *topology* is that of a claim, which says the hosts' nodes.
-    :param groups: what it asks Placement for, ports included.
+    :param claimed: *topology* is from a claim, and contains the hosts' nodes.
+    :param groups: its request groups in Placement, ports included.
     :raises nova.exception.NovaException: flavor and image contradict each other.
     """
     flavor_requests = alias_requests(requests)
     return ServerSpec(
         extra_specs=dict(flavor.extra_specs or {}),
         wants=tuple(
-            # Nova's own ids are new in every request; the position is as good.
+            # Nova's own ids are new in every request; the position serves as well.
             Want(str(index), request.alias_name or str(request.request_id), request.count)
             for index, request in enumerate(flavor_requests)
         ),
@@ -235,10 +235,10 @@ def _requests_from(
 def port_kinds(
     requests: objects.InstancePCIRequests | None, groups: Sequence[objects.RequestGroup] = ()
 ) -> tuple[PortKind, ...]:
-    """The direct ports by what they want of an adapter.
+    """The direct ports by their requirements for an adapter.
 
-    :param groups: what the server asks Placement for: the bandwidth of ports is there. A
-        node does not need it: Nova has bound such a port to its adapter by then.
+    :param groups: the server's request groups in Placement, which contain the bandwidth of
+        ports. A node does not need them: Nova has bound such a port to its adapter by then.
     """
     kinds: dict[Hashable, list[objects.InstancePCIRequest]] = {}
     wanted: dict[Hashable, Bandwidth | None] = {}
@@ -278,7 +278,7 @@ def _matching_of_request(request: objects.InstancePCIRequest) -> Hashable:
 
 
 def _device_spec_of_port(request: objects.InstancePCIRequest) -> Mapping[str, str | None]:
-    """The device spec of a port; Nova gives it in one part, and for some ports none."""
+    """The device spec of a port; Nova gives it one part, or none for some ports."""
     return next(iter(request.spec), {})
 
 
@@ -302,27 +302,27 @@ def _describe_port_network(spec: Mapping[str, str | None], asked: Bandwidth | No
 def alias_requests(
     requests: objects.InstancePCIRequests | None,
 ) -> list[objects.InstancePCIRequest]:
-    """The requests that come from the flavor, without those of Neutron's ports."""
+    """The requests of the flavor, without the requests of Neutron's ports."""
     return _requests_from(requests, objects.InstancePCIRequest.FLAVOR_ALIAS)
 
 
 def numa_policy_of_request(
     flavor: objects.Flavor, image: objects.ImageMeta, requests: Sequence[objects.InstancePCIRequest]
 ) -> str | None:
-    """The NUMA policy that binds all devices of a flavor; None: it asks for none.
+    """The NUMA policy that binds all devices of a flavor; None if it has no devices.
 
-    As Nova combines them when it makes a server (release 34, compute/api.py:1173
-    and pci/request.py:250; 33 and 32 alike): the policy of the flavor or the image
-    replaces that of every alias, and without one each request keeps the policy of
-    its own alias, ``legacy`` by default. On a resize (compute/api.py:4436,
-    compute/resource_tracker.py:343) Nova forgets flavor and image, and the
-    requests carry the aliases' policies; the user's word counts here all the
-    same, and that Nova takes the devices is checked for each candidate.
+    Nova combines them in this way when it creates a server (release 34,
+    compute/api.py:1173 and pci/request.py:250; 33 and 32 alike). The policy of the
+    flavor or the image replaces the policy of every alias. Without one, each request keeps
+    the policy of its own alias, ``legacy`` by default. On a resize (compute/api.py:4436,
+    compute/resource_tracker.py:343) Nova loses flavor and image, and the requests
+    carry the aliases' policies. The flavor and the image still count here, and each
+    candidate is checked for whether Nova takes its devices.
 
-    Where aliases differ the strictest binds the server: every group has devices
-    of every alias, so what one of them must have, all of its group have.
+    If aliases differ, the strictest policy binds the server: every group has devices of
+    every alias, so a condition for one of them holds for its whole group.
 
-    :param requests: those of the flavor's aliases.
+    :param requests: of the flavor's aliases.
     :raises nova.exception.NovaException: flavor and image contradict each other.
     """
     if not requests:
@@ -339,11 +339,11 @@ def numa_policy_of_request(
 def read_numa_cells(
     topology: objects.InstanceNUMATopology | None, claimed: bool = False
 ) -> tuple[WantedCell, ...]:
-    """The guest's NUMA cells; () where it has none.
+    """The guest's NUMA cells; () if it has none.
 
-    :param claimed: Nova has fitted them to a host: it writes the number of the
+    :param claimed: Nova has fitted them to a host. It writes the number of the
         host's node over the number of each cell (virt/hardware.py:1150, 1340 and
-        2848 of release 34), and keeps their order. The position is therefore the
+        2848 of release 34), and keeps their order. So the position is the
         name of a cell, before and after.
     """
     if not topology:
@@ -352,7 +352,7 @@ def read_numa_cells(
     for index, cell in enumerate(topology.cells):
         cpus = len(cell.pcpuset or ())
         if index == 0 and cpus and topology.emulator_threads_isolated:
-            cpus += 1  # of its own, beside the first cell's
+            cpus += 1  # one more, in addition to the first cell's
         page = cell.pagesize if "pagesize" in cell else None
         cells.append(
             WantedCell(
@@ -370,7 +370,7 @@ def read_numa_cells(
 def read_guest_cells(
     topology: objects.InstanceNUMATopology | None,
 ) -> tuple[guest_document.DocumentCell, ...]:
-    """The cells of a claim as the guest is told of them; () where it has none."""
+    """The cells of a claim for the guest's document; () if it has none."""
     return tuple(
         guest_document.DocumentCell(
             cpus=len((cell.cpuset or set()) | (cell.pcpuset or set())),
@@ -387,8 +387,8 @@ def read_guest_cells(
 def read_server_task(spec: objects.RequestSpec) -> ServerTask:
     """Read a request specification.
 
-    :raises nova_hpc.placement.grouping.FlavorError: it asks for none, or for more
-        than any host has. Nova takes any count (pci/request.py:244 of release 34).
+    :raises nova_hpc.placement.grouping.FlavorError: it requests no devices, or more
+        than any host has. Nova accepts any count (pci/request.py:244 of release 34).
     :raises RequestError: PCI in Placement was off when the request was made.
     :raises nova.exception.NovaException: flavor and image contradict each other.
     """
@@ -410,11 +410,11 @@ def read_server_task(spec: objects.RequestSpec) -> ServerTask:
 
 
 def read_flavor_task(flavor: objects.Flavor, image: objects.ImageMeta | None = None) -> ServerTask:
-    """The task that Nova's API makes of a flavor and an image, without a server.
+    """The task that Nova's API makes from a flavor and an image, without a server.
 
-    :param image: None: one that asks for nothing.
+    :param image: an image without requirements if None.
     :raises nova.exception.NovaException: Nova refuses the two.
-    :raises ValueError: likewise.
+    :raises ValueError: Nova refuses the two.
     """
     image = image or no_image()
     policy = hardware.get_pci_numa_policy_constraint(flavor, image)
@@ -430,7 +430,7 @@ def read_flavor_task(flavor: objects.Flavor, image: objects.ImageMeta | None = N
 
 
 def no_image() -> objects.ImageMeta:
-    """An image that asks for nothing."""
+    """An image without requirements."""
     return objects.ImageMeta.from_dict({})
 
 

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""With whom a server may share memory: the server group that it is in, of its own project.
+"""The server group with which a server may share memory: its own, of its own project.
 
-Nova keeps server groups in its API database. A nova-compute asks the conductor of its cell
+Nova keeps server groups in its API database. A nova-compute queries the conductor of its cell
 (``InstanceGroup.get_by_instance_uuid`` is remotable in releases 32 to 34,
-nova/objects/instance_group.py), as Nova's own late check of policies does
-(``_validate_instance_group_policy`` of nova/compute/manager.py). It is one of the upcalls that
-Nova's guide to cells lists: a conductor of a cell that may not reach the API database cannot
-answer, and ``[workarounds]disable_group_policy_check_upcall`` says that it is not to be asked.
+nova/objects/instance_group.py), like Nova's own late check of policies
+(``_validate_instance_group_policy`` of nova/compute/manager.py). It is one of the upcalls in
+Nova's guide to cells: the conductor of a cell cannot answer if it may not reach the API database.
+``[workarounds]disable_group_policy_check_upcall`` forbids the query.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ LOG = logging.getLogger(__name__)
 
 @attrs.frozen
 class SharingGroup:
-    """The answer."""
+    """The group, or the lack of an answer."""
 
-    #: UUID of the group; None: the server shares with nobody.
+    #: UUID of the group; None if the server shares with no other server.
     uuid: str | None = None
-    #: Nova did not answer.
+    #: Whether Nova did not answer.
     unknown: bool = False
 
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asks Placement which hosts meet each single wish of a request.
+"""Queries Placement for the hosts that meet each single wish of a request.
 
-For users and operators where Placement has no candidate, and for the count of hosts where
-its answer was cut off. Some ten to twenty queries, each for a list of providers without their
-inventories; a host that is found meets a wish *now*, as the query for candidates counts it.
-See :class:`nova_hpc.placement.shortage.Shortage`.
+For users and operators if Placement has no candidate, and for the count of hosts if its answer
+was cut off. It takes some ten to twenty queries, each for a list of providers without their
+inventories. A host in the answer meets a wish *now*, in the same way as in the query for
+candidates. See :class:`nova_hpc.placement.shortage.Shortage`.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from nova_hpc.from_nova.providers import MOST, DeviceKind
 from nova_hpc.from_nova.server import ServerTask
 from nova_hpc.placement.shortage import HostWish, Shortage, WishSign, WishSource
 
-#: The first with several ``member_of`` in a query, and forbidden traits (1.22).
+#: The first microversion with several ``member_of`` in a query; forbidden traits came in 1.22.
 _MICROVERSION: Final = "1.24"
 
-#: Nova gives it to a node whose service is disabled.
+#: Trait that Nova gives a node whose service is disabled.
 _DISABLED: Final = "COMPUTE_STATUS_DISABLED"
 _THREADS: Final = "HW_CPU_HYPERTHREADING"
-#: Of every PCI device that Nova reports.
+#: Trait of every PCI device that Nova reports.
 _OWNER: Final = "OWNER_NOVA"
 _SHARING: Final = "MISC_SHARES_VIA_AGGREGATE"
 
@@ -40,12 +40,12 @@ class ShortageUnansweredError(RuntimeError):
 def ask_for_shortage(
     context: Any, spec: objects.RequestSpec, task: ServerTask, host_manager: Any
 ) -> Shortage:
-    """The wishes of *spec*, and which hosts meet them.
+    """The wishes of *spec*, and the hosts that meet them.
 
-    :param task: of *spec*.
+    :param task: the task of *spec*.
     :raises ShortageUnansweredError: Placement did not answer.
     """
-    # As the scheduler makes it, a moment before (manager.py:254-257 of release 34).
+    # The scheduler made the same query a moment before (manager.py:254-257 of release 34).
     asked = utils.resources_from_request_spec(
         context, spec, host_manager, enable_pinning_translate=True
     )
@@ -59,7 +59,7 @@ def ask_for_shortage(
     wishes += _list_aggregate_wishes(context, spec, group)
     if group.in_tree:
         wishes.append(HostWish(WishSign.HOST, group.in_tree, frozenset({group.in_tree})))
-    # Nova has no other way to its groups, in 32 to 34.
+    # Nova has no other access to its groups, in 32 to 34.
     for key, request_group in asked._rg_by_id.items():
         if key and key not in own_groups and request_group.resources:
             wishes.append(_group_wish_of(request_group))
@@ -67,7 +67,7 @@ def ask_for_shortage(
 
 
 def provider_name_of(host: str) -> str:
-    """The name of a provider: of a root, that of the hypervisor.
+    """The name of a provider: for a root provider, the name of the hypervisor.
 
     :raises ShortageUnansweredError: Placement did not answer.
     """
@@ -76,6 +76,7 @@ def provider_name_of(host: str) -> str:
 
 
 def _list_device_wishes(task: ServerTask) -> Iterator[HostWish]:
+    """One wish for each kind of device: which hosts have as many free as it needs."""
     names: dict[DeviceKind, list[str]] = {}
     for device in task.devices:
         names.setdefault(device.kind, []).append(device.want.name)
@@ -93,11 +94,12 @@ def _list_device_wishes(task: ServerTask) -> Iterator[HostWish]:
 
 
 def _list_amount_wishes(resources: dict[str, int]) -> Iterator[HostWish]:
+    """One wish for each amount of CPUs, memory and disk that the host itself provides."""
     shared = _query_providers([("required", _SHARING)])
     for name, amount in sorted(resources.items()):
         query = [("resources", f"{name}:{amount}")]
         if shared and _query_providers([*query, ("required", _SHARING)]):
-            continue  # of a pool that is no host's own: whose it is, the candidates say
+            continue  # from a shared pool: only the candidates show which hosts use it
         yield HostWish(
             WishSign.AMOUNT, name, _root_providers_of(_query_providers(query)), amount=amount
         )
@@ -106,6 +108,7 @@ def _list_amount_wishes(resources: dict[str, int]) -> Iterator[HostWish]:
 def _list_trait_wishes(
     spec: objects.RequestSpec, traits: set[str], resources: Iterable[str]
 ) -> Iterator[HostWish]:
+    """One wish for each required trait, of the host or of a provider below it."""
     for trait in sorted(traits):
         having = _query_providers([("required", trait)])
         hosts = {
@@ -114,7 +117,7 @@ def _list_trait_wishes(
             if provider["uuid"] == provider["root_provider_uuid"]
         }
         if having and len(hosts) < len(having):
-            # Below the host, it counts on a provider of what is asked for beside the devices.
+            # Below the host, it counts on a provider of resources other than devices.
             for name in resources:
                 query = [("required", trait), ("resources", f"{name}:1")]
                 hosts |= _root_providers_of(_query_providers(query))
@@ -124,7 +127,7 @@ def _list_trait_wishes(
 
 
 def _source_of_trait(spec: objects.RequestSpec, trait: str) -> WishSource:
-    """Who wants a trait, by where it stands."""
+    """The source of a required trait, by the place where it is set."""
     if f"trait:{trait}" in (spec.flavor.extra_specs or {}):
         return WishSource.FLAVOR
     image = spec.image if "image" in spec and spec.image else None
@@ -135,6 +138,7 @@ def _source_of_trait(spec: objects.RequestSpec, trait: str) -> WishSource:
 
 
 def _list_banned_wishes(traits: set[str]) -> Iterator[HostWish]:
+    """One wish for each forbidden trait; its hosts are those that have the trait."""
     for trait in sorted(traits):
         sign = WishSign.CLOSED if trait == _DISABLED else WishSign.BANNED
         source = WishSource.THREADS if trait == _THREADS else WishSource.NOVA
@@ -164,7 +168,7 @@ def _list_aggregate_wishes(
 
 
 def _group_wish_of(group: objects.RequestGroup) -> HostWish:
-    """A group of a port, or of the flavor's own ``resources1``: of one provider."""
+    """The wish of a group of a port, or of the flavor's own ``resources1``: one provider."""
     query = [("resources", _format_resource_amounts(group.resources))]
     if group.required_traits:
         query.append(("required", ",".join(sorted(group.required_traits))))
@@ -209,13 +213,13 @@ def _query_providers(query: Iterable[tuple[str, str]]) -> list[dict[str, Any]]:
         providers: list[dict[str, Any]] = answer.json()["resource_providers"]
         return providers
     if answer is not None and answer.status_code == 400 and _names_unknown(client, listed):
-        # No node has ever reported it, and Placement takes that for a bad question.
+        # No node has ever reported it, and Placement answers like to an invalid query.
         return []
     raise ShortageUnansweredError(f"Placement did not answer {url}")
 
 
 def _names_unknown(client: Any, query: Iterable[tuple[str, str]]) -> bool:
-    """Whether a query names a resource class or a trait that Placement has never heard of."""
+    """Whether a query contains a resource class or a trait that Placement does not list."""
     paths = []
     for key, value in query:
         if key == "resources":

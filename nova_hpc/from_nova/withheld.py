@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of the devices that a node withholds would serve which alias, by the node's own word.
+"""The devices that a node withholds, by the aliases that they would serve, from its own report.
 
-Devices of which the node does not say the class are in no alias's count.
+Devices whose class the node does not report are in no alias's count.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from nova_hpc.wire.stats import StatsDocument
 
 
 def count_withheld_by_alias(document: StatsDocument | None, task: ServerTask) -> dict[str, int]:
-    """Alias -> how many withheld devices would serve it; those of which there is one."""
+    """Alias -> number of withheld devices that would serve it; aliases without any are left out."""
     if document is None or not document.withheld or not document.kinds:
         return {}
     addresses_by_alias: dict[str, set[str]] = {}
@@ -26,7 +26,7 @@ def count_withheld_by_alias(document: StatsDocument | None, task: ServerTask) ->
 
 
 def _withheld_addresses_of_kind(document: StatsDocument, kind: DeviceKind) -> set[str]:
-    """Addresses of what is withheld and of a kind."""
+    """Addresses of withheld devices of a kind."""
     serving = set()
     for address in document.withheld:
         kind_text = document.kinds.get(address)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text that others wrote: what of it may be printed, and what may name a host. Pure."""
+"""Text from other people and programs: its printable form, and valid names of hosts. Pure."""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Host names that another program may be given: Slurm, MPI, pdsh, Ansible, a shell.
 
-Each of them reads more than a name where a name is expected: options (``-oProxyCommand=``),
-ranges (``n[0-9]``), templates (``{{ ... }}``), further words of a line. RFC 1123, 2.1, allows
-none of that, so one rule does for all of them.
+Each of these programs interprets more than a name in the place of a name: options
+(``-oProxyCommand=``), ranges (``n[0-9]``), templates (``{{ ... }}``), further words of a line.
+RFC 1123, 2.1, excludes all of that, so one rule serves for all of them.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from nova_hpc.outside.text import printable_text
 #: RFC 1035, 2.3.4, in characters.
 LONGEST_NAME: Final = 253
 LONGEST_LABEL: Final = 63
-#: How much of a bad one is shown.
+#: Characters of a bad name that are shown.
 _SHOWN: Final = 80
 _LABEL: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?", re.ASCII)
-#: A last label like this makes resolvers read the whole as an address (inet_aton(3)).
+#: Resolvers read a name with such a last label as an address (inet_aton(3)).
 _NUMBER: Final = re.compile(r"[0-9]+|0[xX][0-9a-fA-F]*", re.ASCII)
 _UUID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
 
@@ -30,12 +30,12 @@ class OutsideError(ValueError):
 
 
 def is_uuid(text: object) -> bool:
-    """Whether it is an id as Nova and Neutron make them: a UUID in lower case."""
+    """Whether it is an id in the form of Nova and Neutron: a UUID in lower case."""
     return isinstance(text, str) and _UUID.fullmatch(text) is not None
 
 
 def explain_wrong_host(name: str) -> str | None:
-    """Explain why *name* is no name of a host by RFC 1123; None: it is one."""
+    """Explain why *name* is not a host name by RFC 1123; None if it is one."""
     if not name:
         return "it is empty"
     if len(name) > LONGEST_NAME:
@@ -57,10 +57,10 @@ def explain_wrong_host(name: str) -> str | None:
 
 
 def require_host_name(name: str, whose: str) -> str:
-    """*name*, where it is one of a host.
+    """*name*, if it is a valid host name.
 
-    :param whose: what has this name, with the cure, for the message.
-    :raises OutsideError: it is none.
+    :param whose: the owner of this name, with the remedy, for the message.
+    :raises OutsideError: it is not valid.
     """
     wrong = explain_wrong_host(name)
     if wrong is not None:
@@ -69,16 +69,16 @@ def require_host_name(name: str, whose: str) -> str:
 
 
 def require_ip_address(text: str, whose: str) -> str:
-    """*text* as an IP address is written, where it is one.
+    """*text* in the standard form of an IP address, if it is one.
 
-    :param whose: what has this address, for the message.
-    :raises OutsideError: it is none, or one with a zone, which only its own host knows.
+    :param whose: the owner of this address, for the message.
+    :raises OutsideError: it is not one, or has a zone, which is valid only on its own host.
     """
     try:
         address = ipaddress.ip_address(text)
     except ValueError:
         raise OutsideError(f"{quote_bad_name(text)} is no IP address; {whose}") from None
-    # What stands behind a percent sign may be anything (RFC 4007, 11).
+    # Anything may follow a percent sign (RFC 4007, 11).
     if isinstance(address, ipaddress.IPv6Address) and address.scope_id is not None:
         raise OutsideError(f"{quote_bad_name(text)} is an address with a zone; {whose}")
     if address.is_loopback or address.is_unspecified or address.is_multicast:
@@ -87,6 +87,6 @@ def require_ip_address(text: str, whose: str) -> str:
 
 
 def quote_bad_name(text: str) -> str:
-    """A bad name as a message shows it."""
+    """A bad name in quotes for a message."""
     shown = printable_text(text)
     return f"'{shown if len(shown) <= _SHOWN else shown[:_SHOWN] + '...'}'"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many names or lines where people read: the first of them, and how many more there are."""
+"""Many names or lines for people: the first of them, and the number of the others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _Item = TypeVar("_Item")
 def join_first(
     texts: Collection[str], limit: int, joint: str = ", ", before_rest: str = " and "
 ) -> str:
-    """The first *limit* texts in one line, in their order, and how many more there are.
+    """The first *limit* texts in one line, in their order, and the number of the others.
 
     >>> join_first(["a", "b", "c", "d"], 2)
     'a, b and 2 more'
@@ -26,9 +26,9 @@ def join_first(
 def cut_after(
     items: Sequence[_Item], limit: int, describe_rest: Callable[[int], _Item]
 ) -> list[_Item]:
-    """The first *limit* items, and where there are more, one that says how many.
+    """The first *limit* items; if there are more, also an item with the number of the others.
 
-    :param describe_rest: makes that last one of the number of those that are left out.
+    :param describe_rest: makes that item from the number of omitted items.
     """
     rest = len(items) - limit
     return [*items[:limit], *([describe_rest(rest)] if rest > 0 else [])]

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one filter for text of others that is printed, put into a command, or into a sheet.
+"""The one filter for text from outside that is printed, or put into a command or a sheet.
 
-Names of servers and networks, metadata, consoles, maps and error messages of services are
-written by people whom the reader need not trust. A terminal obeys control characters
-(ECMA-48: C0, C1), and marks of direction (Unicode UAX #9) let a line read as another one;
-https://nvd.nist.gov/vuln/detail/CVE-2021-42574 shows what that is good for.
+Names of servers and networks, metadata, consoles, maps and error messages of services come from
+people whom the reader need not trust. A terminal obeys control characters (ECMA-48: C0, C1),
+and marks of direction (Unicode UAX #9) make a line look like another one;
+https://nvd.nist.gov/vuln/detail/CVE-2021-42574 describes an attack with them.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import Final
 
 #: Kept in a text of several lines.
 _BETWEEN_LINES: Final = "\n\t"
-#: What a spreadsheet takes for the beginning of a formula; the wide forms as well.
+#: First characters that a spreadsheet takes for a formula; the wide forms as well.
 #: https://owasp.org/www-community/attacks/CSV_Injection
 _FORMULA: Final = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
-#: What a shell does not take as it is between double quotes (POSIX.1-2017 XCU 2.2.3).
+#: Characters that a shell interprets between double quotes (POSIX.1-2017 XCU 2.2.3).
 _IN_QUOTES: Final = re.compile(r'([$`"\\])')
 
 
 def printable_text(text: str) -> str:
-    """The text on one line, as it may be shown on a terminal and in a cell.
+    """The text on one line, safe for a terminal and a cell.
 
-    A character that a terminal obeys or does not show is replaced by its number, as JSON
-    writes it: controls, line ends, marks of direction, what has no width, half surrogates.
+    A character that a terminal obeys or does not show is replaced by its number, in JSON's
+    notation: controls, line ends, marks of direction, characters without width, half surrogates.
     """
     if text.isprintable():
         return text
@@ -34,7 +34,7 @@ def printable_text(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """As :func:`printable_text`, but line ends and tabs stay: for a text of our own around it."""
+    """Like :func:`printable_text`, but line ends and tabs stay, for our text around it."""
     if all(line.isprintable() for line in text.split("\n")):
         return text
     return "".join(
@@ -50,22 +50,22 @@ def _escape_character(letter: str) -> str:
 
 
 def shell_command(*words: str) -> str:
-    """A command that may be printed, and copied into a shell: it runs these words alone.
+    """A command that can be printed, and copied into a shell: it runs exactly these words.
 
-    A word with characters that cannot be printed is shown, and then means nothing.
+    A word with unprintable characters is shown in escaped form, and then means nothing.
     """
     return shlex.join(printable_text(word) for word in words)
 
 
 def shell_value(text: str) -> str:
-    """The text between double quotes, as a shell reads it without running any of it."""
+    """The text in double quotes; a shell reads it without executing any of it."""
     return '"' + _IN_QUOTES.sub(r"\\\1", printable_text(text)) + '"'
 
 
 def sheet_cell(text: str) -> str:
-    """The text of a cell of CSV: printable, and no formula.
+    """The text of a CSV cell: printable, and not a formula.
 
-    Spreadsheets show a text behind an apostrophe as it is. A number stays one.
+    Spreadsheets show a text behind an apostrophe unchanged. A number stays one.
     """
     shown = printable_text(text)
     if not shown.lstrip().startswith(_FORMULA) or _is_number(shown):

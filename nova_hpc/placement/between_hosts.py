@@ -1,30 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts among each other: which are alike for a request, and which is best.
+"""Comparison of hosts: which are equal for a request, and which is best.
 
-On one host closer devices are always better. Between hosts that give what was
-asked for, it matters more what is left for others: a server that may be spread
-over a NUMA node should not break a switch on another host for being closer.
+On one host closer devices are always better. Between hosts that meet the request, the
+remaining devices matter more: a server that accepts devices of one NUMA node should not
+break a switch on another host only because that set is closer.
 
-Hosts that differ only in CPUs or pages which neither the request nor what the
-cloud usually sells could ever use have the same answer. :func:`reduce_host` makes them
-equal, so that the answer of one serves for all of them. It takes two things away:
+Two hosts have the same answer if they differ only in CPUs or pages that neither the request
+nor the cloud's usual flavors could ever use. :func:`reduce_host` makes such hosts equal, so
+that one answer serves for all of them. It removes two amounts:
 
-* what is beyond all that the request and the profile could use at once;
-* what is left over when the rest is counted in *grains*, the largest amount of
-  which the request and the shapes of the profile take whole multiples. The sum
-  over the host keeps its number of grains.
+* the surplus over everything that the request and the profile could use at once;
+* the remainder after counting in *grains*. A grain is the largest amount of which the
+  request and the shapes of the profile take whole multiples. The sum over the host keeps its
+  number of grains.
 
-Nothing that :func:`nova_hpc.placement.choose.choose_device_sets` looks at changes by it: which
-cell fits on which node, how many servers and groups of each shape still fit, and
-what a node lacks for a cell, in numbers.
+The results of :func:`nova_hpc.placement.choose.choose_device_sets` stay the same. They depend
+only on which cell fits on which node, on how many servers and groups of each shape still fit,
+and on how much a node lacks for a cell.
 
-An example, by the default profile. Two GPUs are wanted, ``hpc:affinity=numa``. Host *a* has four
-free below one switch and gives two of these: level ``switch``, damage 8. Host *b* has two below
-two switches of one root complex: level ``root``, damage 4. On one host the closer pair would win.
-Between hosts both levels are within what was asked for, so the ranks begin with (2, 0, 8) and
-(2, 0, 4), and *b* is better: *a* keeps its four. With a third host where nothing was
-chosen and a multiplier of 1.0, packing adds 1.0 to *b*, 0.5 to *a* and 0.0 to the third; where
-the users' wishes prefer *a*, it adds 2.5 to *a* and 1.0 to *b*.
+An example with the default profile: the request is for two GPUs, ``hpc:affinity=numa``. Host
+*a* has four free below one switch and offers two of these: level ``switch``, damage 8. Host *b*
+has two below two switches of one root complex: level ``root``, damage 4. On one host the closer
+pair would win. Between hosts both levels are within the requested one, so the ranks begin with
+(2, 0, 8) and (2, 0, 4), and *b* is better: *a* keeps its four. Suppose a third host where nothing
+was chosen, and a multiplier of 1.0. Packing then adds 1.0 to *b*, 0.5 to *a* and 0.0 to the third;
+if the users' wishes prefer *a*, it adds 2.5 to *a* and 1.0 to *b*.
 """
 
 from __future__ import annotations
@@ -41,33 +41,34 @@ from nova_hpc.placement.model import DevicePool, FreeHost, HostNode, Request
 from nova_hpc.placement.profile import FlavorShape, Profile
 from nova_hpc.topology.level import Level
 
-#: Hosts whose damage differs by less than this part of a device are equally
-#: good: then closer devices are worth more.
+#: Hosts are equally good if their damage differs by less than this part of a device; then
+#: closer devices decide.
 _PARTS = 25
 
-#: Grains of damage of which nothing is known: more than any host can have.
+#: Grains of unknown damage: more than any host can have.
 _UNKNOWN: Final = 1 << 62
 
-#: So many numbers of a rank say what a server gets; the others, what it leaves.
+#: Number of leading parts of a rank that describe the server's devices; the others describe
+#: the remaining devices of the host.
 _GIVEN: Final = 2
 
 #: More KiB than any host has.
 _MEMORY: Final = 1 << 44
 
-#: How much one place in the users' wishes is worth, in the most that packing is worth.
+#: Weight of one place in the users' wishes, in units of the maximum that packing adds.
 _WISH: Final = 2.0
 
 
 def damage_grain_of(profile: Profile) -> int:
-    """Damage that makes no difference, in the units of a score."""
+    """The unit in which damage is compared between hosts, in the units of a score."""
     return max(1, sum(shape.weight for shape in profile.shapes) // _PARTS)
 
 
 def free_room_of(nodes: Iterable[HostNode]) -> int:
-    """One number for the dedicated CPUs and, after them, the memory in pages that a host has free.
+    """One number for a host's free dedicated CPUs and, after them, its free memory in pages.
 
-    Of hosts that serve alike the one with the least is taken, so that CPUs and memory are not
-    used up beside GPUs that are free on many hosts at once. What is unknown is none.
+    The host with the least is taken among equal hosts, so that CPUs and memory are not used
+    up beside GPUs that are free on many hosts at once. An unknown amount counts as zero.
     """
     host_nodes = list(nodes)
     cpus = sum(max(node.dedicated_cpus or 0, 0) for node in host_nodes)
@@ -80,14 +81,14 @@ def rank_device_set(
 ) -> tuple[int, ...]:
     """The place of a host among others, smaller is better.
 
-    :param score: of the device set that the host would give, as
+    :param score: of the host's device set, as
         :attr:`nova_hpc.placement.model.DeviceSet.score`.
     :param asked: the level that the flavor names.
     :param coarse: see :func:`damage_grain_of`.
-    :param measured: whether the damage of the set is known. One of which it is not comes
-        after all others of its level.
+    :param measured: whether the damage of the set is known. A set with unknown damage
+        comes after all others of its level.
     :param free: of the host, as :func:`free_room_of`.
-    :returns: the level if it is wider than asked, NVLink misses, damage; then level,
+    :returns: the level if it is wider than requested, NVLink misses, damage; then level,
         distance, spread and leftovers; then the rest of the score, and *free*.
     """
     level, misses, distance, spread, damage, groups, left, *rest = score
@@ -101,18 +102,17 @@ def packing_scores_of(
     multipliers: Sequence[float],
     wishes: Sequence[float],
 ) -> list[float]:
-    """The amounts that packing adds to the weights of hosts, below what users wished for.
+    """The amounts that packing adds to the weights of hosts; the users' wishes outweigh them.
 
-    The best rank gets the host's multiplier and the worst nothing, as Nova does with
-    the weights of a weigher (``weights.py:25-53`` of release 34). Of two hosts of which
-    one is better by the wishes, it also is by the sum, whatever the ranks are. Hosts that
-    differ in the last part of their ranks alone share half of a place: what matters more
-    keeps its distance, however many hosts there are.
+    The best rank gets the host's multiplier and the worst zero, like Nova's normalised
+    weights (``weights.py:25-53`` of release 34). A host that is better by the wishes is also
+    better by the sum, whatever the ranks are. Hosts whose ranks differ only in the last part
+    share half of a place: so the other parts keep their distance with any number of hosts.
 
-    :param ranks: of :func:`rank_device_set`; None: nothing was chosen on the host, which
-        comes last.
+    :param ranks: of :func:`rank_device_set`; None if nothing was chosen on the host, which
+        then comes last.
     :param multipliers: of packing, for each host; a negative one spreads.
-    :param wishes: of each host, higher is better; all equal: there are none.
+    :param wishes: of each host, higher is better; all are equal if there are none.
     """
     sorted_ranks = sorted({rank for rank in ranks if rank is not None})
     place: dict[tuple[int, ...], float] = {}
@@ -125,7 +125,7 @@ def packing_scores_of(
     first, last = min(places, default=0), max(places, default=0)
     span = last - first or 1
     step = _WISH * max((abs(multiplier) for multiplier in multipliers), default=0.0)
-    # Sums of products: what differs less than this does not differ.
+    # Wishes are sums of products: smaller differences are rounding errors.
     rounded = [round(wish, 9) for wish in wishes]
     steps = {wish: step * number for number, wish in enumerate(sorted(set(rounded)))}
     return [
@@ -143,15 +143,15 @@ def mix_best_ranks(
 ) -> list[tuple[int, ...] | None]:
     """The ranks, but with the best *among* hosts in an order that *seed* decides.
 
-    So that schedulers which decide at the same moment choose different hosts. Only hosts
-    are mixed that give as much of what was asked for as the best one does (level, NVLink),
-    among those that the users' wishes prefer; all others stay behind them as they are.
-    Which of several equal hosts are the last of the best is the seed's to say, too.
+    Schedulers that decide at the same moment then choose different hosts. Only the hosts
+    that the users' wishes prefer are mixed, and of these only hosts whose level and NVLink
+    sets are as good as the best one's. All others stay behind them in their order. If more
+    than *among* hosts are equal, the seed also decides which of them are mixed.
 
-    :param ranks: of :func:`rank_device_set`; None: nothing was chosen on the host.
+    :param ranks: of :func:`rank_device_set`; None if nothing was chosen on the host.
     :param wishes: of each host, higher is better.
-    :param names: of the hosts, each with one of its own.
-    :param among: 1: nothing is mixed.
+    :param names: of the hosts, each unique.
+    :param among: 1 mixes nothing.
     """
     mixed_ranks = list(ranks)
     top = max((round(wish, 9) for wish in wishes), default=0.0)
@@ -170,7 +170,7 @@ def mix_best_ranks(
     alike = [index for index, rank in best_wished.items() if rank[:_GIVEN] == given]
     alike.sort(key=lambda index: (best_wished[index], turn(index)))
     for number, index in enumerate(sorted(alike[:among], key=turn)):
-        # Before all damage that there is.
+        # Below every possible damage, so in front.
         mixed_ranks[index] = (*given, -1, number)
     return mixed_ranks
 
@@ -181,17 +181,17 @@ class _ResourceUse:
 
     #: Needs of the guest's cells.
     cells: tuple[int, ...]
-    #: The most that the cells and later servers of any one shape take together.
+    #: The maximum that the cells and later servers of any one shape take together.
     most: int
-    #: Everything that is ever taken is a multiple of this; 0: nothing is.
+    #: Every amount that is taken is a multiple of this; 0 if nothing is ever taken.
     grain: int
 
 
 def reduce_host(request: Request, host: FreeHost, profile: Profile) -> FreeHost:
-    """*host* with equally useful CPUs and pages; the same one where nothing changes.
+    """*host* with equally useful CPUs and pages; the same object if nothing changes.
 
-    Doing it twice changes nothing more. What is unknown stays unknown, and a host
-    that contradicts itself (a node twice) is left for others to refuse.
+    The function is idempotent. Unknown amounts stay unknown. A host that contradicts itself
+    (a node twice) is returned as it is, because the solver refuses it.
     """
     if not host.nodes or len({node.id for node in host.nodes}) < len(host.nodes):
         return host
@@ -234,7 +234,7 @@ def _are_same_nodes(first: Sequence[HostNode], second: Sequence[HostNode]) -> bo
 def _list_possible_shapes(
     shapes: Iterable[FlavorShape], pools: Iterable[DevicePool]
 ) -> list[tuple[FlavorShape, int, int]]:
-    """Shapes of which the devices allow any, with how many servers and groups at most."""
+    """Shapes that fit the devices at all, with the maximum of their servers and groups."""
     free: dict[str | None, int] = {}
     for pool in pools:
         free[pool.role] = free.get(pool.role, 0) + max(pool.free, 0)
@@ -255,35 +255,45 @@ def _list_possible_shapes(
 def _build_use(
     cells: Iterable[int], shapes: Iterable[tuple[int, FlavorShape, int, int]]
 ) -> _ResourceUse:
+    """The possible uses of one resource.
+
+    :param cells: needs of the guest's cells.
+    :param shapes: need of a server, its shape, and the maximum of its servers and groups.
+    """
     needs = tuple(cells)
     most, grain = 0, math.gcd(*needs)
     for need, shape, servers, groups in shapes:
         if need > 0:
             share = -(-need // shape.groups)
-            # Whether there is enough for one server matters even where no one's
-            # devices are left; below the host groups count, with their share.
+            # Enough for one server matters even if no shape's devices are left; below the
+            # host, groups count with their share.
             most = max(most, need * max(servers, 1), share * groups)
             grain = math.gcd(grain, share, need)
     return _ResourceUse(needs, most + sum(needs), grain)
 
 
 def _count_in_grains(free: Sequence[int | None], use: _ResourceUse) -> list[int | None]:
+    """The free amounts of all nodes, reduced to whole grains.
+
+    For example, with a grain of 4 nodes with 6 and 7 free CPUs become 6 and 6. Each still has one
+    grain by itself, and the host has three.
+    """
     if not use.grain:
-        # Nobody needs any: only that a node is overdrawn may be told.
+        # The resource is never used: only an overdrawn node may be reported.
         return [count if count is None or count < 0 else 0 for count in free]
     least = max(use.cells, default=0)
     counts = [None if count is None else min(count, use.most) for count in free]
-    # What a node lacks for a cell is told in numbers.
+    # The miss reports in numbers how much a node lacks for a cell.
     whole = [i for i, count in enumerate(counts) if count is not None and count >= max(least, 1)]
     if not whole:
         return counts
-    # Where one node has enough for everything, their sum limits nothing.
+    # The sum limits nothing if one node has enough for everything.
     enough = any(counts[i] == use.most for i in whole)
     before = 0 if enough else sum(max(count or 0, 0) for count in counts)
     for i in whole:
         counts[i] = _zero_if_unknown(counts[i]) // use.grain * use.grain
     base = sum(max(count or 0, 0) for count in counts)
-    # Left-overs of several nodes together may be another grain of the host.
+    # The remainders of several nodes together may be another grain of the host.
     more, extra = divmod(max(before // use.grain * use.grain - base, 0), len(whole))
     for number, i in enumerate(whole):
         counts[i] = _zero_if_unknown(counts[i]) + more + (number < extra)

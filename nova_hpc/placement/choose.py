@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Choose the best device sets of one host for one request.
 
-Pure and deterministic: the same input gives the same answer, in whatever
-order the pools come. The contributor documentation ("How devices are chosen")
-states the objective in order, and what bounds the search.
+Pure and deterministic: the same input gives the same answer, whatever the order of the
+pools. The contributor documentation ("How devices are chosen") states the objective in
+order, and the bounds of the search.
 
 Nova may reject the best set. Each alternative is the best set that avoids something
 an earlier one used: a NUMA node for a guest cell, all domains of one class, or one
@@ -12,14 +12,14 @@ domain.
 An example. One host, one GPU a pool: gpu0 and gpu1 are below switch *a* and gpu2 is below
 switch *b*, all of NUMA node 0; gpu3, gpu4 and gpu5 are below switch *c* of node 1.
 
-* Two GPUs, ``hpc:affinity=switch``: *b* has too few, *a* and *c* have enough. gpu0 and gpu1.
-  Either costs the default profile 6, and groups worth 20. What decides are the leftovers: 2
+* Two GPUs, ``hpc:affinity=switch``: *b* has too few, *a* and *c* have enough. The set is gpu0
+  and gpu1. Either set costs the default profile 6, and groups worth 20. The leftovers decide: 2
   beside *a* (gpu2, in its root complex and its node), 3 beside *c* (one GPU, below its switch,
   in its root complex and its node).
-* Three, ``switch``: *c* alone has them. The answer for ``numa`` is the same three, because a
-  tighter level comes before all that they cost.
+* Three, ``switch``: only *c* has them. The answer for ``numa`` is the same three, because a
+  tighter level counts before their whole damage.
 * One, ``switch``: gpu2, so that no switch loses a pair.
-* Four, ``numa``: no set. The miss says "6 gpu free, but at most 3 on one NUMA node (needs 4)".
+* Four, ``numa``: no set. The miss is "6 gpu free, but at most 3 on one NUMA node (needs 4)".
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from nova_hpc.placement.solver.problem import SearchProblem
 from nova_hpc.placement.solver.solve import Bans, Solver
 from nova_hpc.placement.solver.spanning import read_linked_sets
 
-#: Searches for each set that is asked for, at most.
+#: Maximum of searches for each requested set.
 TRIES = 4
 
 _DOMAINS = (Rank.NUMA, Rank.PIX)
@@ -58,15 +58,15 @@ def choose_device_sets(
 ) -> ChoiceAnswer:
     """The best device sets of *host* for *request*, or why there is none.
 
-    :param limit: at most so many sets. Each is of devices in other
-        domains than the ones before: choosing another of two alike
-        devices is no alternative (see spread.rotate), and neither are the same
+    :param limit: maximum number of sets. Each is of devices in other
+        domains than the ones before. A set with another of two equal
+        devices is no alternative (see spread.rotate_devices), and neither is a set of the same
         devices with the guest's cells elsewhere. Sets with the cells on other nodes
         come first, in the order of their scores, and then sets in other domains of
         those nodes.
-    :param profile: what later servers look like; damage is measured against it
-    :param work: of the pass that this host belongs to: what the search takes is taken from
-        it, and where nothing is left no damage is measured
+    :param profile: the expected later servers; damage is measured against it
+    :param work: of the pass that this host belongs to: the search takes its steps from
+        it, and no damage is measured if none are left
     :raises ValueError: the request contradicts itself (see Demand.of), the host
         does (see survey), or the profile does (see HostProfile.of).
     """
@@ -74,8 +74,8 @@ def choose_device_sets(
     if work is not None and work.used_up:
         profile, spare = profiles.UNMEASURED, SPARE_WORK
     if request.ports:
-        # Each of the searches without ports comes back here.
-        # Only the flavor's devices are apart, and what is left of the host says so.
+        # Each of the searches without ports comes back here. Only the flavor's devices have
+        # to be apart, and the reduced host already ensures that.
         host, request = (
             group_isolation.limit_to_one_per_pool(request, host),
             attrs.evolve(request, apart=False),
@@ -133,7 +133,7 @@ def rank_device_sets(solver: Solver, limit: int) -> list[DeviceSet]:
             tried.add(more)
             try:
                 alternative = solver.best(more)
-            except TooMuchError:  # the best one is known, that is enough
+            except TooMuchError:  # the best set is enough
                 return _order_alternatives(solver, list(best_by_places.values()))
             if alternative is not None:
                 places = _places_of_set(solver, alternative)
@@ -144,7 +144,7 @@ def rank_device_sets(solver: Solver, limit: int) -> list[DeviceSet]:
 
 
 def _order_alternatives(solver: Solver, sets: list[DeviceSet]) -> list[DeviceSet]:
-    best = sets[0]  # stays the first, also of equals
+    best = sets[0]  # stays the first, also among equals
     sets.sort(
         key=lambda devices: (
             devices.score,
@@ -153,7 +153,7 @@ def _order_alternatives(solver: Solver, sets: list[DeviceSet]) -> list[DeviceSet
             [pick.pool for pick in devices.picks],
         )
     )
-    # Other nodes first: what Nova still rejects, it rejects for a node.
+    # Other nodes first: Nova's own check rejects sets because of a node.
     mapped: list[object] = []
     classes: list[object] = []
     turns = []
@@ -178,10 +178,10 @@ def _count_used_devices(devices: DeviceSet) -> dict[str, int]:
 
 
 def _places_of_set(solver: Solver, devices: DeviceSet) -> object:
-    """Sets that differ only in devices of one place are the same to everyone.
+    """The key under which sets count as the same choice.
 
-    And so are those that differ in the guest's cells alone: what is offered are devices,
-    and where the cells go with them is Nova's to say.
+    Sets with equal keys differ only in devices of one place, or only in the guest's cells.
+    An offer consists of devices, and Nova decides about the cells.
     """
     items = {item.id: item for item in solver.problem.site.items}
     picks = []
@@ -205,7 +205,11 @@ def _topology_shape_of(node: DomainNode, used: dict[str, int]) -> tuple[object, 
 
 
 def _list_further_bans(solver: Solver, bans: Bans, devices: DeviceSet) -> Iterator[Bans]:
-    """The next things to avoid, the most different first."""
+    """The next nodes and devices to avoid, the most different first.
+
+    First each NUMA node of a guest cell. Then, for each touched domain, all domains of its class,
+    which makes the search use another class. Last the touched domain itself.
+    """
     for node in sorted(devices.cells.values()):
         yield Bans(bans.nodes | {node}, bans.items)
     used = _count_used_devices(devices)

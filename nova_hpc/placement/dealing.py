@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ports dealt to the groups of a request, and what holds for every real dealing.
+"""Ports dealt to the groups of a request, and the bounds for every real dealing.
 
-The solver knows groups that are alike, and devices that serve a name. So its request
-has one name for all ports of a word, whatever their networks, and where the groups
-cannot have equally many ports, *blanks* beside every device stand for those that are
-missing. What it finds may take more of one network, or more blanks, than there are
-ports for it; :meth:`Dealt.real` tells, and :meth:`Dealt.cap` says what it has to keep.
+The solver handles groups that are alike, and devices that serve a name. So its request
+has one name for all ports of a word, whatever their networks. If the groups cannot have
+equally many ports, *blanks* beside every device stand for the missing ones. A solution may
+then take more functions of one network, or more blanks, than there are ports for it.
+:meth:`Dealt.real` detects this, and :meth:`Dealt.cap` returns the bound for the next search.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from nova_hpc.placement.model import (
 )
 from nova_hpc.topology.level import Location
 
-#: Begins the key and the pools of what stands for a port that is not there.
+#: Begins the key and the pools of blanks, which stand for missing ports.
 _BLANK: Final = "\0"
 
 #: Ends the key of ports that only some groups have one of.
 _MORE: Final = "\0more"
 
-#: Pool id -> how many of its functions ports may take; CLOSED: nobody may take any.
+#: Pool id -> how many of its functions ports may take; CLOSED if ports may take none.
 Caps = Mapping[str, int]
 
 #: In place of a number of functions.
@@ -43,16 +43,16 @@ CLOSED: Final = -1
 
 @attrs.frozen
 class OverusedPools:
-    """Pools of which a choice takes too much: any real one takes less from one of them."""
+    """Pools that a choice uses too much: any real choice takes less from one of them."""
 
     pools: tuple[str, ...]
-    #: The word of the ports; None: an adapter and its functions, of which one side has to go.
+    #: The word of the ports; None for an adapter and its functions, which exclude each other.
     name: str | None
     #: Pools of the adapter itself, and of its functions.
     sides: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
 
     def branches(self, used: Mapping[str, int]) -> list[dict[str, int]]:
-        """Bounds of pools, of which every real choice keeps one."""
+        """Alternative bounds of pools: every real choice keeps at least one of them."""
         if self.name is None:
             return [dict.fromkeys(side, CLOSED) for side in self.sides]
         return [{pool: max(used[pool] - 1, 0)} for pool in self.pools]
@@ -60,7 +60,7 @@ class OverusedPools:
 
 @attrs.frozen
 class Dealt:
-    """A request with ports as the solver understands it."""
+    """A request with its ports in the form that the solver takes."""
 
     request: Request
     ports: tuple[Ports, ...]
@@ -69,7 +69,11 @@ class Dealt:
 
     @classmethod
     def of(cls, request: Request) -> Dealt:
-        """Deal the ports of *request* to its groups."""
+        """Deal the ports of *request* to its groups.
+
+        For example, three ports of one word and two groups: every group gets one port. One group
+        gets the third port and the other one a blank, so that all groups have equally many.
+        """
         number = len(request.groups)
         blanks: dict[str, int] = {}
         hands = [dict(group.counts) for group in request.groups]
@@ -108,7 +112,10 @@ class Dealt:
         return frozenset(ports.key for ports in self.ports)
 
     def host(self, host: FreeHost, caps: Caps) -> FreeHost:
-        """*host* with blanks, and with no more functions than there are ports for."""
+        """*host* with blanks, and with no more functions than there are ports for.
+
+        A function serves all ports of its word here, whatever their networks.
+        """
         counts = {ports.key: ports.count for ports in self.ports}
         if self.blanks:
             beside = {pool.id for pool in self._beside(host)}
@@ -122,7 +129,7 @@ class Dealt:
                 pools.append(attrs.evolve(pool, serves=frozenset()))
                 continue
             most = min(caps.get(pool.id, pool.free), sum(counts[key] for key in own_keys))
-            # As far as the solver knows: which of a word's networks it is comes later.
+            # The solver does not separate a word's networks; that comes later.
             words = {ports.name for ports in self.ports if ports.key in own_keys}
             every = others | {
                 key
@@ -151,11 +158,11 @@ class Dealt:
         """Where a group could be: beside each device that it could have."""
         nodes = (Location(numa=node.id, socket=node.socket) for node in host.nodes)
         locations = [pool.location for pool in self._beside(host)]
-        # A group of ports alone may be where no adapter is.
+        # A group that consists only of ports may be on a node without adapters.
         return list(dict.fromkeys([*locations, *nodes] if not self._has_devices else locations))
 
     def _beside(self, host: FreeHost) -> Sequence[DevicePool]:
-        """The devices that a group could have; of a guest of ports alone their functions."""
+        """The devices that a group could have; without such devices, the functions for ports."""
         keys = self.keys
         device_pools = [pool for pool in host.pools if pool.free > 0 and pool.serves - keys]
         return device_pools or [pool for pool in host.pools if pool.free > 0 and pool.serves]
@@ -166,7 +173,7 @@ class Dealt:
         return any(_port_key_of(want.key) not in keys | {""} for want in self.request.wants)
 
     def wanted(self, host: FreeHost, pools: Sequence[str]) -> int:
-        """For how many ports, or blanks, any of *pools* could be."""
+        """The number of ports and blanks that any of *pools* could serve."""
         serves = {pool.id: pool.serves for pool in host.pools}
         blank = [pool for pool in pools if pool.startswith(_BLANK)]
         return sum(
@@ -178,7 +185,7 @@ class Dealt:
         )
 
     def cap(self, host: FreeHost, much: OverusedPools) -> Cap | None:
-        """The cap that every real choice keeps, and one that takes too much does not."""
+        """The cap that every real choice keeps, and that a choice with too much breaks."""
         if much.name is None:
             return None
         name = much.name
@@ -196,7 +203,7 @@ class Dealt:
         return Cap(pool_ids, frozenset(names), most)
 
     def _word(self, key: str) -> str | None:
-        """The word of the ports, or of the blanks, that a want is of; None: of devices."""
+        """The word of the ports or blanks of a want; None for a want for devices."""
         if key.startswith(_BLANK):
             return key.removeprefix(_BLANK)
         plain = key.removesuffix(_MORE)
@@ -205,7 +212,10 @@ class Dealt:
     def real(self, host: FreeHost, devices: DeviceSet) -> DeviceSet | OverusedPools:
         """*devices* with each port's own function, without the blanks.
 
-        :returns: or why it does not hold.
+        The functions of each word are matched with its networks. If that fails, the taken
+        functions of some networks exceed their ports (Hall's theorem).
+
+        :returns: or the pools that the choice uses too much.
         """
         serves = {pool.id: pool.serves for pool in host.pools}
         names = {ports.key: ports.name for ports in self.ports}
@@ -235,12 +245,12 @@ class Dealt:
 
 
 def _port_key_of(key: str) -> str:
-    """The key of a want without what was added here; "" for one of blanks."""
+    """The key of a want without the additions of this module; "" for blanks."""
     return "" if key.startswith(_BLANK) else key.removesuffix(_MORE)
 
 
 def _give_own_place(pool: DevicePool) -> DevicePool:
-    """A device whose place is not known is in one of its own, which a blank can be in."""
+    """A device of unknown place with a place of its own, which a blank can share."""
     place = pool.location
     if pool.free != 1 or (place.root is not None and place.switches):
         return pool
@@ -260,10 +270,10 @@ def _match_functions(
 ) -> list[str] | set[str]:
     """A port of a kind for each function that was taken.
 
-    :param pools: of the functions.
+    :param pools: of the functions that were taken.
     :param kinds: key -> ports of the kind.
-    :returns: the kind of each; or the pools of a set of functions for which there
-        are fewer ports.
+    :returns: the kind of each; or the pools of a set of functions with
+        fewer ports than functions.
     """
     slots = [key for key, count in kinds.items() for _ in range(count)]
     of_slot: list[int | None] = [None] * len(slots)
@@ -288,7 +298,7 @@ def _match_functions(
     for function in range(len(pools)):
         seen: set[int] = set()
         if not place(function, seen):
-            # All slots that were seen are taken, by functions that fit no others.
+            # The seen slots are all taken, by functions that fit no other slot.
             within = {of_slot[slot] for slot in seen} | {function}
             return {pools[index] for index in within if index is not None}
     given = {function: slots[slot] for slot, function in enumerate(of_slot) if function is not None}
@@ -296,7 +306,7 @@ def _match_functions(
 
 
 def _find_adapter_clash(host: FreeHost, picks: Sequence[Pick]) -> OverusedPools | None:
-    """An adapter that is taken beside functions of it: Nova gives only one."""
+    """An adapter that is taken beside its own functions: Nova gives only one of both."""
     used = {pick.pool for pick in picks}
     rivals: dict[str, dict[bool, list[str]]] = {}
     for pool in host.pools:

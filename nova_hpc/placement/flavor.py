@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ``hpc:`` keys of flavors: their words, and the rules between them.
 
-Nova's own specs say what a server gets; the ``hpc:`` keys say only how it
-sits together. Nova validates extra specs one key at a time, and only for new
-clients, so :func:`check_flavor` is called again wherever a flavor is used.
+Nova's own extra specs decide about a server's resources. The ``hpc:`` keys only decide
+about their arrangement. Nova validates extra specs one key at a time, and only for new
+clients, so :func:`check_flavor` is called again at each use of a flavor.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ AFFINITY_POLICY: Final = "hpc:affinity_policy"
 GROUP: Final = grouping.GROUP
 NVLINK: Final = "hpc:nvlink"
 GUEST_TOPOLOGY: Final = "hpc:guest_topology"
-#: How near the members of a server group are; these two are about no device.
+#: How near the members of a server group are; these two keys need no device.
 FABRIC: Final = "hpc:fabric"
 FABRIC_POLICY: Final = "hpc:fabric_policy"
 #: MiB of memory that the server shares with members of its server group on its host; these
-#: two are about no device, either.
+#: two keys need no device either.
 SHARED_MEMORY: Final = "hpc:shared_memory"
 SHARED_MEMORY_POLICY: Final = "hpc:shared_memory_policy"
 
-#: Nova's own key, and the policy that Nova follows where nobody sets it.
+#: Nova's own key, and the policy that Nova follows without it.
 NUMA_POLICY: Final = "hw:pci_numa_affinity_policy"
 LEGACY: Final = "legacy"
 #: Nova's key for devices of Cyborg (nova/accelerator/cyborg.py).
@@ -60,26 +60,26 @@ WORDS: Final[Mapping[str, tuple[str, ...]]] = {
     SHARED_MEMORY_POLICY: tuple(policy.value for policy in AffinityPolicy),
 }
 
-#: The MiB of :data:`SHARED_MEMORY`: even numbers from the first to the second.
+#: The MiB of :data:`SHARED_MEMORY`: an even number within these limits.
 SHARED_LEAST, SHARED_MOST = 2, 4096
-#: It is at most one part of so many of the server's memory.
+#: The shared memory is at most the server's memory divided by this number.
 SHARED_FRACTION: Final = 4
 _SHARED_TEXT: Final = re.compile(r"[1-9][0-9]{0,3}", re.ASCII)
 
 #: Cells of one size are interchangeable; every further size multiplies the
-#: mappings that have to be compared.
+#: mappings to compare.
 MAX_SIZES: Final = 8
 
 FABRIC_KEYS: Final = (FABRIC, FABRIC_POLICY)
 SHARED_MEMORY_KEYS: Final = (SHARED_MEMORY, SHARED_MEMORY_POLICY)
-#: Those that a server without devices can have.
+#: Keys that a server without devices can have.
 _DEVICELESS: Final = (*FABRIC_KEYS, *SHARED_MEMORY_KEYS)
 KEYS: Final = (AFFINITY, AFFINITY_POLICY, GROUP, NVLINK, GUEST_TOPOLOGY, *_DEVICELESS)
 
 
 @attrs.frozen
 class Fabric:
-    """A flavor's wish about the members of a server group."""
+    """A flavor's requirement for the place of the members of a server group."""
 
     #: A word of WORDS[FABRIC].
     level: str
@@ -88,30 +88,30 @@ class Fabric:
 
 @attrs.frozen
 class SharedMemoryWish:
-    """A flavor's wish for memory that members of a server group on one host share."""
+    """A flavor's request for memory that members of a server group on one host share."""
 
-    #: What the server itself brings.
+    #: MiB that the server itself contributes.
     mib: int
     policy: AffinityPolicy = AffinityPolicy.PREFERRED
 
 
 def has_hpc_keys(extra_specs: Mapping[str, str]) -> bool:
-    """Whether the flavor says how devices sit together.
+    """Whether the flavor has keys for the arrangement of devices.
 
-    ``hpc:fabric`` and ``hpc:shared_memory`` do not: a server without devices can have them.
+    ``hpc:fabric`` and ``hpc:shared_memory`` do not count: a server without devices can have them.
     """
     return any(key.startswith(PREFIX) and key not in _DEVICELESS for key in extra_specs)
 
 
 def has_fabric_keys(extra_specs: Mapping[str, str]) -> bool:
-    """Whether the flavor says how near the members of a server group are."""
+    """Whether the flavor has a key for the nearness of the members of a server group."""
     return any(key in extra_specs for key in FABRIC_KEYS)
 
 
 def read_fabric(extra_specs: Mapping[str, str]) -> Fabric | None:
-    """Read the flavor's wish about the members of a server group; None: it has none.
+    """Read the flavor's requirement for the members of a server group; None if it has none.
 
-    :raises FlavorError: for the user: the key, its value, and the cure.
+    :raises FlavorError: for the user: the key, its value, and the remedy.
     """
     for key in FABRIC_KEYS:
         if key in extra_specs:
@@ -127,17 +127,17 @@ def read_fabric(extra_specs: Mapping[str, str]) -> Fabric | None:
 
 
 def has_shared_memory_keys(extra_specs: Mapping[str, str]) -> bool:
-    """Whether the flavor asks for memory that members of a server group share."""
+    """Whether the flavor has a key for memory that members of a server group share."""
     return any(key in extra_specs for key in SHARED_MEMORY_KEYS)
 
 
 def read_shared_memory(
     extra_specs: Mapping[str, str], memory_mib: int | None = None
 ) -> SharedMemoryWish | None:
-    """Read the flavor's wish for memory that members of a server group share; None: it has none.
+    """Read the flavor's request for memory that a server group shares; None if it has none.
 
-    :param memory_mib: the flavor's memory, where the two are to be compared.
-    :raises FlavorError: for the user: the key, its value, and the cure.
+    :param memory_mib: the flavor's memory, if the two are to be compared.
+    :raises FlavorError: for the user: the key, its value, and the remedy.
     """
     for key in SHARED_MEMORY_KEYS:
         if key in extra_specs:
@@ -162,7 +162,7 @@ def read_shared_memory(
 def check_value(key: str, value: str) -> None:
     """Check one key by itself.
 
-    :raises FlavorError: unknown ``hpc:`` key, or a value it can not have.
+    :raises FlavorError: an unknown ``hpc:`` key, or an invalid value.
     """
     if key not in KEYS:
         raise FlavorError(
@@ -213,19 +213,19 @@ def build_request(
 ) -> Request:
     """Turn a flavor into a request.
 
-    :param extra_specs: of the flavor; keys other than ``hpc:`` ones,
-        ``hw:pci_numa_affinity_policy`` and ``group_policy`` are not looked at
+    :param extra_specs: of the flavor; only the ``hpc:`` keys,
+        ``hw:pci_numa_affinity_policy`` and ``group_policy`` are read
     :param wants: the devices that Nova read from ``pci_passthrough:alias``
-    :param cells: the guest's NUMA cells, () where it has none
+    :param cells: the guest's NUMA cells, () if it has none
     :param roles: Want.key -> role of its devices; a term of ``hpc:group``
         names an alias first, otherwise a role; devices of another role are refused
-    :param numa_policy: the policy that Nova will follow, where the caller
-        knows it (an image or an alias can set it, too); otherwise it is read
+    :param numa_policy: the policy that Nova will follow, if the caller
+        has it (an image or an alias can set it, too); otherwise it is read
         from *extra_specs*
     :param ports: Neutron's direct ports of the server, named by the role of their
         network
     :param port_roles: the roles that networks can have, for ``hpc:group``
-    :raises FlavorError: for the user: the key, its value, and the cure
+    :raises FlavorError: for the user: the key, its value, and the remedy
     """
     for key in sorted(extra_specs):
         if key.startswith(PREFIX):
@@ -237,7 +237,7 @@ def build_request(
             f"add it, one of {', '.join(WORDS[AFFINITY])}"
         )
     if extra_specs.get(DEVICE_PROFILE):
-        # Cyborg binds its devices after the host was chosen, and Nova tells nobody where they sit.
+        # Cyborg binds its devices after the choice of the host, and Nova publishes no place.
         raise FlavorError(
             f"{DEVICE_PROFILE}={grouping.quote_value(extra_specs[DEVICE_PROFILE])} asks Cyborg "
             f"for devices, and Nova does not know where they sit before Cyborg has bound them, so "
@@ -267,7 +267,7 @@ def build_request(
             wants,
             len(cells),
             roles or {},
-            # Groups that span cells can not be near both of them.
+            # Groups that span cells cannot be near both of them.
             strict=policy is AffinityPolicy.REQUIRED and level <= Level.NUMA,
             affinity=f"{AFFINITY}={level.word}",
         )
@@ -286,7 +286,7 @@ def build_request(
             f"together at most {MAX_NAMES} are supported"
         )
     if names[0] & names[1]:
-        # The alias has the word; what is said of the ports has to differ.
+        # The alias has the word, so the sentences about the ports need another one.
         dealt = tuple(
             attrs.evolve(port_kind, name=f"direct {port_kind.name}") for port_kind in dealt
         )
@@ -298,7 +298,7 @@ def build_request(
         cells=tuple(cells),
         on_cells=bool(cells) and effective == "required",
         nvlink=Nvlink(extra_specs.get(NVLINK, Nvlink.NONE.value)),
-        # A word that Nova does not know it ignores, with a warning.
+        # Nova ignores a word that it does not recognise, with a warning.
         apart=extra_specs.get(GROUP_POLICY) == ISOLATE,
         roles=roles or {},
         ports=dealt,
@@ -308,7 +308,7 @@ def build_request(
 
 
 def numa_policies(level: Level, policy: AffinityPolicy) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Nova's NUMA policies that go with a wish: those it needs, and those that contradict it.
+    """Nova's NUMA policies for a level: those that allow it, and those that contradict it.
 
     Nova drops devices off the guest's cells under ``legacy`` and ``required``
     and those off its sockets under ``socket``; without cells it drops none, so
@@ -324,7 +324,7 @@ def numa_policies(level: Level, policy: AffinityPolicy) -> tuple[tuple[str, ...]
 def is_numa_policy_compatible(
     level: Level, policy: AffinityPolicy, effective: str, has_cells: bool
 ) -> bool:
-    """Whether a wish can be met under the NUMA policy that Nova follows."""
+    """Whether a level can be met under the NUMA policy that Nova follows."""
     good, bad = numa_policies(level, policy)
     return effective not in bad and (not has_cells or effective in good)
 
@@ -332,7 +332,7 @@ def is_numa_policy_compatible(
 def _check_numa_policy(
     level: Level, policy: AffinityPolicy, effective: str, has_cells: bool
 ) -> None:
-    """The table between ``hpc:affinity`` and Nova's own NUMA policy."""
+    """Refuse a contradiction between ``hpc:affinity`` and Nova's own NUMA policy."""
     if is_numa_policy_compatible(level, policy, effective, has_cells):
         return
     wish = f"{AFFINITY}={level.word}"

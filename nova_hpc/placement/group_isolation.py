@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """``group_policy=isolate``: every device from a provider of its own.
 
-Nova asks Placement for each device in a request group, and passes on the flavor's
-``group_policy`` (scheduler/utils.py:238 and 561 of release 34); with ``isolate`` no two
-groups are served by one provider: two virtual functions are of two adapters.
+Nova requests each device from Placement in a request group, and passes on the flavor's
+``group_policy`` (scheduler/utils.py:238 and 561 of release 34). With ``isolate`` one
+provider serves at most one group: two virtual functions come from two adapters.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ ISOLATE = "isolate"
 
 
 def limit_to_one_per_pool(request: Request, host: FreeHost) -> FreeHost:
-    """*host* as it is to a request that takes one device of each pool at most.
+    """*host* as a request sees it that takes at most one device of each pool.
 
-    The same one where nothing changes. What damage counts of such a pool is then one
-    device, for all sets alike.
+    The same object if nothing changes. Damage then counts such a pool as one device, for all
+    sets alike.
     """
     if not request.apart:
         return host
@@ -33,7 +33,7 @@ def _limit_pool_to_one(pool: DevicePool) -> DevicePool:
     if pool.free <= 1:
         return pool
     if pool.unit is not None:
-        # Given whole or not at all, so not one of it.
+        # A unit can only be taken whole, so one device of it is impossible.
         return attrs.evolve(pool, serves=frozenset())
     return attrs.evolve(pool, free=1)
 

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """``hpc:group``: which devices belong together.
 
-``gpu:1,vf:1`` says that one GPU and one virtual function are a unit; a server
-of four of each is then four such groups. Every alias of the flavor is named,
-and the groups use up the devices exactly.
+``gpu:1,vf:1`` puts one GPU and one virtual function together; a server with four of each
+then has four such groups. The value names every alias of the flavor, and the groups use up
+the devices exactly.
 
-Neutron's direct ports are the server's and not the flavor's. The word ``port``, or the
-role of their networks, says how many of them a group takes at most; without it they are
-dealt evenly, too.
+Neutron's direct ports belong to the server and not to the flavor. The word ``port``, or the
+role of their networks, sets the maximum of them in one group. Without it they are dealt
+evenly, too.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ PORT: Final = "port"
 
 
 class FlavorError(ValueError):
-    """A flavor that can not mean anything; the text is for its user."""
+    """A flavor without a possible meaning; the text is for its user."""
 
 
 class UnknownNameError(FlavorError):
-    """A name that may be the role of devices that are unknown at this moment."""
+    """A name that may be a role whose devices are unknown at this moment."""
 
 
 def parse_group_terms(value: str) -> dict[str, int]:
     """Read ``name:count,name:count``.
 
-    :returns: name -> devices of it in one group, in the order of the text
-    :raises FlavorError: names the term that is wrong
+    :returns: name -> its devices in one group, in the order of the text
+    :raises FlavorError: names the wrong term
     """
     terms: dict[str, int] = {}
     if not value.strip():
@@ -49,7 +49,7 @@ def parse_group_terms(value: str) -> dict[str, int]:
             raise FlavorError(
                 f"{GROUP} has the term {quote_value(term)}; each must be name:count, e.g. gpu:1"
             )
-        # isdigit() alone accepts the digits of other scripts, as int() does.
+        # isdigit() also accepts the digits of other scripts, like int().
         if (
             not (count.isascii() and count.isdigit())
             or not 1 <= _small_number_of(count) <= MAX_COUNT
@@ -97,9 +97,9 @@ def check_wants(wants: Sequence[Want]) -> None:
 class GroupWords:
     """``hpc:group``, with the words for ports by themselves."""
 
-    #: For the flavor's devices: name -> count; None where none is named.
+    #: For the flavor's devices: name -> count; None if the value names none.
     devices: Mapping[str, int] | None
-    #: For ports: word -> the most of them in one group.
+    #: For ports: word -> maximum of them in one group.
     ports: Mapping[str, int]
 
     @classmethod
@@ -110,10 +110,10 @@ class GroupWords:
         roles: Mapping[str, str],
         port_roles: Collection[str],
     ) -> GroupWords:
-        """Read the value; an alias or the role of one comes before a word for ports.
+        """Read the value; an alias or its role wins over a word for ports.
 
         :param port_roles: the roles that networks can have.
-        :raises FlavorError: names the term that is wrong
+        :raises FlavorError: names the wrong term
         """
         terms = {} if value is None else parse_group_terms(value)
         own = {want.name for want in wants} | {
@@ -125,11 +125,11 @@ class GroupWords:
         return cls(None if value is None or (ports and not devices) else devices, ports)
 
     def deal(self, ports: Iterable[Ports], number: int) -> tuple[Ports, ...]:
-        """The ports under the words that they are dealt by.
+        """The ports under the words by which they are dealt.
 
         :param ports: by the role of their networks.
         :param number: of groups.
-        :raises FlavorError: they are more than the groups take
+        :raises FlavorError: there are more ports than the groups take
         """
         dealt = tuple(
             port_kind if port_kind.name in self.ports else attrs.evolve(port_kind, name=PORT)
@@ -146,7 +146,7 @@ class GroupWords:
         return dealt
 
     def least(self, ports: Iterable[Ports]) -> int:
-        """How many groups the ports make, where nothing else makes any."""
+        """How many groups the ports make, if only they make groups."""
         numbers = [1]
         for word, most in self.ports.items():
             have = sum(
@@ -168,12 +168,12 @@ def build_groups(
 ) -> tuple[DeviceGroup, ...]:
     """The groups of a server's devices, without its ports.
 
-    :param value: of ``hpc:group``, without ports; None where the flavor has none:
+    :param value: of ``hpc:group``, without ports. None if the flavor has none:
         then one group for each guest cell, or one for a guest without cells
-    :param strict: refuse devices that do not divide among the cells; if not,
+    :param strict: refuse devices that do not divide among the cells; otherwise
         such a server is one group
-    :param affinity: the key and word that make it strict, for the message
-    :raises FlavorError: the groups and the devices do not go together
+    :param affinity: the key and word that require this, for the message
+    :raises FlavorError: the groups do not match the devices
     """
     totals = _total_counts_of(wants)
     if value is not None:
@@ -208,7 +208,10 @@ def _replace_roles_by_aliases(
     totals: Mapping[str, int],
     roles: Mapping[str, str],
 ) -> dict[str, int]:
-    """The terms with roles replaced by the alias that plays the role."""
+    """The terms with each role replaced by the alias that plays it.
+
+    :raises FlavorError: a term is unknown or ambiguous, or an alias is missing or named twice.
+    """
     players: dict[str, set[str]] = {}
     for want in wants:
         if want.key in roles:
@@ -250,6 +253,10 @@ def _replace_roles_by_aliases(
 
 
 def _number_of_groups(per_group: Mapping[str, int], totals: Mapping[str, int]) -> int:
+    """The number of groups, which must be the same for every alias.
+
+    :raises FlavorError: a count does not divide its total, or the numbers differ.
+    """
     numbers = set()
     for name, count in per_group.items():
         if totals[name] % count:
@@ -296,6 +303,6 @@ def _small_number_of(digits: str) -> int:
 
 
 def quote_value(value: str) -> str:
-    """A value of a user in a message: readable, and not without end."""
+    """A user's value for a message: readable, and of bounded length."""
     text = ascii(value)
     return text if len(text) <= 60 else text[:57] + "..."

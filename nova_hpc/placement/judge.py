@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Does a set of devices that somebody else chose satisfy a request?
+"""Whether a set of devices that Nova chose satisfies a request.
 
-The compute node asks this about the devices that Nova has claimed, before a
-guest starts with them. It is the same solver, on a host that has nothing but
-the claimed devices.
+The compute node checks the devices that Nova has claimed, before a guest starts with
+them. It uses the same solver, on a host that contains only the claimed devices.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ def judge_claimed_devices(
 
     :param host: the node, with the claimed devices counted as free. Free CPUs
         and pages are not judged again: Nova has claimed them, too.
-    :param claimed: Want.key -> Pool.id of each of its devices (a pool of
-        several functions once for each), and Ports.key -> that of each of its
-        functions. Keys that are neither are devices that come with the server in
+    :param claimed: Want.key -> DevicePool.id of each of its devices (a pool of
+        several functions once for each), and Ports.key -> DevicePool.id of each of its
+        functions. Other keys stand for devices that come with the server in
         another way; each must be as close to one of the groups as the request
         demands.
-    :returns: one set with exactly these devices and the level they reach, or
+    :returns: one set with exactly these devices and the level that they reach, or
         the reason why they do not satisfy the request.
     """
     pools = {pool.id: pool for pool in host.pools}
@@ -114,7 +113,7 @@ def _claimed_pools_of(
         counts[key, pool.id] = counts.get((key, pool.id), 0) + 1
     by_id = {pool.id: pool for _, pool in claimed_pools}
     return tuple(
-        # Units have been judged; what is left of them here is always whole.
+        # Units were judged before, so their remaining devices are always complete here.
         attrs.evolve(
             by_id[identifier],
             id=f"{key}\0{identifier}",
@@ -128,7 +127,7 @@ def _claimed_pools_of(
 
 
 def _ghost_pools_of(host: FreeHost) -> tuple[DevicePool, ...]:
-    """NVLink devices that nobody can take; they say which wants are for NVLink."""
+    """NVLink devices that cannot be taken; they mark the wants that are for NVLink."""
     linked = {pool_id for members in host.nvlink for pool_id in members}
     return tuple(
         attrs.evolve(pool, id=f"\0{pool.id}", free=0, unit=None)
@@ -140,7 +139,7 @@ def _ghost_pools_of(host: FreeHost) -> tuple[DevicePool, ...]:
 def _claimed_nvlink_sets(
     host: FreeHost, claimed_pools: Sequence[tuple[str, DevicePool]]
 ) -> tuple[frozenset[str], ...]:
-    """The NVLink sets that are wholly claimed, under the names of :func:`_claimed_pools_of`."""
+    """The NVLink sets that are completely claimed, in the names of :func:`_claimed_pools_of`."""
     claimed = {pool.id: f"{key}\0{pool.id}" for key, pool in claimed_pools if pool.free == 1}
     sets = [
         frozenset(claimed[pool_id] for pool_id in members)
@@ -171,7 +170,11 @@ def _judge_other_devices(
     where: Mapping[str, Location],
     others: Sequence[str | None],
 ) -> ChoiceAnswer:
-    """Judge the devices that are in no group, next to the groups."""
+    """Judge the devices that are in no group, next to the groups.
+
+    Each counts at its tightest level with any group. The widest of these levels is the level of
+    the whole set.
+    """
     members: dict[int, list[Location]] = {}
     for pick in best.picks:
         members.setdefault(pick.group, []).append(where[pick.pool])

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The questions to the placement engine, and its answers. Data only.
+"""The input of the placement engine, and its answers. Data only.
 
-A *request* is a flavor in the engine's words, a *host* is what one node has
-free, and an *answer* is the best device sets with their level, or the nearest
-miss. Nothing here knows Nova; identifiers are opaque strings to the engine.
+A *request* is a flavor in the engine's words, a *host* lists the free resources of one
+node, and an *answer* contains the best device sets with their level, or the nearest miss.
+Nothing here depends on Nova; identifiers are opaque strings to the engine.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_COUNT: Final = 1024
 
 
 class AffinityPolicy(enum.Enum):
-    """``hpc:affinity_policy``: what to do when the level cannot be reached."""
+    """``hpc:affinity_policy``: the reaction if the level cannot be reached."""
 
     REQUIRED = "required"
     PREFERRED = "preferred"
@@ -40,7 +40,7 @@ class Want:
     """One alias of the flavor: *count* devices of one kind."""
 
     key: str  # Nova's PCI request id; opaque here
-    name: str  # what people call it: the alias
+    name: str  # the alias, for people
     count: int  # devices, at least 1
 
 
@@ -48,15 +48,15 @@ class Want:
 class Ports:
     """Neutron's direct ports of one kind: each takes one function of an adapter.
 
-    They are no devices of the flavor: the server brings them, and Placement does
-    not know them. Each belongs to one of the groups, see
+    They are not devices of the flavor: the server brings them, and Placement does not
+    count them. Each belongs to one of the groups, see
     :mod:`nova_hpc.placement.ports`.
     """
 
-    key: str  # a key of Pool.serves, as that of a want
+    key: str  # a key of DevicePool.serves, like a want's
     name: str  # the word of hpc:group under which they are dealt: "port", or a role
     count: int
-    #: Which functions they can have, for operators: "physical network rail0".
+    #: The functions that they can have, for operators: "physical network rail0".
     network: str = ""
 
 
@@ -89,7 +89,7 @@ class WantedCell:
     memory_kib: int = 0
     page_kib: int | None = None  # None: no explicit page size
     host_node: int | None = None  # set when the mapping is already fixed
-    #: The host nodes that can take it, where the caller knows; None: by what they have free.
+    #: The host nodes that can take it; None if their free amounts decide.
     nodes: frozenset[int] | None = None
 
 
@@ -97,7 +97,7 @@ class WantedCell:
 class Cap:
     """At most so many devices of some pools for some names of wants."""
 
-    pools: frozenset[str]  # Pool.id
+    pools: frozenset[str]  # DevicePool.id
     names: frozenset[str]  # Want.name
     most: int
 
@@ -106,33 +106,33 @@ class Cap:
 class Request:
     """A flavor with ``hpc:`` keys, validated, in the engine's words."""
 
-    #: One for each alias. The scheduler searches pools for them; before the start they are
-    #: compared with the claimed devices.
+    #: One for each alias. The scheduler searches pools for them; the node compares them with
+    #: the claimed devices before the start.
     wants: tuple[Want, ...]
-    #: What the wants make; the ports come to them.
+    #: The groups of the wants; the ports are added to them.
     groups: tuple[DeviceGroup, ...]
     #: The widest level that a group may have (``hpc:affinity``). Within one host a tighter one
-    #: is always better; between hosts all up to it count alike.
+    #: is always better; between hosts all levels up to it count alike.
     level: Level
     #: REQUIRED: a wider set is a miss, in the filter and before the start. PREFERRED: it is
-    #: taken, and ranked behind all that reach the level.
+    #: accepted, and ranked behind all sets that reach the level.
     policy: AffinityPolicy
-    #: The guest's; () when it has no NUMA topology: its memory floats.
+    #: The guest's NUMA cells; () if it has no NUMA topology, so that its memory floats.
     cells: tuple[WantedCell, ...] = ()
     #: Groups must sit on the guest's cells (hw:pci_numa_affinity_policy).
     on_cells: bool = False
-    #: The NVLink devices of each group are exactly one of Host.nvlink.
+    #: The NVLink devices of each group are exactly one of FreeHost.nvlink.
     nvlink: Nvlink = Nvlink.NONE
     #: No two devices from one pool (``group_policy=isolate``).
     apart: bool = False
-    #: Want.key -> the role that its devices have to have, where that is known.
+    #: Want.key -> the role that its devices must have, if it is known.
     roles: Mapping[str, str] = attrs.field(factory=dict, converter=_copy_words, hash=False)
     #: Neutron's direct ports, which are dealt to the groups; the node has them, too, before
     #: the start.
     ports: tuple[Ports, ...] = ()
-    #: What holds for all ports of some networks together.
+    #: Bounds for all ports of some networks together.
     caps: tuple[Cap, ...] = ()
-    #: What Nova follows for devices off the guest's cells; None: whoever asks does not say.
+    #: Nova's policy for devices off the guest's cells; None if the caller does not give it.
     numa_policy: str | None = None
     #: The guest's tree of devices mirrors the host's: none may be off its cells.
     mirror: bool = False
@@ -140,7 +140,7 @@ class Request:
 
 @attrs.frozen
 class DevicePool:
-    """Free devices that are alike to Nova: one resource provider.
+    """Free devices that Nova treats alike: one resource provider.
 
     A physical device is a pool of one; all virtual functions of a physical
     function are one pool.
@@ -148,30 +148,30 @@ class DevicePool:
 
     id: str  # resource provider UUID in the scheduler, PCI address on a node
     name: str  # PCI address, for people
-    #: Where the devices sit; in the scheduler as the pool's tags say.
+    #: The place of the devices; in the scheduler it comes from the pool's tags.
     location: Location
-    #: Devices that may be chosen now; where a claim is judged, at least the claimed ones.
+    #: Devices that may be chosen now; for the check of a claim, at least the claimed ones.
     free: int
     #: Keys of the wants and ports that it can serve; empty for devices that the request
     #: does not want, which still count for IOMMU units and for the damage.
     serves: frozenset[str]
     unit: str | None = None  # IOMMU unit that is given whole or not at all
-    #: Role of the devices, by which later servers want them; None: unknown.
+    #: Role of the devices, by which later servers request them; None if unknown.
     role: str | None = None
-    #: Equal for an adapter and its virtual functions where both are free: a
-    #: server cannot have the one and some of the others. None: no such pool.
+    #: Equal for an adapter and its virtual functions if both are free: a
+    #: server cannot have the adapter and some of its functions. None if there is no such pool.
     rival: str | None = None
-    #: Of those with a *rival*: it is the adapter itself. What is not are functions of it, in
-    #: several pools where they differ, and goes together.
+    #: With a *rival*: whether the pool is the adapter itself. Otherwise it has functions of it,
+    #: in several pools if they differ, and they are given together.
     whole: bool = False
-    #: How many aliases of the cloud its devices can serve, those of the request among them;
-    #: 0: unknown, or none.
+    #: How many aliases of the cloud its devices can serve, the request's included; 0 if
+    #: unknown, or none.
     aliases: int = 0
 
 
 @attrs.frozen
 class HostNode:
-    """Free amounts of one host NUMA node. None: unknown, not checked here."""
+    """Free amounts of one host NUMA node. An amount is None if unknown; it is then not checked."""
 
     id: int
     socket: int | None = None
@@ -184,11 +184,11 @@ class HostNode:
 class FreeHost:
     """The free devices, CPUs and pages of one node."""
 
-    #: For people; it decides nothing.
+    #: For people; no decision depends on it.
     name: str
-    #: All free devices of the host; where a claim is judged, at least the claimed ones.
+    #: All free devices of the host; for the check of a claim, at least the claimed ones.
     pools: tuple[DevicePool, ...]
-    #: NUMA nodes, with dedicated CPUs and pages that are free; (): unknown.
+    #: NUMA nodes, with their free dedicated CPUs and pages; () if unknown.
     nodes: tuple[HostNode, ...] = ()
     #: Legal NVLink sets that are completely free: ids of pools of one device
     #: each. A partition of NVSwitches, or GPUs with direct links.
@@ -200,9 +200,9 @@ class Pick:
     """One device of a set."""
 
     want: str  # Want.key, or Ports.key
-    pool: str  # Pool.id
+    pool: str  # DevicePool.id
     group: int  # index into Request.groups
-    cell: int | None  # Cell.id of the guest; None without guest cells
+    cell: int | None  # WantedCell.id of the guest; None without guest cells
 
 
 @attrs.frozen
@@ -210,34 +210,34 @@ class DeviceSet:
     """A choice of devices for the whole server.
 
     The scheduler makes a candidate of it. Before the start the node makes one of exactly the
-    claimed devices, and its level is what the record of the decision says.
+    claimed devices, and the record of the decision contains its level.
     """
 
-    #: One for each device. Of a virtual function the scheduler chooses the adapter alone; after
+    #: One for each device. For a virtual function the scheduler chooses only the adapter; after
     #: the claim it is the function itself.
     picks: tuple[Pick, ...]
-    #: The widest of its groups' levels: what ``hpc:affinity`` is held against, each time.
+    #: The widest level of its groups: each check of ``hpc:affinity`` uses it.
     level: Level
     #: The longest path inside a group.
     distance: Distance
-    #: Guest cell id -> host NUMA node: the scheduler asks Nova to fit the guest there; where a
-    #: claim is judged, Nova has fitted it.
+    #: Guest cell id -> host NUMA node: the scheduler requests this fit from Nova; in the check
+    #: of a claim, Nova has already fitted the guest.
     cells: Mapping[int, int] = attrs.field(factory=dict, hash=False)
-    #: Smaller is better, compared as a tuple, also between hosts; where a claim is judged,
-    #: there is nothing to compare it with. Its parts: :mod:`nova_hpc.placement.solver.measure`.
+    #: Smaller is better, compared as a tuple, also between hosts; the check of a claim
+    #: compares it with nothing. Its parts: :mod:`nova_hpc.placement.solver.measure`.
     score: tuple[int, ...] = ()
     #: For people: the scheduler's log and ``explain``.
     reason: str = ""
-    #: Whether the damage in the score was measured; otherwise it stands for nothing.
+    #: Whether the damage in the score was measured; otherwise its value has no meaning.
     measured: bool = True
 
 
 class Unmet(enum.IntEnum):
-    """Which wish of a flavor a host does not meet; the later, the nearer it came."""
+    """The requirement of a flavor that a host does not meet; a later value is a nearer miss."""
 
     OTHER = 0  # the host cannot be used
     DEVICES = 1  # so many devices
-    KNOWN = 2  # of which it is known on which NUMA node they are
+    KNOWN = 2  # devices with a known NUMA node
     TOGETHER = 3  # at the level of hpc:affinity
     PORTS = 4  # with a function of an adapter for each direct port
     NVLINK = 5  # in whole NVLink sets
@@ -251,12 +251,12 @@ class DeviceMiss:
     #: For operators: "4 gpu free, but at most 2 under one switch". The
     #: caller puts the host's name in front.
     operator: str
-    #: For users who may read of the cloud's capacity: counts and levels only, no
-    #: host, no address.
+    #: For users who may see the cloud's capacity: counts and levels only, no host, no
+    #: address.
     user: str
     unmet: Unmet = Unmet.OTHER
-    #: Where too few are free: of each alias its name, how many are, and how many are needed.
-    #: Then *operator* begins with *user*.
+    #: If too few are free: the name of each alias, how many are free, and how many are needed.
+    #: *operator* then begins with *user*.
     short: tuple[tuple[str, int, int], ...] = ()
 
 

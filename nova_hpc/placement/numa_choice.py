@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""On which of a host's NUMA nodes the guest's cells belong, once the devices are claimed.
+"""The choice of host NUMA nodes for the guest's cells, once the devices are claimed.
 
-The scheduler asks before it offers devices, Nova's filter after that, and the node when
-it claims them. All of them order the choices by this one function of the request, the
-claimed devices and the host, and take the first that has CPUs and pages: so they agree,
-and the cells are beside the devices.
+The scheduler uses it before it offers devices, Nova's filter after that, and the node at
+the claim. All of them order the choices by this one function of the request, the claimed
+devices and the host, and take the first choice that has CPUs and pages. So they agree, and
+the cells are beside the devices.
 
-The groups of a request are alike. It therefore makes no difference which cell goes to
-which of the nodes, only which nodes they are; and nodes without claimed devices differ
-by their socket alone.
+The groups of a request are alike. So only the set of nodes matters, and not which cell is
+on which of them. Nodes without claimed devices differ only by their socket.
 
 An example. Nodes 0 and 1 are of socket 0, nodes 2 and 3 of socket 1. A guest with two cells
 has claimed two GPUs, a group each: one on node 0, one on node 2. The classes are node 0, node
@@ -19,7 +18,7 @@ has claimed two GPUs, a group each: one on node 0, one on node 2. The classes ar
 #. (1, 3): both are. (3, 0, 0, 8).
 #. (0, 1) and (2, 3): one GPU has no cell on its socket. (4, 0, 0, 5).
 
-Whoever asks takes the first that has CPUs and pages: where node 2 has none, (0, 3), not (0, 1).
+A caller takes the first with CPUs and pages: if node 2 has none, (0, 3), and not (0, 1).
 """
 
 from __future__ import annotations
@@ -34,15 +33,15 @@ import attrs
 from nova_hpc.placement.judge import judge_claimed_devices
 from nova_hpc.placement.model import DeviceSet, FreeHost, Request
 
-#: Parts of a score that tell where the devices are: level, NVLink misses, distance and
-#: spread. The others tell what is left on the host.
+#: Parts of a score that describe the place of the devices: level, NVLink misses, distance and
+#: spread. The others describe the remaining resources of the host.
 PLACE: Final = 4
 
-#: So many choices are judged. Of more, which no host of today has for one guest, those
-#: with most of the claimed devices are.
+#: Maximum of choices that are judged; no present host has more for one guest. Among more, the
+#: choices with most of the claimed devices are judged.
 MOST: Final = 128
 
-#: So many choices are counted before that; the rest is not looked at.
+#: Choices that are counted for that; further ones are ignored.
 _COUNTED: Final = 20000
 
 
@@ -50,9 +49,9 @@ _COUNTED: Final = 20000
 class Tier:
     """Choices of nodes that are equally good: each has one of these combinations."""
 
-    #: Where the devices then are; None: the request is not satisfied.
+    #: The place of the devices; None if the choice does not satisfy the request.
     place: tuple[int, ...] | None
-    #: For each way: how many nodes of which class; see :attr:`Tiers.classes`.
+    #: For each way: the number of nodes of each class; see :attr:`Tiers.classes`.
     ways: tuple[tuple[tuple[Hashable, int], ...], ...]
 
 
@@ -63,13 +62,13 @@ class Tiers:
     request: Request
     host: FreeHost
     claimed: Mapping[str, Sequence[str]]
-    #: Nodes that make no difference, by class.
+    #: Equal nodes, by class.
     classes: Mapping[Hashable, tuple[int, ...]]
-    #: The only node of a guest's only cell that has all devices: nothing is nearer.
+    #: For a guest with one cell: the only node that has all devices, which is the nearest.
     sure: int | None = None
 
     def __iter__(self) -> Iterator[tuple[tuple[int, ...], ...]]:
-        """The choices of each tier in turn; what is not asked for is not judged."""
+        """The choices of each tier in turn; only consumed tiers are judged."""
         if self.sure is not None:
             yield ((self.sure,),)
         for tier in self.judged():
@@ -78,7 +77,7 @@ class Tiers:
                 yield choices
 
     def judged(self) -> tuple[Tier, ...]:
-        """All tiers, with what they are worth."""
+        """All tiers, with their places."""
         places: dict[tuple[int, ...] | None, list[tuple[tuple[Hashable, int], ...]]] = {}
         for way in _limit_ways(self.request, self.host, self.classes, self.claimed):
             nodes = _example_of_way(self.classes, way)
@@ -95,7 +94,7 @@ class Tiers:
 
 
 def place_of_set(devices: DeviceSet) -> tuple[int, ...]:
-    """Where the devices of a set are, as a number: smaller is better."""
+    """The place of the devices of a set, as a tuple: smaller is better."""
     return devices.score[:PLACE]
 
 
@@ -115,11 +114,11 @@ def order_node_tiers(
 ) -> Tiers:
     """Order the choices of nodes for the cells of *request*.
 
-    :param host: its nodes, and the claimed devices; what is free of CPUs and pages is
-        not looked at.
+    :param host: its nodes, and the claimed devices; its free CPUs and pages are
+        not used.
     :param claimed: as for :func:`nova_hpc.placement.judge.judge_claimed_devices`.
-    :returns: every choice, those that do not satisfy the request last: the check
-        before the guest starts then says why.
+    :returns: every choice; choices that do not satisfy the request come last, and the check
+        before the guest starts then gives the reason.
     """
     used = {pool.location.numa for pool in host.pools}
     classes: dict[Hashable, list[int]] = {}
@@ -137,6 +136,7 @@ def order_node_tiers(
 def _judge_nodes(
     request: Request, host: FreeHost, claimed: Mapping[str, Sequence[str]], nodes: Sequence[int]
 ) -> tuple[int, ...] | None:
+    """The place of the claimed devices with the cells on these nodes; None if it is refused."""
     ids = (cell.id for cell in request.cells)
     answer = judge_claimed_devices(
         fix_request_cells(request, dict(zip(ids, nodes, strict=True))), host, claimed
@@ -150,7 +150,10 @@ def _limit_ways(
     classes: Mapping[Hashable, Sequence[int]],
     claimed: Mapping[str, Sequence[str]],
 ) -> list[tuple[tuple[Hashable, int], ...]]:
-    """The ways to choose so many nodes, as far as they are judged."""
+    """The ways to choose nodes for all cells, as far as they are judged.
+
+    If there are too many, the ways with most claimed devices on their nodes are kept.
+    """
     ways = list(
         itertools.islice(_iterate_ways(list(classes.items()), len(request.cells)), _COUNTED)
     )

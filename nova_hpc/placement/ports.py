@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Neutron's direct ports beside the groups: which function of which adapter.
 
-Every port belongs to one group, and has to be as close to the group's devices as
-they are to each other. Ports are dealt evenly: the numbers of two groups differ by
-one at most, for each word of ``hpc:group`` by itself. Which port goes to which group
-is not laid down, so of all even dealings the best counts.
+Every port belongs to one group, and must be as close to the group's devices as they are
+to each other. Ports are dealt evenly: the numbers of two groups differ by at most one, for
+each word of ``hpc:group`` by itself. The request does not assign a port to a group, so the
+best of all even dealings counts.
 
-The solver is asked for groups that are alike (:mod:`nova_hpc.placement.dealing`), and what
-it finds may take more of one network than there are ports for it. By Hall's theorem it then
-takes too much from some set of adapters: more than there are ports that these could serve.
-That is told to the solver as a cap, which every real solution keeps, and it is asked again.
-There are at most as many caps as sets of networks, so this ends, and the first answer that
-holds is the best one. That an adapter is not given beside its own functions the solver
-knows by itself where both are in one place (``Item.rival``).
+The solver handles groups that are alike (:mod:`nova_hpc.placement.dealing`), so its solution
+may take more of one network than there are ports for it. By Hall's theorem it then takes too
+much from some set of adapters: more than there are ports that these could serve. That bound
+becomes a cap, which every real solution keeps, and the solver runs again. There are at most
+as many caps as sets of networks, so the loop ends, and the first answer that holds is the best
+one. The solver itself excludes an adapter beside its own functions if both are in one place
+(``Item.rival``).
 
-Where the exact search would take too long, what is found instead may keep no caps. Then the
-search branches over the adapters from which less is taken, the best bounds first.
+If the exact search would take too long, the greedy answer may break the caps. Then the search
+branches over the adapters that give less, the best bounds first.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from nova_hpc.placement.model import (
     Unmet,
 )
 
-#: Choose for a request without ports.
+#: Chooses for a request without ports.
 Plain = Callable[[Request, FreeHost, int], ChoiceAnswer]
 
-#: Searches for one request on one host, at most.
+#: Maximum of searches for one request on one host.
 TRIES: Final = 96
 
 
@@ -78,7 +78,7 @@ def exchange_with_ports(
     devices: DeviceSet,
     turn: Callable[[Request, FreeHost, DeviceSet], DeviceSet],
 ) -> DeviceSet:
-    """An exchange of *devices* for others that are as good, if the ports allow it.
+    """An exchange of *devices* for equally good ones, if the ports allow it.
 
     :param turn: exchanges them for a request without ports.
     """
@@ -92,7 +92,7 @@ def exchange_with_ports(
 def _blame_ports(
     request: Request, host: FreeHost, miss: DeviceMiss | None, plain: Plain
 ) -> DeviceMiss | None:
-    """The wish that is not met is that of the ports, where it is met without them."""
+    """Blame the ports for the miss if the request can be met without them."""
     if miss is None or miss.unmet not in (Unmet.DEVICES, Unmet.TOGETHER):
         return miss
     if request.wants and not plain(attrs.evolve(request, ports=()), host, 1).sets:
@@ -103,10 +103,10 @@ def _blame_ports(
 def _search_with_caps(
     dealt: Dealt, host: FreeHost, plain: Plain
 ) -> tuple[Dealt, ChoiceAnswer | tuple[DeviceSet, Caps] | None]:
-    """Ask again and again with one cap more, until the answer holds.
+    """Search again with one more cap each time, until the answer holds.
 
-    :returns: the request with its caps, and the best set, or why there is none; None: the
-        answers keep no caps.
+    :returns: the request with its caps, and the best set, or why there is none; None if the
+        answers break the caps.
     """
     shown = dealt.host(host, {})
     for _ in range(TRIES):
@@ -127,7 +127,7 @@ def _search_with_caps(
 
 
 def _answer_no_choice(dealt: Dealt, tried: str = "") -> ChoiceAnswer:
-    """No choice holds."""
+    """The miss if no choice holds."""
     text = "the adapters' functions that are free for the ports are not beside the groups"
     networks = ", ".join(sorted({ports.network for ports in dealt.ports}))
     operator = f"{text} ({networks}{tried})"
@@ -137,13 +137,18 @@ def _answer_no_choice(dealt: Dealt, tried: str = "") -> ChoiceAnswer:
 def _search_best_first(
     dealt: Dealt, host: FreeHost, plain: Plain
 ) -> ChoiceAnswer | tuple[DeviceSet, Caps]:
-    """Best first: the least bound, and of equal ones the one nearest to a solution."""
+    """Search best first: the least bound, and among equals the one nearest to a solution.
+
+    An answer that uses some pools too much has one branch for each of them, in which that pool
+    gives one function less; for an adapter and its functions there is one for each side. Less is
+    never better, so the score of the answer bounds all branches.
+    """
     first = plain(dealt.request, dealt.host(host, {}), 1)
     if not first.sets:
         return first
     order = itertools.count()
     seen_caps = {frozenset[tuple[str, int]]()}
-    # Bound, minus depth, order, caps, the set where it is known already.
+    # Bound, minus depth, order, caps, the set if it is already known.
     heap: list[tuple[tuple[int, ...], int, int, dict[str, int], DeviceSet | None]] = [
         (first.sets[0].score, 0, next(order), {}, first.sets[0])
     ]
@@ -180,7 +185,7 @@ def _search_best_first(
 
 
 def _dive_for_solution(dealt: Dealt, host: FreeHost, plain: Plain) -> tuple[DeviceSet, Caps] | None:
-    """Any solution that holds: what is too much is taken from all adapters alike."""
+    """Any solution that holds: the excess is taken from all adapters alike."""
     caps: dict[str, int] = {}
     for _ in range(TRIES):
         answer = plain(dealt.request, dealt.host(host, caps), 1)
@@ -190,7 +195,7 @@ def _dive_for_solution(dealt: Dealt, host: FreeHost, plain: Plain) -> tuple[Devi
         if isinstance(real, DeviceSet):
             return real, caps
         if real.name is None:
-            # An adapter and its functions: those that serve fewer have to go.
+            # An adapter or its functions: the side that serves fewer picks is closed.
             used = collections.Counter(pick.pool for pick in answer.sets[0].picks)
             side = min(real.sides, key=lambda pools: sum(used[pool] for pool in pools))
             caps.update(dict.fromkeys(side, CLOSED))
@@ -202,7 +207,7 @@ def _dive_for_solution(dealt: Dealt, host: FreeHost, plain: Plain) -> tuple[Devi
 
 
 def _find_missing_functions(request: Request, host: FreeHost) -> DeviceMiss | None:
-    """Whether there are not enough functions, wherever they are."""
+    """The miss if there are not enough functions on the host, whatever their places."""
     serves = {pool.id: pool.serves for pool in host.pools}
     keys = {ports.key for ports in request.ports}
     total = sum(ports.count for ports in request.ports)

@@ -1,22 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """The profile of a cloud's flavors, and the damage that a placement does to it.
 
-A *profile* is the mix of flavors that later servers will ask for. The *damage* of a
+A *profile* is the expected mix of flavors of later servers. The *damage* of a
 choice is the number of devices that the servers of a profile could use before it
-and can not use after it: summed over the shapes, each with its
+and cannot use after it: summed over the shapes, each with its
 weight. A shape can use the free devices of a domain of its own level if a group
-fits there, and none anywhere if the host has too few devices, CPUs or pages for
+fits there. It can use none anywhere if the host has too few devices, CPUs or pages for
 one server. This is the fragmentation gradient of FGD (Weng et al., "Beware of
 Fragmentation", USENIX ATC 2023), carried from nodes to the nested domains of
 their topology; for shapes that accept the whole host it is the same.
 
-Of choices with the same damage the better one is that which loses fewer *groups*:
-the devices in whole groups that still fit, summed over the shapes and over the
-levels up to the shape's own; as many as CPUs and pages suffice for.
+Among choices with the same damage the one that loses fewer *groups* is better: the
+devices in whole groups that still fit, summed over the shapes and over the levels up to
+the shape's own, as far as CPUs and pages suffice.
 
 Both are sums over domains, so that a dynamic program over the tree of domains
-finds their least values. Whether the host has enough for one server is the same
-for every choice on it.
+finds their least values. The condition that the host has enough for one server is the
+same for every choice on it.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ def _sort_counts(counts: Mapping[str, int]) -> dict[str, int]:
 
 @attrs.frozen
 class FlavorShape:
-    """One flavor, as later requests would ask for it."""
+    """One flavor, as later requests are expected to use it."""
 
     #: role -> devices in one group
     counts: Mapping[str, int] = attrs.field(converter=_sort_counts, hash=False)
-    #: How many such groups the server has.
+    #: Number of such groups in the server.
     groups: int = 1
     #: The widest level that its groups accept.
     level: Level = Level.HOST
     #: Relative frequency; only the proportions matter.
     weight: int = 1
-    #: Dedicated CPUs of the whole server; 0: not limited by them.
+    #: Dedicated CPUs of the whole server; 0 if they do not limit it.
     cpus: int = 0
-    #: Memory of the whole server in KiB of hugepages of *page_kib*; 0: not limited.
+    #: Memory of the whole server in KiB of hugepages of *page_kib*; 0 if it does not limit it.
     memory_kib: int = 0
     page_kib: int | None = None
 
@@ -59,23 +59,23 @@ class Profile:
     """The shapes of a cloud, with their frequencies."""
 
     shapes: tuple[FlavorShape, ...] = ()
-    #: False: no damage is measured, also where no shape names what a host has.
+    #: If False, no damage is measured, even for a host without devices of any shape.
     measured: bool = True
 
 
-#: Of the steps of a pass nothing is left.
+#: The profile if no steps of a pass are left.
 UNMEASURED: Final = Profile(measured=False)
-#: Where nothing is known: one, two, four, eight and sixteen GPUs, each worth
+#: The profile without knowledge of flavors: one, two, four, eight and sixteen GPUs, each worth
 #: its size, so that a lost group of eight weighs as much as four lost pairs.
 DEFAULT: Final = Profile(
     tuple(FlavorShape({"gpu": size}, level=Level.HOST) for size in (1, 2, 4, 8, 16))
 )
 
 
-#: For each shape the most groups that CPUs and pages allow; None: any number.
+#: For each shape the maximum of groups that CPUs and pages allow; None for any number.
 Limits = tuple[int | None, ...]
 
-#: For each shape whether the host, as far as it is counted, can hold any server.
+#: For each shape whether the counts of the host allow any server.
 Open = tuple[bool, ...]
 
 
@@ -111,17 +111,17 @@ class HostProfile:
     def of(cls, profile: Profile, present: frozenset[str], wanted: frozenset[str]) -> HostProfile:
         """Read *profile* for one host.
 
-        :param present: labels of the host's devices: the role, or where a
-            device has none the name of the want that it serves
+        :param present: labels of the host's devices: the role, or for a
+            device without one the name of the want that it serves
         :param wanted: labels of devices that the request wants one by one. If
             no shape names any label that is present, DEFAULT's shapes are
             applied to each of these: an untagged host is packed as well.
-        :raises ValueError: a shape is nonsense
+        :raises ValueError: a shape is invalid
         """
         return _build_host_profile(profile, present, wanted)
 
     def open(self, free: Sequence[int], limits: Limits | None = None) -> Open:
-        """Which shapes the host can hold, as far as counts tell.
+        """Which shapes the host can hold, by the counts alone.
 
         :param free: free devices of each label on the host
         :param limits: see limits_on_host()
@@ -133,7 +133,9 @@ class HostProfile:
         )
 
     def usable(self, level: Level, free: Sequence[int], open_: Open) -> int:
-        """Weighted devices of one domain that the shapes of this very level can use.
+        """Weighted devices of one domain that the shapes of exactly this level can use.
+
+        A shape of eight GPUs can use none of seven free ones, and all of twelve.
 
         :param free: free devices of each label
         """
@@ -148,7 +150,7 @@ class HostProfile:
                 if free[label] >= need * times:
                     total += shape.weight * free[label]
             elif all(free[label] >= need * times for label, need in shape.needs):
-                # The scarcest role tells; what is less than a group counts in part.
+                # The scarcest role decides; devices of an incomplete group count in part.
                 total += shape.weight * min(
                     [shape.size * free[label] // need for label, need in shape.needs]
                 )
@@ -157,8 +159,10 @@ class HostProfile:
     def count(self, level: Level, free: Sequence[int], limits: Limits | None = None) -> int:
         """Weighted devices in whole groups that fit into one domain of *level*.
 
+        A shape of eight GPUs has one whole group in twelve free ones, so eight devices count.
+
         :param free: free devices of each label
-        :param limits: see limits_of(); None: nothing but devices limits it
+        :param limits: see limits_of(); None if only devices limit it
         """
         total = 0
         on_host = level is Level.HOST
@@ -182,7 +186,7 @@ class HostProfile:
     def limits_of(self, node: HostNode, cell: WantedCell | None = None) -> Limits:
         """How many groups of each shape one NUMA node has CPUs and pages for.
 
-        :param cell: a guest cell that takes its share before
+        :param cell: a guest cell that takes its share first
         """
         return tuple(
             _room_for_shape([node], [] if cell is None else [cell], shape, True)
@@ -198,6 +202,7 @@ class HostProfile:
 def _build_host_profile(
     profile: Profile, present: frozenset[str], wanted: frozenset[str]
 ) -> HostProfile:
+    """See :meth:`HostProfile.of`. Shapes with a role that the host lacks are left out."""
     for shape in profile.shapes:
         _check_shape(shape)
     shapes = [shape for shape in profile.shapes if shape.weight and set(shape.counts) <= present]
@@ -221,7 +226,7 @@ def _build_host_profile(
 def _room_for_shape(
     nodes: Sequence[HostNode], cells: Sequence[WantedCell], shape: _HostShape, per_group: bool
 ) -> int | None:
-    """Servers, or groups of them, of one shape; what is unknown limits nothing."""
+    """Servers, or groups of them, of one shape; an unknown amount limits nothing."""
     share = shape.groups if per_group else 1
     rooms = []
     if shape.cpus and nodes and all(node.dedicated_cpus is not None for node in nodes):

@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which role the devices of an alias play, and that they play no other.
+"""The one role that the devices of an alias play.
 
-An alias is Nova's name for devices, a role is the operator's (``[hpc]device_role``).
-Nova compares ids, resource class and traits, never the role, and where two roles
-have the same of all of these (the virtual functions of InfiniBand and of Ethernet
-adapters have the same ids), it gives devices of either. So an alias is bound to one
-role here: to that of its name, which ``nova-hpc configure`` has given it; else to
-the only one that its devices have.
+An alias is Nova's name for devices, a role is the operator's (``[hpc]device_role``). Nova
+compares ids, resource class and traits, and never the role. If two roles have all of these
+in common, Nova gives devices of either: the virtual functions of InfiniBand and of Ethernet
+adapters have the same ids. So this module binds an alias to one role. It is the role of its
+name, which ``nova-hpc configure`` sets, or else the only role of its devices.
 
-The scheduler, the node's check before start, ``explain`` and ``simulate`` all bind
-by these functions.
+The scheduler, the node's check before start, ``explain`` and ``simulate`` all use these
+functions.
 """
 
 from __future__ import annotations
@@ -24,26 +23,26 @@ import attrs
 from nova_hpc.placement.grouping import FlavorError
 from nova_hpc.placement.model import DevicePool, FreeHost, Want
 
-#: How ``nova-hpc configure`` names the kinds of devices of one role: ``vf-101e``.
+#: Suffix that ``nova-hpc configure`` adds for the kinds of devices of one role: ``vf-101e``.
 _PRODUCT: Final = re.compile(r"-[0-9a-f]{4}(?:[-.].*)?", re.ASCII)
 
 
 class RoleConflictError(FlavorError):
-    """An alias stands for devices of several roles; the text names them, and no host."""
+    """An alias covers devices of several roles; the text names them, and no host."""
 
 
 @attrs.frozen
 class Played:
     """Roles of devices, of one host or of many."""
 
-    #: want, by any name -> roles of the devices that Nova would serve it with
+    #: want, by any name -> roles of the devices that Nova would give it
     by_want: Mapping[str, frozenset[str]] = attrs.field(factory=dict, hash=False)
-    #: Of all devices.
+    #: Roles of all devices.
     known: frozenset[str] = frozenset()
 
 
 def role_of_network(entries: Iterable[str], network: str | None) -> str | None:
-    """The role of a physical network; None: it has none.
+    """The role of a physical network; None if it has none.
 
     :param entries: of ``[hpc]port_roles``.
     """
@@ -81,7 +80,7 @@ def roles_played_by_hosts(hosts: Iterable[Played]) -> Played:
     """The roles of the devices of many hosts."""
     by_want: dict[str, frozenset[str]] = {}
     all_roles: frozenset[str] = frozenset()
-    # A cloud has few kinds of hosts, and hosts that are alike share the value.
+    # A cloud has few kinds of hosts, and equal hosts share the object.
     for played in {id(host_roles): host_roles for host_roles in hosts}.values():
         all_roles |= played.known
         for want, roles in played.by_want.items():
@@ -92,14 +91,14 @@ def roles_played_by_hosts(hosts: Iterable[Played]) -> Played:
 def bind_alias_roles(
     wants: Sequence[Want], played: Played, more_roles: Iterable[str] = (), *, by_name: bool = False
 ) -> dict[str, str]:
-    """Want.key -> the one role whose devices it may have; nothing where none is known.
+    """Want.key -> the only role whose devices it may have; wants without a known role are left out.
 
-    The same whatever the order of hosts and devices.
+    The result does not depend on the order of hosts and devices.
 
-    :param more_roles: more roles that there are: of devices that nobody has free.
+    :param more_roles: further existing roles, whose devices are free on no host.
     :param by_name: *played* has the names of the wants, not their keys.
-    :raises RoleConflictError: devices of several roles, none of which the alias
-        is called as.
+    :raises RoleConflictError: its devices have several roles, and the alias has the name
+        of none of them.
     """
     names = played.known.union(more_roles)
     bound = {}
@@ -122,7 +121,11 @@ def bind_alias_roles(
 def _role_named_by_alias(
     alias: str, own_roles: frozenset[str], all_roles: frozenset[str]
 ) -> str | None:
-    """The role that an alias is called as, with what ``configure`` adds to it."""
+    """The role in the name of an alias, with or without the suffix of ``configure``.
+
+    For example, ``vf-101e`` names the role ``vf``. The longest role that fits wins. Another suffix
+    counts only if the alias has devices of that role.
+    """
     if alias in all_roles:
         return alias
     fits = [
@@ -140,10 +143,10 @@ def _role_named_by_alias(
 def restrict_to_roles(host: FreeHost, roles: Mapping[str, str]) -> tuple[FreeHost, tuple[str, ...]]:
     """*host* whose devices serve only wants of their own role.
 
-    A device without a role is what Nova says that it is.
+    For a device without a role, Nova's match counts.
 
-    :param roles: as :func:`bind_alias_roles` makes them.
-    :returns: the same host where nothing changes; and why a device serves nothing now.
+    :param roles: from :func:`bind_alias_roles`.
+    :returns: the same host if nothing changes; and the reasons why a device serves nothing now.
     """
     pools, refused = [], []
     for pool in host.pools:

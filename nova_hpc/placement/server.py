@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server's wishes: the input of a request.
+"""A server's requirements: the input of a request.
 
-The scheduler reads a request specification, a node what the server has claimed,
-``explain`` a flavor in a snapshot. All of them make the same value of it, and the
+The scheduler reads a request specification, a node reads the claim of the server, and
+``explain`` reads a flavor in a snapshot. All of them make the same value from it, and this
 value makes the request.
 """
 
@@ -19,16 +19,16 @@ from nova_hpc.placement.model import Ports, Request, Want, WantedCell
 
 @attrs.frozen
 class ServerSpec:
-    """The wishes of a flavor with an image, whoever read them."""
+    """The requirements of a flavor with an image, independent of their source."""
 
-    #: Of the flavor: ``hpc:`` keys, and all others.
+    #: All keys of the flavor, ``hpc:`` and others.
     extra_specs: Mapping[str, str] = attrs.field(hash=False)
     #: The aliases in their order; the keys are the positions: "0", "1" and so on.
     wants: tuple[Want, ...] = ()
-    #: The guest's NUMA cells; () where it has none.
+    #: The guest's NUMA cells; () if it has none.
     cells: tuple[WantedCell, ...] = ()
-    #: What Nova follows for the devices: the flavor's, the image's or the aliases'
-    #: policy. None: the flavor's own word.
+    #: Nova's policy for the devices: the flavor's, the image's or the aliases'. None if the
+    #: flavor's own key decides.
     numa_policy: str | None = None
     #: Neutron's direct ports, named by the roles of their networks.
     ports: tuple[Ports, ...] = ()
@@ -40,9 +40,9 @@ class ServerSpec:
 
         :param roles: Want.key -> role, by which ``hpc:group`` may name devices.
         :raises nova_hpc.placement.grouping.FlavorError: for the user: the key,
-            its value, and the cure.
+            its value, and the remedy.
         """
-        # First, as the scheduler does before it reads any host: all say the same.
+        # The scheduler checks this before it reads any host, so all callers give one answer.
         grouping.check_wants(self.wants)
         return flavor.build_request(
             self.extra_specs,
@@ -56,8 +56,8 @@ class ServerSpec:
 
 
 def most_counted_name(counter: collections.Counter[str]) -> str:
-    """The name counted most often; of equal ones the first in the alphabet.
+    """The most frequent name; among equals the first in the alphabet.
 
-    So that every process answers the same.
+    The tie-break makes the answers of all processes equal.
     """
     return min(counter.items(), key=lambda item: (-item[1], item[0]))[0]

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From what a cloud sells to the profile that damage is measured against. Pure.
+"""The profile for measuring damage, from the flavors of a cloud. Pure.
 
-The scheduler makes its profile of the flavors here, and the simulation that of a
-workload, so that what is simulated is what a scheduler runs.
+The scheduler makes its profile from the flavors here, and the simulation makes its profile
+from a workload, so that a simulation runs the scheduler's own code.
 
-The time of a choice grows with the number of shapes. Where there are more than
-:data:`MOST`, the two that differ least become one, again and again: nothing that is sold
-is left out, and a cloud of fifty flavors that differ in memory keeps the large ones that
-it sells seldom.
+The time of a choice grows with the number of shapes. If there are more than :data:`MOST`, the
+two that differ least become one, until enough are merged. So no flavor is left out, and a
+cloud of fifty flavors that differ in memory keeps the large ones that are rarely used.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ from nova_hpc.placement.profile import DEFAULT, FlavorShape, Profile
 
 _Name = TypeVar("_Name", bound=Hashable)
 
-#: Shapes of a profile, at most.
+#: Maximum of shapes in a profile.
 MOST: Final = 32
 
-#: A flavor counts like so many servers beside those that run: new ones are wanted, too.
+#: Servers that each flavor counts in addition to its running ones, so that new flavors count.
 PRIOR: Final = 4
 
 #: The share of a flavor is counted in these parts.
@@ -37,26 +36,26 @@ _PARTS: Final = 1_000_000
 
 
 def build_mixed_profile(shapes: Iterable[FlavorShape], most: int = MOST) -> Profile:
-    """The profile of these shapes; the engine's default where there are none.
+    """The profile of these shapes; the engine's default if there are none.
 
-    Whatever the order of *shapes*, the profile is the same, so all schedulers of a cloud
-    have the same one.
+    The profile does not depend on the order of *shapes*, so all schedulers of a cloud have
+    the same one.
 
-    :param shapes: each with its weight; those without any are left out.
-    :param most: so many shapes are kept, at most.
+    :param shapes: each with its weight; shapes without weight are left out.
+    :param most: maximum of shapes that are kept.
     """
     kept = merge_shapes(shapes, most)
     return Profile(kept) if kept else DEFAULT
 
 
 def learn_weights(running: Mapping[_Name, int]) -> dict[_Name, int]:
-    """Weights of flavors by the servers that run: their share, as a power of two up to 1024.
+    """Weights of flavors by their running servers: the share, as a power of two up to 1024.
 
-    Powers of two, so that schedulers which count at different moments mostly have the same
-    profile, and one and the same scheduler keeps what it knows of hosts while servers come and
-    go. A flavor whose servers are gone is forgotten as they are.
+    Powers of two keep profiles stable. Schedulers that count at different moments mostly have
+    the same profile, and one scheduler keeps its cached hosts while servers come and go. The
+    weight of a flavor falls as its servers are deleted.
 
-    :param running: flavor -> servers of it; what nobody has counts, too.
+    :param running: flavor -> its servers; a flavor without servers counts, too.
     """
     if not any(running.values()):
         return dict.fromkeys(running, 1)
@@ -68,7 +67,11 @@ def learn_weights(running: Mapping[_Name, int]) -> dict[_Name, int]:
 
 
 def merge_shapes(shapes: Iterable[FlavorShape], most: int = MOST) -> tuple[FlavorShape, ...]:
-    """The shapes as :func:`build_mixed_profile` has them, the heaviest first."""
+    """The shapes for :func:`build_mixed_profile`, the heaviest first.
+
+    Equal shapes are added up. Then the two neighbours with the smallest gap are merged until
+    *most* shapes are left.
+    """
     shapes_by_kind: dict[tuple[object, ...], FlavorShape] = {}
     for shape in shapes:
         if shape.weight <= 0:
@@ -77,7 +80,7 @@ def merge_shapes(shapes: Iterable[FlavorShape], most: int = MOST) -> tuple[Flavo
         earlier = shapes_by_kind.get(key)
         weight = shape.weight + (earlier.weight if earlier else 0)
         shapes_by_kind[key] = attrs.evolve(shape, weight=weight)
-    # Alike shapes are neighbours in this order, and only neighbours become one.
+    # Similar shapes are neighbours in this order, and only neighbours are merged.
     ordered = sorted(shapes_by_kind.values(), key=_sort_key_of_shape)
     gaps = [_gap_between(*pair) for pair in itertools.pairwise(ordered)]
     while len(ordered) > max(most, 1):
@@ -91,7 +94,7 @@ def merge_shapes(shapes: Iterable[FlavorShape], most: int = MOST) -> tuple[Flavo
 
 
 def _kind_of_shape(shape: FlavorShape) -> tuple[object, ...]:
-    """The common key of shapes that differ in amounts of CPUs and memory alone."""
+    """The common key of shapes that differ only in amounts of CPUs and memory."""
     return (tuple(shape.counts.items()), shape.groups, shape.level, shape.page_kib)
 
 
@@ -111,8 +114,8 @@ def _sort_key_of_shape(shape: FlavorShape) -> tuple[object, ...]:
 def _gap_between(first: FlavorShape, second: FlavorShape) -> tuple[int, int]:
     """The loss if the lighter of two shapes counts as the heavier one.
 
-    First what differs: amounts of CPUs and memory; how many devices, and in which groups;
-    the level; the roles. Then by how much, times the weight of the lighter one.
+    First the kind of the difference: amounts of CPUs and memory; number of devices and groups;
+    the level; the roles. Then its size, times the weight of the lighter one.
     """
     if _kind_of_shape(first) == _kind_of_shape(second):
         tier = 0
@@ -138,10 +141,10 @@ def _relative_difference(first: int, second: int) -> int:
 
 
 def _merge_two_shapes(first: FlavorShape, second: FlavorShape) -> FlavorShape:
-    """Two shapes as one: the heavier of them, of equals the larger, with both weights.
+    """Two shapes as one: the heavier of them, among equals the larger, with both weights.
 
-    Amounts are not averaged: what a cloud sells in eights would come in elevenths, and
-    no two hosts would be alike any more (see between_hosts.reduced).
+    Amounts are not averaged. Averages would turn flavors of eight into elevenths, and no two
+    hosts would be equal any more (see between_hosts.reduce_host).
     """
     kept = max(first, second, key=lambda shape: (shape.weight, _sort_key_of_shape(shape)))
     return attrs.evolve(kept, weight=first.weight + second.weight)

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why Placement has no candidate at all: the wishes that no host meets together. Data only.
+"""Why Placement has no candidate: the wishes that no host meets together. Data only.
 
-Placement answers whether there are candidates, and never why not. Here is which hosts meet
-each single wish of a request. A set of wishes that no host meets, and of which each is needed
-for that, is the cause: a sentence that names it is true, and names nothing that is in nobody's
-way. :mod:`nova_hpc.placement.user_reasons` makes the sentence for users of the same.
+Placement answers whether there are candidates, but never why there are none. This module
+has, for each single wish of a request, the hosts that meet it. The cause is a set of wishes
+that no host meets together, and each of them is needed for that. So a sentence that names the
+cause is true, and names no wish that is met. :mod:`nova_hpc.placement.user_reasons` makes the
+sentence for users from the same data.
 """
 
 from __future__ import annotations
@@ -18,33 +19,33 @@ from nova_hpc.placement.withheld import format_free_of_short
 
 
 class WishSign(enum.IntEnum):
-    """The subject of a wish. Of two that would do, the later is named as the cause."""
+    """The subject of a wish. If two could be the cause, the later one is named."""
 
     GROUP = 0  # resources of a request group of its own: of a port, of the flavor
     AMOUNT = 1  # CPUs, memory, disk
-    TRAIT = 2  # a trait that the host has to have
-    BANNED = 3  # one that it must not have
+    TRAIT = 2  # a trait that the host must have
+    BANNED = 3  # a trait that the host must not have
     CLOSED = 4  # its nova-compute is disabled
-    RULE = 5  # the operator keeps it for others: aggregates
+    RULE = 5  # the operator reserves it for others: aggregates
     ZONE = 6  # it is in the availability zone
-    HOST = 7  # it is the host that was asked for
+    HOST = 7  # it is the requested host
     DEVICES = 8
 
 
 class WishSource(enum.Enum):
-    """Who wants a trait."""
+    """The source of a required trait."""
 
     FLAVOR = "flavor"
     IMAGE = "image"
-    #: ``hw:cpu_thread_policy``, or the image's.
+    #: ``hw:cpu_thread_policy``, or the image's property.
     THREADS = "threads"
-    #: Nova itself, for something that flavor or image ask for.
+    #: Nova itself, for a setting of the flavor or the image.
     NOVA = "nova"
 
 
 @attrs.frozen
 class HostWish:
-    """One of the things that a host has to meet."""
+    """One requirement for a host."""
 
     sign: WishSign
     #: An alias, a resource class, a trait, a zone.
@@ -52,14 +53,14 @@ class HostWish:
     #: Hosts that meet it; with *inverted*, the only ones that do not.
     hosts: frozenset[str]
     inverted: bool = False
-    #: Of devices and resources.
+    #: Number of devices, or amount of a resource.
     amount: int = 0
     #: Devices: the resource class.
     resource_class: str = ""
     source: WishSource = WishSource.NOVA
-    #: Of devices: the aliases that ask for them; *name* is made of these.
+    #: For devices: the aliases that request them; *name* is made of these.
     aliases: tuple[str, ...] = ()
-    #: Host -> so many of the devices are free.
+    #: Host -> number of free devices.
     free: Mapping[str, int] = attrs.field(factory=dict, hash=False)
 
     def met(self, host: str) -> bool:
@@ -68,12 +69,12 @@ class HostWish:
 
     @property
     def by_nova(self) -> bool:
-        """Whether Nova adds it to requests by itself."""
+        """Whether Nova adds it to requests itself."""
         traits = (WishSign.TRAIT, WishSign.BANNED, WishSign.CLOSED)
         return self.sign in traits and self.source is WishSource.NOVA
 
     def __str__(self) -> str:
-        """As operators read it: ``4 gpu (CUSTOM_HPC_GPU)``, ``8 PCPU``, ``no trait X``."""
+        """Text for operators: ``4 gpu (CUSTOM_HPC_GPU)``, ``8 PCPU``, ``no trait X``."""
         if self.sign is WishSign.DEVICES:
             return f"{self.amount} {self.name} ({self.resource_class})"
         if self.amount:
@@ -93,7 +94,7 @@ _WORDS = {
 
 @attrs.frozen
 class Shortage:
-    """The wishes that Placement was asked for, and which hosts meet them."""
+    """The wishes of a request to Placement, and the hosts that meet them."""
 
     wishes: tuple[HostWish, ...]
     #: No two groups may come from one provider.
@@ -111,10 +112,10 @@ class Shortage:
 
     @property
     def causes(self) -> tuple[tuple[HostWish, ...], ...]:
-        """Sets of wishes that no host meets together; () where each host lacks nothing.
+        """Sets of wishes that no host meets together; () if some host lacks nothing.
 
-        No wish of a set can be left out of it, and none is in two. Where there are several
-        sets, no change of one wish alone helps.
+        Each set is minimal, and no wish is in two sets. If there are several sets, no change
+        of a single wish helps.
         """
         left = sorted(self.wishes, key=lambda wish: wish.sign)
         causes = []
@@ -130,9 +131,9 @@ class Shortage:
 
     @property
     def nearest(self) -> str | None:
-        """The host that lacks least; of two the one with more devices. None: there is none.
+        """The host that lacks least; among equals the one with more devices. None if there is none.
 
-        Where one was asked for, that one.
+        If the request names a host, it is that one.
         """
         for wish in self.wishes:
             if wish.sign is WishSign.HOST:
@@ -154,7 +155,7 @@ class Shortage:
         return tuple(wish for wish in self.wishes if not wish.met(host))
 
     def helps(self, wish: HostWish) -> bool:
-        """Whether a change of this wish alone could be enough, by what is free now."""
+        """Whether a change of only this wish could be enough, by the present free devices."""
         others = [other_wish for other_wish in self.wishes if other_wish is not wish]
         if wish.sign is WishSign.DEVICES:
             return any(all(other_wish.met(host) for other_wish in others) for host in wish.free)
@@ -175,12 +176,12 @@ class Shortage:
         return ", ".join(parts) or "no devices"
 
     def short_of(self, host: str, counted: Mapping[str, int]) -> str:
-        """Of which devices a host has too few: ``7 of 8 gpu, one is withheld``; "": of none.
+        """The devices of which a host has too few: ``7 of 8 gpu, one is withheld``; "" if none.
 
-        :param counted: alias -> how many that would serve it the host's node withholds.
+        :param counted: alias -> number of suitable devices that the host's node withholds.
         """
         short = [wish for wish in self.lacking(host) if wish.sign is WishSign.DEVICES]
-        # A wish of several aliases of one kind has the devices of each.
+        # A wish of several aliases of one kind counts the devices of each.
         counts = {wish.name: counted.get(wish.aliases[0], 0) for wish in short if wish.aliases}
         lacks = [(wish.name, wish.free.get(host, 0), wish.amount) for wish in short]
         return format_free_of_short(lacks, counts)
@@ -193,9 +194,9 @@ class Shortage:
     ) -> str:
         """The cause in words for operators.
 
-        :param name: what the nearest host is called.
-        :param withheld: PCI address -> why that host's node does not give it.
-        :param counted: as of :meth:`short_of`.
+        :param name: the name of the nearest host for the text.
+        :param withheld: PCI address -> why that host's node does not offer it.
+        :param counted: as for :meth:`short_of`.
         """
         host = self.nearest
         if host is None:
@@ -236,7 +237,7 @@ def _describe_withheld(withheld: Mapping[str, str], counted: bool) -> str:
 
 
 def hosts_meeting_all(wishes: Iterable[HostWish]) -> frozenset[str] | None:
-    """The hosts that meet all of these; None: any host but some."""
+    """The hosts that meet all of these; None if all hosts do except some."""
     listed: Sequence[HostWish] = tuple(wishes)
     hosts: frozenset[str] | None = None
     for wish in listed:

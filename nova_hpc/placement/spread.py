@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other devices that are exactly as good: so that racing schedulers do not collide.
+"""Other devices that are exactly as good, so that racing schedulers do not collide.
 
-Schedulers that decide at the same moment see the same host, and all of them
-would choose the same best set; all but one would then lose the host. Domains of
-one class, and devices that are alike, can be exchanged without changing the
-score: here a seed (of the server, say) decides which of them are taken.
+Schedulers that decide at the same moment see the same host, and all of them would choose
+the same best set; all but one would then lose the host. Domains of one class, and devices
+that are alike, can be exchanged without changing the score. A seed (for example of the
+server) decides which of them are taken.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ Thing = TypeVar("Thing")
 def rotate_devices(request: Request, host: FreeHost, devices: DeviceSet, seed: int) -> DeviceSet:
     """A set with the same score as *devices*, on devices that *seed* decides.
 
-    Pure: the same seed gives the same set, in whatever order the pools come.
-    *devices* itself is returned where nothing can be exchanged.
+    Pure: the same seed gives the same set, whatever the order of the pools.
+    *devices* itself is returned if nothing can be exchanged.
 
-    :param devices: a set that choose_device_sets() has found for this request and host
+    :param devices: a set from choose_device_sets() for this request and host
     :param seed: any integer; equal seeds give equal sets
-    :raises ValueError: as choose_device_sets() does
+    :raises ValueError: as in choose_device_sets()
     """
     if request.ports:
         return ports.exchange_with_ports(
@@ -78,7 +78,7 @@ def rotate_devices(request: Request, host: FreeHost, devices: DeviceSet, seed: i
 
 
 def _profile_of_everything(site: Site) -> Profile:
-    """A profile to which all that any profile could look at matters."""
+    """A profile for which every property matters that any profile could use."""
     labels = {item.label for item in (*site.items, *site.rest)} - {None}
     return Profile(
         tuple(FlavorShape({str(label): 1}, cpus=1) for label in sorted(map(str, labels)))
@@ -100,7 +100,7 @@ class _Turn:
         self.nodes: dict[int, int] = {}
 
     def pair(self, original: DomainNode, substitute: DomainNode) -> None:
-        """Put *substitute* in the place of *original*, which is of the same class."""
+        """Put *substitute* in the place of *original*; both are of the same class."""
         if original.node is not None and substitute.node is not None:
             self.nodes[original.node.id] = substitute.node.id
         turned = self._mixed(
@@ -132,7 +132,7 @@ class _Turn:
         kind: Callable[[Thing], object],
         name: Callable[[Thing], str],
     ) -> list[Thing]:
-        """The things with those of one kind in an order of the seed's own."""
+        """The things; equal ones are in an order that the seed decides."""
         kinds: dict[object, list[Thing]] = {}
         for thing in things:
             kinds.setdefault(kind(thing), []).append(thing)

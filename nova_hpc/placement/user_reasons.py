@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reason for the user of a refused server: the wish that is not met, and what may help.
+"""The reason for the user of a refused server: the unmet requirement, and possible remedies.
 
 Nova's scheduler keeps the reason from users on purpose ("we don't want to give away too
 much information about our actual environment", scheduler/manager.py:538-540 of release
-34). These sentences repeat what the flavor asks for and name the wish that no host
-meets; how much there is, and where, is not in them.
+34). These sentences repeat the request of the flavor and name the requirement that no host
+meets. They do not contain how much there is, or where.
 """
 
 from __future__ import annotations
@@ -39,28 +39,28 @@ _WIDER: Final = {
 }
 
 
-#: Where no host may be asked for devices.
+#: The sentence if no host can be searched for devices.
 UNUSABLE: Final = "No host with such devices can be used at this moment; ask the cloud's operator"
 
 
 def nearest_unmet_wish(misses: Iterable[DeviceMiss]) -> Unmet:
-    """The wish that the host which came nearest does not meet."""
+    """The requirement that the nearest host does not meet."""
     return max((miss.unmet for miss in misses), default=Unmet.OTHER)
 
 
 @attrs.frozen
 class AskedHosts:
-    """Which hosts were asked at all."""
+    """The set of hosts that were searched."""
 
-    #: Some cannot be used, whatever they have.
+    #: Some cannot be used, whatever their devices.
     unusable: bool = False
-    #: Placement's answer was cut off by its limit: there may be more hosts.
+    #: Placement's limit cut its answer off: there may be more hosts.
     cut: bool = False
-    #: The server may not go to some: its own, or one that was tried already.
+    #: The server may not go to some: its own host, or one that was already tried.
     left_out: bool = False
 
     def subject(self, qualities: str = "") -> str:
-        """Of whom is said what they have not; with the verb.
+        """The subject of the sentence, with its verb.
 
         :param qualities: e.g. `` with 4 gpu free``.
         """
@@ -71,7 +71,7 @@ class AskedHosts:
         return f"No host{but}{qualities}{usable}"
 
 
-#: Every host there is.
+#: Every host in the cloud.
 ALL: Final = AskedHosts()
 
 
@@ -88,11 +88,11 @@ def refusal_sentence(request: Request, unmet: Unmet, asked: AskedHosts = ALL) ->
 
 
 def explain_unplaced(shortage: Shortage | None, wants: Iterable[Want]) -> str:
-    """The sentence where Placement knows no host with all that is asked for.
+    """The sentence if Placement has no host with everything that is requested.
 
     It names wishes that no host meets together, and no other.
 
-    :param shortage: None: Placement did not say what it has.
+    :param shortage: None if Placement's data could not be read.
     """
     devices = _describe_devices(wants)
     if shortage is None:
@@ -107,7 +107,7 @@ def explain_unplaced(shortage: Shortage | None, wants: Iterable[Want]) -> str:
         return f"No host has {devices} free and all else that is asked for at once{_OPERATOR}"
     text = "; ".join(map(_describe_cause, causes))
     if len(causes) > 1:
-        # No change of one thing alone helps.
+        # No change of a single wish helps.
         return text
     helping = [wish for wish in sorted(causes[0], key=_sort_key_of_wish) if shortage.helps(wish)]
     cures = dict.fromkeys(cure for wish in helping if (cure := _cure_for_wish(wish)))
@@ -115,7 +115,7 @@ def explain_unplaced(shortage: Shortage | None, wants: Iterable[Want]) -> str:
 
 
 def explain_all_left_out(wants: Iterable[Want]) -> str:
-    """The sentence where Placement has only hosts that the server may not go to."""
+    """The sentence if Placement has only hosts that the server may not go to."""
     asked = AskedHosts(left_out=True).subject()
     return (
         f"{asked} has {_describe_devices(wants)} free together with all else that is asked "
@@ -124,7 +124,7 @@ def explain_all_left_out(wants: Iterable[Want]) -> str:
 
 
 def explain_other_rules(wants: Iterable[Want]) -> str:
-    """The sentence where the devices are there, and another filter of Nova's leaves no host."""
+    """The sentence if the devices are free, and another filter of Nova leaves no host."""
     return (
         f"The cloud's other rules (state of the hosts, server group, image) leave no host with "
         f"{_describe_devices(wants)} for it{_OPERATOR}"
@@ -133,7 +133,7 @@ def explain_other_rules(wants: Iterable[Want]) -> str:
 
 _OPERATOR: Final = "; ask the cloud's operator"
 
-#: Resource class -> what a user calls an amount of it, and what less of it is.
+#: Resource class -> a user's words for an amount of it, and for less of it.
 _RESOURCES: Final = {
     "VCPU": ("{} CPUs", "fewer CPUs"),
     "PCPU": ("{} dedicated CPUs", "fewer CPUs"),
@@ -156,7 +156,7 @@ def _describe_cause(cause: Iterable[HostWish]) -> str:
     if things and not barring:
         predicate = f"has {joined} free{' together' * (len(things) > 1)}"
     else:
-        # What bars hosts is the cause, and not what else they have.
+        # The barring wish is the cause, and the other qualities of the hosts are not.
         last = barring[-1] if barring else rest[-1]
         rest.remove(last)
         predicate = _predicate_of_wish(last)
@@ -188,7 +188,7 @@ def _quality_of_hosts(wish: HostWish) -> str:
 
 
 def _predicate_of_wish(wish: HostWish) -> str:
-    """The words after ``No host``, where nothing else is said."""
+    """The words after ``No host``, if they are the only ones."""
     if wish.source is WishSource.THREADS:
         policy = "isolate" if wish.inverted else "require"
         threads = "no hyper-threads" if wish.inverted else "hyper-threads"
@@ -213,7 +213,7 @@ _WHO: Final = {
 
 
 def _cure_for_wish(wish: HostWish) -> str | None:
-    """A request that the user can make instead; None: the cure is the operator's."""
+    """A request that the user can make instead; None if only the operator can help."""
     if wish.sign is WishSign.DEVICES:
         return "fewer devices"
     if wish.sign is WishSign.AMOUNT:
@@ -221,7 +221,7 @@ def _cure_for_wish(wish: HostWish) -> str | None:
     if wish.source is WishSource.THREADS:
         return "hw:cpu_thread_policy prefer"
     if wish.sign is WishSign.TRAIT:
-        # Nova wants some for things that only the operator knows how to change.
+        # Nova adds some traits for settings that only the operator can identify.
         return {
             WishSource.FLAVOR: "a flavor without that trait",
             WishSource.IMAGE: "an image without that trait",
@@ -238,7 +238,7 @@ def _describe_unmet_wish(request: Request, unmet: Unmet) -> str:
     counts: dict[str, int] = {}
     for key, count in request.groups[0].counts.items():
         counts[names[key]] = counts.get(names[key], 0) + count
-    # A flavor without devices has groups of ports alone.
+    # A flavor without devices has groups that consist of ports.
     text = " and ".join(f"{count} {name}" for name, count in counts.items()) or "room"
     several = len(request.groups) > 1
     if several:
@@ -270,7 +270,7 @@ def _list_cures(request: Request, unmet: Unmet) -> list[str]:
         return ["fewer devices", *([f"{GROUP_POLICY} none"] if request.apart else [])]
     cures = [f"{GROUP_POLICY} none"] if request.apart else []
     if unmet is Unmet.KNOWN:
-        # A wider level is not met either, as long as nobody says where the devices are.
+        # A wider level is not met either, as long as the places of the devices are unknown.
         return [_cure_with_preferred(request), *cures]
     if unmet is Unmet.NVLINK:
         cures.append(f"{NVLINK} preferred")
@@ -294,7 +294,7 @@ def _cure_with_preferred(request: Request) -> str:
 
 
 def _cure_with_change(request: Request, change: str, level: Level, policy: AffinityPolicy) -> str:
-    """The change, with those of other keys without which the flavor would be refused."""
+    """The change, together with the changes of other keys that the flavor then needs."""
     more = []
     effective = request.numa_policy
     if effective is not None and not is_numa_policy_compatible(

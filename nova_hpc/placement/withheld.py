@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How many devices of each alias a node withholds, counted in the nearest miss.
 
-Pure: counts in, sentences out. They have no address and no reason in them: those who may read
-of the cloud's capacity may read them.
+Pure: counts in, sentences out. The sentences contain no address and no reason, so users
+who may see the cloud's capacity may read them.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from nova_hpc.placement.model import DeviceMiss, Unmet
 def format_free_of_short(short: Iterable[tuple[str, int, int]], withheld: Mapping[str, int]) -> str:
     """E.g. ``7 of 8 gpu, one is withheld``.
 
-    :param short: of each alias its name, how many are free, and how many are needed.
-    :param withheld: alias -> how many devices that would serve it the node withholds.
+    :param short: for each alias its name, how many are free, and how many are needed.
+    :param withheld: alias -> number of suitable devices that the node withholds.
     """
     parts = [
         f"{have} of {need} {name}{_kept_back(withheld.get(name, 0))}" for name, have, need in short
@@ -27,10 +27,10 @@ def format_free_of_short(short: Iterable[tuple[str, int, int]], withheld: Mappin
 
 
 def count_withheld_in_miss(miss: DeviceMiss, withheld: Mapping[str, int]) -> DeviceMiss:
-    """A miss that says how many of the devices are withheld.
+    """A miss with the numbers of withheld devices in its texts.
 
-    :param withheld: as of :func:`format_free_of_short`; an alias that is not in it has
-        none, or that is not known.
+    :param withheld: as for :func:`format_free_of_short`; an alias that is missing in it has
+        none, or its number is unknown.
     """
     if not withheld or miss.unmet is Unmet.OTHER:
         return miss
@@ -38,7 +38,7 @@ def count_withheld_in_miss(miss: DeviceMiss, withheld: Mapping[str, int]) -> Dev
         if not any(withheld.get(name) for name, _, _ in miss.short):
             return miss
         text = format_free_of_short(miss.short, withheld)
-        # What operators read begins with what users read.
+        # The operator's text begins with the user's text.
         return attrs.evolve(miss, user=text, operator=text + miss.operator[len(miss.user) :])
     parts = [
         f"{'one' if count == 1 else count} {name} {'is' if count == 1 else 'are'} withheld"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files that are replaced whole: a reader sees the old content or the new one.
 
-Whoever is killed at any moment, or finds the disk full, leaves the old file.
+The old file stays if the process is killed at any moment or the disk is full.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-#: How the names of drafts end: services that read the directory take none for a ``.conf``.
+#: End of the names of drafts, so that services do not load a draft as a ``.conf``.
 DRAFT_END: Final = ".new"
 
 
@@ -26,9 +26,9 @@ def write_draft(
 ) -> Path:
     """Write *data* to the disk, in a new file beside that at *path*.
 
-    :param prepare: gives the open file the owner and the labels that it shall have.
+    :param prepare: sets the owner and the labels of the open file.
     :returns: the draft, to be renamed to *path*.
-    :raises OSError: it cannot be written; nothing is left.
+    :raises OSError: it cannot be written; the draft is removed.
     """
     # Beside the file, so that the replacement is atomic.
     handle, name = tempfile.mkstemp(DRAFT_END, draft_prefix_of(path), path.parent)
@@ -77,6 +77,6 @@ def flush_folder(folder: Path) -> None:
 def write_file(path: Path, data: bytes, mode: int = 0o600) -> None:
     """Write the file at *path*, whole or not at all.
 
-    :raises OSError: it cannot be written; what was there is there, and nothing beside it.
+    :raises OSError: it cannot be written; the old file stays, and no draft is left.
     """
     replace_file(path, write_draft(path, data, mode))

@@ -13,13 +13,13 @@ from nova_hpc.topology.files import FileError, FileTree
 _BLOCK: Final = "/sys/class/block"
 _DEV: Final = "/dev/"
 _ADDRESS: Final = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.ASCII)
-#: NVMe disks of several controllers are below none of them.
+#: sysfs lists an NVMe disk with several controllers below its subsystem, not below a controller.
 _SUBSYSTEM: Final = re.compile(r".*/nvme-subsys\d+(?=/)", re.ASCII)
 _NAMESPACE: Final = re.compile(r"nvme(\d+n\d+)", re.ASCII)
 
 
 def functions_of_block_device(tree: FileTree, name: str) -> frozenset[str]:
-    """The PCI functions on the way to a disk, a partition, or what is made of them.
+    """The PCI functions below a disk, a partition, or a device made of them (LVM, RAID).
 
     :param name: as in ``/sys/class/block``; "" has none.
     :raises FileError: sysfs cannot be read.
@@ -32,7 +32,7 @@ def functions_of_block_device(tree: FileTree, name: str) -> frozenset[str]:
         if (subsystem := _SUBSYSTEM.match(place)) is not None:
             folder = subsystem[0]
             places += [tree.resolve(f"{folder}/{entry}") or "" for entry in tree.names(folder)]
-        # Of a partition the disk has them.
+        # The slaves of a partition are in the folder of its disk.
         for folder in (place, place.rpartition("/")[0]):
             names += [slave for slave in tree.names(f"{folder}/slaves") if slave not in seen]
     return frozenset(
@@ -41,7 +41,7 @@ def functions_of_block_device(tree: FileTree, name: str) -> frozenset[str]:
 
 
 def functions_of_path(tree: FileTree, path: str) -> frozenset[str]:
-    """The PCI functions of the block device at *path*; a link leads to it. Never raises."""
+    """The PCI functions of the block device at *path*, links followed. Never raises."""
     try:
         place = tree.resolve(path) or ""
         name = place.removeprefix(_DEV) if place.startswith(_DEV) else ""

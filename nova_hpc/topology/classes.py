@@ -2,16 +2,16 @@
 """The meaning of a PCI function's class: the one table of device classes.
 
 Roles, peer-to-peer, the file for NCCL and RCCL, the guest document and the printed
-tree all ask here. Class codes are lower-case hex digits, four (without the
+tree all use this table. Class codes are lower-case hex digits, four (without the
 programming interface, as lstopo has them) or six (as sysfs has them); codes and names
-are those of the PCI Code and ID Assignment Specification.
+come from the PCI Code and ID Assignment Specification.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-#: Display controllers; processing accelerators, as MI300X and Gaudi say they are.
+#: Display controllers, and processing accelerators (the class of MI300X and Gaudi).
 _GPUS: Final = ("03", "12")
 _DISPLAY: Final = "03"
 _ADAPTERS: Final = ("02",)
@@ -20,7 +20,7 @@ _STORAGE: Final = ("01", "0500", "0501", "0502")
 
 
 def is_gpu(class_code: str | None) -> bool:
-    """Whether a function of this class computes."""
+    """Whether a function of this class is a GPU or another accelerator."""
     return (class_code or "").startswith(_GPUS)
 
 
@@ -30,15 +30,15 @@ def is_display(class_code: str | None) -> bool:
 
 
 def is_adapter(class_code: str | None) -> bool:
-    """Whether a function of this class is a network's."""
+    """Whether a function of this class is a network adapter."""
     return (class_code or "").startswith(_ADAPTERS)
 
 
 def stays_with_host(class_code: str | None) -> bool:
-    """Whether a function of this class is no companion of a card: the host may use it by itself."""
+    """Whether the host may use such a function by itself: it is not a companion of a card."""
     return is_adapter(class_code) or is_storage(class_code)
 
 
 def is_storage(class_code: str | None) -> bool:
-    """Whether a function of this class keeps data: an NVMe disk, or CXL memory."""
+    """Whether a function of this class stores data: an NVMe disk, or CXL memory."""
     return (class_code or "").startswith(_STORAGE)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The configuration space of a PCI function, as sysfs hands it out.
+"""The configuration space of a PCI function, as sysfs shows it.
 
-Everybody may read the first 64 bytes, root 256 (conventional PCI) or 4096
-(PCI Express); captures often hold 64. So each value here is None where the
-bytes it needs are missing. Register layouts: PCI Local Bus 3.0 chapter 6, PCI
-Express Base 5.0 chapter 7; names as in the kernel's ``pci_regs.h``.
+Every user can read the first 64 bytes; root can read 256 (conventional PCI) or 4096 (PCI
+Express). Captures often hold 64. So each value here is None if its bytes are missing.
+Register layouts: PCI Local Bus 3.0 chapter 6, PCI Express Base 5.0 chapter 7; names as in
+the kernel's ``pci_regs.h``.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import attrs
 
 from nova_hpc.topology.model import BridgeKind, PcieLink
 
-#: Bytes of a whole space, of what everybody may read, and of conventional PCI.
+#: Bytes of a whole space, of the part that every user can read, and of conventional PCI.
 SIZE: Final = 4096
 HEADER: Final = 64
 STANDARD: Final = 256
 
-#: Head and first registers of an extended capability: all that is read of one.
+#: Bytes that are read of each extended capability: its head and first registers.
 EXTENDED_PART: Final = 8
 
 #: The command register, two bytes, and its bit that lets a function write to memory.
@@ -35,8 +35,8 @@ _EXTENDED_CAP_ACS: Final = 0x000D
 _EXTENDED_CAP_ATS: Final = 0x000F
 _ATS_ENABLE: Final = 0x8000
 
-#: Source validation, request and completion redirect, upstream forwarding:
-#: what the kernel asks of a port before it splits IOMMU groups (REQ_ACS_FLAGS).
+#: Source validation, request and completion redirect, upstream forwarding: the kernel
+#: requires these of a port before it splits IOMMU groups (REQ_ACS_FLAGS).
 ACS_NEEDED: Final = 0x01 | 0x04 | 0x08 | 0x10
 
 _SPEEDS: Final = {1: 2.5, 2: 5.0, 3: 8.0, 4: 16.0, 5: 32.0, 6: 64.0}
@@ -51,13 +51,13 @@ _PORTS: Final = {
 
 @attrs.frozen
 class ConfigSpace:
-    """The readable part of a configuration space; None: not there."""
+    """The readable part of a configuration space. A value is None if its bytes are missing."""
 
     vendor_id: str | None = None
     product_id: str | None = None
     class_code: str | None = None
     revision: str | None = None
-    #: Vendor and id of the board; None where the header has none, as that of a bridge.
+    #: Vendor and id of the board; None if the header has no such fields (a bridge).
     subsystem: tuple[str, str] | None = None
     #: 0 an endpoint, 1 a bridge to PCI, 2 a CardBus bridge.
     header_type: int | None = None
@@ -68,7 +68,7 @@ class ConfigSpace:
     express: bool | None = None
     link: PcieLink | None = None
     flr: bool | None = None  # function level reset
-    acs_capability: int | None = None  # None: none, or unknown
+    acs_capability: int | None = None  # None if there is none, or if unknown
     acs_control: int | None = None
     acs_isolates: bool | None = None
     ats: bool | None = None  # can translate addresses itself
@@ -78,10 +78,10 @@ class ConfigSpace:
 
 
 def skim_config(handle: int, limit: int = SIZE) -> bytes:
-    """The bytes that :func:`parse_config_space` looks at, from an open file; the rest is zeros.
+    """The bytes that :func:`parse_config_space` needs, from an open file; the rest is zeros.
 
-    A device answers every four bytes with a round trip of their own, and most of
-    its space is empty.
+    Reading fewer bytes is faster: a device answers every four bytes with a round trip of
+    their own, and most of its space is empty.
 
     :raises OSError: it cannot be read.
     """
@@ -92,14 +92,14 @@ def skim_config(handle: int, limit: int = SIZE) -> bytes:
     for offset in walk_extended_capabilities(space, limit - EXTENDED_PART):
         part = os.pread(handle, EXTENDED_PART, offset)
         if len(part) < EXTENDED_PART:
-            # Conventional PCI, or a capture that ends here.
+            # Conventional PCI, or a short capture.
             return start
         space[offset : offset + EXTENDED_PART] = part
     return bytes(space)
 
 
 def acs_control_at(data: bytes) -> int | None:
-    """The offset of the control register of ACS, two bytes; None: the space has none."""
+    """The offset of the ACS control register (two bytes); None if the space has none."""
     express = _find_capability(data, CAP_EXPRESS) if len(data) >= SIZE else None
     offset = find_extended_capability(data, express, _EXTENDED_CAP_ACS)
     return offset + 6 if offset else None
@@ -108,7 +108,7 @@ def acs_control_at(data: bytes) -> int | None:
 def walk_capabilities(data: bytes) -> Iterator[int]:
     """Offset of each standard capability, in the order of their list, each once.
 
-    :param data: at least the first 256 bytes of a space whose status says that it has a list.
+    :param data: at least the first 256 bytes of a space whose status bit announces a list.
     """
     seen: set[int] = set()
     offset = data[0x34] & ~3
@@ -121,8 +121,8 @@ def walk_capabilities(data: bytes) -> Iterator[int]:
 def walk_extended_capabilities(data: bytes | bytearray, last: int) -> Iterator[int]:
     """Offset of each extended capability up to *last*, in the order of their list, each once.
 
-    The first offset comes whether anything is there or not. A head is read when the next
-    offset is asked for, so that a caller may read a space as far as its list leads.
+    The first offset is always yielded, even if it is empty. A head is read only when the next
+    offset is requested, so that a caller can read the space while it walks.
 
     :param last: no more than four bytes before the end of *data*.
     """
@@ -135,12 +135,12 @@ def walk_extended_capabilities(data: bytes | bytearray, last: int) -> Iterator[i
         offset = 0 if head == 0xFFFFFFFF else head >> 20 & ~3
 
 
-# From one reading of a node to the next, nearly all spaces stay the same.
+# Nearly all spaces are unchanged from one reading of a node to the next.
 @functools.lru_cache(maxsize=1024)
 def parse_config_space(data: bytes) -> ConfigSpace:
     """Read a configuration space; never raises, whatever the bytes are.
 
-    The ids of a virtual function read as all ones; sysfs has them in files.
+    The ids of a virtual function read as all ones; sysfs shows them in files.
     """
     if len(data) < HEADER:
         return ConfigSpace()
@@ -205,14 +205,14 @@ def _read_subsystem(data: bytes, header: int) -> tuple[str, str] | None:
 
 
 def _find_capability(data: bytes, wanted: int) -> int | None:
-    """Offset of a standard capability; 0: has none; None: cannot be seen."""
+    """Offset of a standard capability; 0 if there is none, None if the bytes are missing."""
     if not _read_register(data, 6, 2) & 0x10:
         return 0
     if len(data) < STANDARD:
         return None
     for offset in walk_capabilities(data):
         if data[offset] == wanted:
-            # The parts used here end 0x14 after the start.
+            # The parts that are used end 0x14 after the start.
             return offset if offset + 0x14 <= STANDARD else 0
     return 0
 
@@ -229,7 +229,7 @@ def _read_link(data: bytes, express: int) -> PcieLink | None:
 
 
 def find_extended_capability(data: bytes, express: int | None, wanted: int) -> int | None:
-    """Offset of an extended capability; 0: has none; None: cannot be seen."""
+    """Offset of an extended capability; 0 if there is none, None if the bytes are missing."""
     if express == 0:
         return 0  # conventional PCI has none
     if express is None or len(data) < SIZE:
@@ -246,6 +246,6 @@ def _read_acs(data: bytes, express: int | None) -> tuple[int | None, int | None,
     if not offset:
         return None, offset, None if offset is None else False
     can, does = _read_register(data, offset + 4, 2), _read_register(data, offset + 6, 2)
-    # What the port cannot switch is hard-wired on (PCIe 6.12.1.1).
+    # A bit that the port cannot switch is hard-wired on (PCIe 6.12.1.1).
     needed = ACS_NEEDED & can
     return can, does, does & needed == needed

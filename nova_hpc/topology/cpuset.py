@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sets of CPUs in the notations of the kernel and of hwloc.
 
-No number is trusted: a mask or list beyond :data:`MOST` is nonsense, not an
-order to allocate memory.
+No number is trusted: a mask or list beyond :data:`MOST` is an error and allocates no
+memory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MOST: Final = 1 << 14
 
 _RANGE: Final = re.compile(r"(\d{1,7})(?:-(\d{1,7}))?", re.ASCII)
 _WORD: Final = re.compile(r"(?:0x)?([0-9a-fA-F]{1,8})", re.ASCII)
-#: How hwloc starts a bitmap that has no end.
+#: Start of hwloc's text for a bitmap without an end.
 _ENDLESS: Final = "0xf...f"
 
 
@@ -50,7 +50,7 @@ def parse_mask(text: str) -> frozenset[int]:
 
 
 def parse_bitmap(text: str) -> frozenset[int] | None:
-    """Read a bitmap of hwloc: ``0x000000ff,,0x0``; None: it has no end.
+    """Read a bitmap of hwloc: ``0x000000ff,,0x0``; None if it has no end.
 
     :raises ValueError: any other form, or a bitmap of more than :data:`MOST` bits.
     """
@@ -73,7 +73,7 @@ def _parse_hex_words(words: list[str], text: str) -> frozenset[int]:
 
 
 def format_list(cpus: Iterable[int]) -> str:
-    """Write a set as the kernel, Nova and libvirt read it: ``0-3,8``; empty: ""."""
+    """Write a set as the kernel, Nova and libvirt read it: ``0-3,8``; "" if it is empty."""
     runs: list[list[int]] = []
     for cpu in sorted(cpus):
         if runs and cpu == runs[-1][1] + 1:

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One PCI function, from its directory in sysfs.
 
-Where a capture or an unprivileged reader lacks a file, the configuration space
-is asked. What is there and makes no sense becomes a reason why the function is
-unknown.
+The configuration space serves if a capture lacks a file, or if the reader may not read it.
+A file that is present and makes no sense becomes a reason why the function is unknown.
 """
 
 from __future__ import annotations
@@ -31,22 +30,22 @@ from nova_hpc.topology.model import (
     normalise_address,
 )
 
-#: Where the kernel lists all functions of all buses.
+#: Directory of the kernel with all functions of all buses.
 DEVICES: Final = "/sys/bus/pci/devices"
 
 _ROOT: Final = re.compile(r"pci([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2})", re.ASCII)
 _RESOURCE: Final = re.compile(r"0x([0-9a-f]{1,16})\s+0x([0-9a-f]{1,16})\s+0x([0-9a-f]{1,16})")
 _SPEED: Final = re.compile(r"(\d{1,3}(?:\.\d)?) GT/s.*", re.ASCII)
-#: Why a function is unknown that answers with ones only.
+#: Reason for a function whose registers all read as ones.
 SILENT: Final = "config: all ones, so the device does not answer"
 _VIRTUAL: Final = re.compile(r"virtfn\d{1,5}", re.ASCII)
-#: Kernel classes whose devices tell people what a function is.
+#: Kernel classes whose devices show people the purpose of a function.
 _CLASSES: Final = ("net", "infiniband", "nvme", "drm", "accel", "dma", "ve")
 # Flags of a resource, include/linux/ioport.h.
 _IO, _MEMORY, _PREFETCH, _WIDE = 0x100, 0x200, 0x2000, 0x100000
 _BARS: Final = 13  # six BARs, the ROM, six BARs of the virtual functions
 _NO_RESOURCE: Final = " ".join(["0x0000000000000000"] * 3)
-#: The kernel's word for "the width is not known".
+#: The kernel's value for an unknown width.
 _NO_WIDTH: Final = 255
 
 _INTEGER: Final = re.compile(r"-?\d{1,9}", re.ASCII)
@@ -62,7 +61,7 @@ _T = TypeVar("_T")
 def read_pci_function(tree: FileTree, name: str, busy: bool = False) -> Raw:
     """The function that *name*, a PCI address, lists in :data:`DEVICES`.
 
-    :param busy: it is in a reset, so its configuration space is left alone.
+    :param busy: it is in a reset, so its configuration space is not read.
     """
     with tree.folder(f"{DEVICES}/{name}") as folder:
         return _SysfsDevice(tree, f"{DEVICES}/{name}", folder, busy=busy).read()
@@ -77,7 +76,7 @@ def _split_device_path(folder: str) -> tuple[str, tuple[str, ...]] | None:
         match = _ROOT.fullmatch(part)
         if match is not None:
             # A domain of its own behind an endpoint (Intel VMD) has its own
-            # host bridge: what is above that is another tree.
+            # host bridge: the path above that bridge is another tree.
             root, above = f"pci{int(match[1], 16):04x}:{int(match[2], 16):02x}", []
         elif root is not None and ADDRESS.fullmatch(part):
             above.append(normalise_address(part))
@@ -86,7 +85,7 @@ def _split_device_path(folder: str) -> tuple[str, tuple[str, ...]] | None:
 
 @functools.lru_cache(maxsize=1024)
 def _parse_resource_bars(text: str) -> tuple[Bar, ...]:
-    """The BARs that the file ``resource`` tells of."""
+    """The BARs that the file ``resource`` lists."""
     bars = []
     for index, line in enumerate(text.splitlines()[:_BARS]):
         if line == _NO_RESOURCE:
@@ -120,24 +119,24 @@ def _parse_hex_code(text: str, digits: int) -> str | None:
 class _Attributes:
     """The files and links of one directory of the kernel's.
 
-    What is there and makes no sense is left out, with the reason.
+    A file that is present and makes no sense is left out, with the reason.
     """
 
     tree: FileTree
-    #: Of the directory.
+    #: Path of the directory.
     place: str
-    #: The directory itself; None: what it holds is not known.
+    #: The open directory; None if its names are not known.
     folder: Folder | None
-    #: What made no sense.
+    #: Reasons for all files that made no sense.
     reasons: list[str] = attrs.field(factory=list, kw_only=True)
 
     def path(self, name: str) -> str:
-        """Of one of them."""
+        """Path of the file or link *name*."""
         return f"{self.place}/{name}"
 
     def reason(self, text: str) -> None:
         """Keep a reason, once."""
-        # The object is named anyway where the reason is shown.
+        # The message names the object already.
         short = text.removeprefix(f"{self.place}/")
         if short not in self.reasons:
             self.reasons.append(short)
@@ -151,7 +150,7 @@ class _Attributes:
             return default
 
     def text(self, name: str) -> str | None:
-        """The text of a file; None: it is not there, or unreadable."""
+        """The text of a file; None if it is missing or unreadable."""
         try:
             if self.folder is not None:
                 return self.folder.text(name)
@@ -161,11 +160,11 @@ class _Attributes:
             return None
 
     def lacks(self, name: str) -> bool:
-        """Whether its directory is known not to hold *name*."""
+        """Whether the directory is listed and does not hold *name*."""
         return self.folder is not None and name not in self.folder.names
 
     def names(self, name: str) -> list[str]:
-        """The names in one of its folders."""
+        """The names in the folder *name*."""
         nothing: list[str] = []
         if self.lacks(name):
             return nothing
@@ -192,11 +191,11 @@ class _Attributes:
         return code
 
     def link(self, name: str) -> str | None:
-        """The last part of what a link leads to."""
+        """The last part of the target of a link."""
         if self.lacks(name):
             return None
         text = None if self.folder is None else self.folder.link(name)
-        # The kernel's links say where they lead; others may be loops.
+        # The kernel's links contain their target; others may be loops.
         if text is not None and text.startswith("../") and text[-1] not in "./":
             return text.rpartition("/")[2]
         target = self.attempt(lambda: self.tree.target(self.path(name)), None)
@@ -211,11 +210,17 @@ class _SysfsDevice(_Attributes):
     busy: bool = False
 
     def read(self) -> Raw:
+        """All properties of the function.
+
+        A failure of one property never hides the others: it is a reason, and the function is
+        then unknown. RDMA devices of type SMI are left out: they are planes of another device
+        (:mod:`nova_hpc.guest.rdma_devices`).
+        """
         config = confspace.parse_config_space(self.attempt(self._config, b""))
         class_code = self.code("class", 6) or config.class_code
         vendor = self.code("vendor", 4) or config.vendor_id
         product = self.code("device", 4) or config.product_id
-        # What the header has needs no file; ids and class it has not for all functions.
+        # The header saves reading files. It does not have the ids and class of every function.
         subsystem = config.subsystem or self._subsystem()
         place_of = self.attempt(self._place, None)
         driver, parent = self.link("driver"), self._function_link("physfn")
@@ -284,8 +289,8 @@ class _SysfsDevice(_Attributes):
     def _place(self) -> tuple[str, tuple[str, ...]] | None:
         """Root complex and the addresses above, from the device's real path.
 
-        None where the capture has the directory itself instead of a link into
-        ``/sys/devices``: then only bus numbers can tell.
+        None if the capture contains the directory itself instead of a link into
+        ``/sys/devices``. The bus numbers then decide.
         """
         resolved = self.tree.resolve(self.place)
         if resolved is None:
@@ -334,7 +339,7 @@ class _SysfsDevice(_Attributes):
             return _rdma_devices(self.tree, folder)
         except FileError as error:
             self.reason(str(error))
-        # A record of this reading has to know what names the hardware, wherever it is written.
+        # A record of this reading must include the GUIDs that identify the hardware.
         for name in self.names("infiniband"):
             with contextlib.suppress(FileError):
                 self.tree.text(f"{folder}/{name}/node_guid")
@@ -357,13 +362,13 @@ class _SysfsDevice(_Attributes):
 
     def _virtual_functions(self) -> tuple[str, ...]:
         held = self.names("") if self.folder is None else self.folder.names
-        # Few functions have any, so the pattern is for few names.
+        # Few functions have virtual functions, so the pattern runs on few names.
         names = sorted(name for name in held if name.startswith("virtfn"))
         addresses = (self._function_link(name) for name in names if _VIRTUAL.fullmatch(name))
         return tuple(address for address in addresses if address is not None)
 
     def _driver_of(self, address: str | None) -> str | None:
-        """The driver of another function; None: it has none, or cannot be read."""
+        """The driver of another function; None if it has none or cannot be read."""
         if address is None:
             return None
         target = self.attempt(lambda: self.tree.target(self.path("physfn/driver")), None)
@@ -384,7 +389,7 @@ class _SysfsDevice(_Attributes):
         return kernel_drivers.variant(vfio.alias_of(vendor, product, subsystem, class_code))
 
     def _vf_product(self) -> str | None:
-        # Without a prefix and leading zeros, alone of all ids in sysfs.
+        # The only id in sysfs without a prefix and without leading zeros.
         text = self.text("sriov_vf_device")
         return text.zfill(4) if text is not None and _PRODUCT.fullmatch(text) else None
 
@@ -405,7 +410,7 @@ class _SysfsDevice(_Attributes):
         return _parse_resource_bars(self.text("resource") or "")
 
     def _link(self, config: ConfigSpace) -> PcieLink | None:
-        """The link, from registers, or files (Linux 4.13 and later) that say the same."""
+        """The link, from registers, or from the equivalent files (Linux 4.13 and later)."""
         if config.link is not None:
             return config.link
         speed, max_speed = self._speed("current_link_speed"), self._speed("max_link_speed")
@@ -416,7 +421,7 @@ class _SysfsDevice(_Attributes):
         return PcieLink(speed, width, max_speed, max_width, rate)
 
     def _speed(self, name: str) -> float | None:
-        # "Unknown" and "Unknown speed" are ordinary: no link, or none up.
+        # "Unknown" and "Unknown speed" are normal values: there is no link, or it is down.
         match = _SPEED.fullmatch(self.text(name) or "")
         return float(match[1]) if match else None
 

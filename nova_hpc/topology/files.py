@@ -4,8 +4,8 @@
 A capture keeps the symbolic links of the machine it was taken from, so
 ``/sys/bus/pci`` in it may point to ``/sys/devices`` of *that* machine: every
 link, absolute or relative, is followed inside the root and never leaves it.
-Nothing here trusts a file to be what it should be: a pipe would block, a
-directory or a loop of links may sit in its place, and it may hold anything.
+Files are untrusted: a pipe would block, a directory or a loop of links may stand in the
+place of a file, and a file may hold anything.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-#: Reads an open file: its handle and the most bytes -> what it holds.
+#: Reads an open file: its handle and the maximum of bytes -> the bytes.
 Take = Callable[[int, int], bytes]
 
 #: As many as the kernel follows (MAXSYMLINKS).
 MOST_LINKS: Final = 40
-#: No text file that is read here is longer than a few pages.
+#: Text files that this package reads have a few pages at most.
 LONGEST: Final = 1 << 18
-#: The least that a kernel hands out at once, but for the end of a file.
+#: Bytes that a kernel returns at least in one read, except at the end of a file.
 _PAGE: Final = 4096
 
 # O_NONBLOCK: a pipe in the place of a file must not hang the reader.
@@ -36,7 +36,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_.:@+!-]{1,255}", re.ASCII)
 
 
 class FileError(Exception):
-    """A file that is there but cannot be used; the text names it and says why."""
+    """A file that is present but cannot be used; the text names it and the reason."""
 
 
 class FileTree:
@@ -52,16 +52,23 @@ class FileTree:
         self._resolved: dict[str, str | None] = {}
 
     def resolve(self, path: str) -> str | None:
-        """Follow every link in *path*; None when it leads to nothing.
+        """Follow every link in *path*; None if it leads to nothing.
 
-        :raises FileError: a loop of links, or a part that cannot be looked at.
+        :raises FileError: a loop of links, or a part that cannot be examined.
         """
         if path not in self._resolved:
             self._resolved[path] = self._walk(path)
         return self._resolved[path]
 
     def _walk(self, path: str) -> str | None:
-        # What is above is mostly known: every function has the same folders.
+        """Resolve *path* part by part, like the kernel, but below the root of the tree.
+
+        The target of a link is put in front of the remaining parts. An absolute target starts
+        again at the root of the tree, and ``..`` never leaves it. For example, if
+        ``/sys/bus/pci`` is a link to ``/sys/devices/x``, then ``/sys/bus/pci/../y`` is
+        ``/sys/devices/y``.
+        """
+        # The folder above is usually in the cache: functions share their folders.
         head, _, tail = path.rpartition("/")
         above = self.resolve(head) if head else "/"
         if above is None:
@@ -98,16 +105,16 @@ class FileTree:
             except OSError as error:
                 if error.errno != errno.EINVAL:
                     raise
-                self._targets[place] = None  # it is there, and no link
+                self._targets[place] = None  # it exists and is not a link
         return self._targets[place]
 
     def _readlink(self, place: str) -> str:
         return os.readlink(self._root + place)  # noqa: PTH115
 
     def target(self, path: str) -> str | None:
-        """The end of the link *path* itself, fully resolved; None: no such link.
+        """The end of the link *path* itself, fully resolved; None if there is no such link.
 
-        :raises FileError: it is there but no link, or leads to nothing.
+        :raises FileError: it is not a link, or leads to nothing.
         """
         folder, _, name = path.rpartition("/")
         parent = self.resolve(folder or "/")
@@ -121,15 +128,15 @@ class FileTree:
             raise FileError(f"{_escape_path(path)}: {describe_file_error(error)}") from error
         if text is None:
             raise FileError(f"{_escape_path(path)}: not a symbolic link")
-        # A capture often leaves out what a link leads to (drivers): then the
-        # text of the link is all there is, and it is enough.
+        # A capture often omits the target of a link (drivers). The text of the link is
+        # then enough.
         resolved = self.resolve(path)
         return resolved if resolved is not None else os.path.normpath(f"{parent}/{text}")
 
     def read(self, path: str, limit: int = LONGEST, take: Take | None = None) -> bytes | None:
-        """The first *limit* bytes of a file; None: there is no such file.
+        """The first *limit* bytes of a file; None if there is no such file.
 
-        :param take: reads the open file, where not all of it is wanted.
+        :param take: reads the open file, if only a part of it is needed.
         :raises FileError: anything but a readable regular file.
         """
         folder, _, name = path.rpartition("/")
@@ -142,7 +149,7 @@ class FileTree:
     def read_in(
         self, folder: int | None, name: str, path: str, limit: int, take: Take | None = None
     ) -> bytes | None:
-        """The same for *name* below an open *folder*, which is *path* in messages.
+        """Like :meth:`read` for *name* below an open *folder*, which is *path* in messages.
 
         :raises FileError: anything but a readable regular file.
         """
@@ -169,10 +176,10 @@ class FileTree:
 
     @contextlib.contextmanager
     def folder(self, path: str) -> Iterator[Folder | None]:
-        """Open a directory of which much is read; None: it cannot be listed.
+        """Open a directory for many reads; None if it cannot be listed.
 
-        Reading by the directory's handle, and only what it lists, spares most of
-        the time of many small files.
+        Reading through the handle of the directory, and only listed names, avoids most of
+        the time for many small files.
         """
         try:
             resolved = self.resolve(path)
@@ -193,7 +200,7 @@ class FileTree:
             os.close(handle)
 
     def text(self, path: str) -> str | None:
-        """The stripped text of a file; None: there is no such file.
+        """The stripped text of a file; None if there is no such file.
 
         :raises FileError: unreadable, or not printable ASCII text.
         """
@@ -201,7 +208,7 @@ class FileTree:
         return None if data is None else decode_kernel_text(data, path)
 
     def names(self, path: str) -> list[str]:
-        """The names in a directory, sorted; [] when there is no such directory.
+        """The names in a directory, sorted; [] if there is no such directory.
 
         Names that no kernel object has are left out.
 
@@ -221,14 +228,14 @@ class FileTree:
         return os.listdir(self._root + place)  # noqa: PTH208
 
     def link_in(self, folder: int, name: str, path: str) -> str | None:
-        """The text of the link *name* in an open *folder*; None: it is none, or unreadable."""
+        """The text of the link *name* in an open *folder*; None if it is not a readable link."""
         try:
             return os.readlink(name, dir_fd=folder)
         except OSError:
             return None
 
     def exists(self, path: str) -> bool:
-        """Whether *path* leads to anything; a loop of links does not."""
+        """Whether *path* leads to anything; False for a loop of links."""
         try:
             return self.resolve(path) is not None
         except FileError:
@@ -236,40 +243,40 @@ class FileTree:
 
 
 class Folder:
-    """An open directory of a tree, as :meth:`FileTree.folder` hands it out."""
+    """An open directory of a tree, from :meth:`FileTree.folder`."""
 
     def __init__(self, tree: FileTree, path: str, handle: int, names: frozenset[str]) -> None:
         self._tree = tree
         self._path = path
         self._handle = handle
-        #: What it holds, whatever it is.
+        #: All names in it: files, folders and links.
         self.names = names
 
     def read(self, name: str, limit: int = LONGEST, take: Take | None = None) -> bytes | None:
-        """As :meth:`FileTree.read`."""
+        """Like :meth:`FileTree.read`."""
         if name not in self.names:
             return None
         return self._tree.read_in(self._handle, name, f"{self._path}/{name}", limit, take)
 
     def link(self, name: str) -> str | None:
-        """The text of a symbolic link; None: it is none, or cannot be read."""
+        """The text of a symbolic link; None if it is not a link or cannot be read."""
         if name not in self.names:
             return None
         return self._tree.link_in(self._handle, name, f"{self._path}/{name}")
 
     def text(self, name: str) -> str | None:
-        """As :meth:`FileTree.text`."""
+        """Like :meth:`FileTree.text`."""
         data = self.read(name)
         return None if data is None else decode_kernel_text(data, f"{self._path}/{name}")
 
 
 def decode_kernel_text(data: bytes, path: str) -> str:
-    """The stripped text of *data*, what the file *path* holds.
+    """The stripped text of *data*, the content of the file *path*.
 
     :raises FileError: not printable ASCII text.
     """
     try:
-        # Some captures keep a page as long as the kernel's buffer was.
+        # Some captures pad a page to the length of the kernel's buffer.
         text = data.rstrip(b"\0").decode("ascii").strip()
     except UnicodeDecodeError:
         text = "\0"
@@ -284,7 +291,7 @@ def show_path(path: Path) -> str:
 
 
 def _read_by_pages(handle: int, limit: int) -> bytes:
-    # A page at a time: sysfs hands out no more, and only the last is shorter.
+    # A page at a time: sysfs returns no more, and only the last read is shorter.
     data = piece = os.read(handle, min(_PAGE, limit))
     while len(piece) == _PAGE and len(data) < limit:
         piece = os.read(handle, min(_PAGE, limit - len(data)))
@@ -293,7 +300,7 @@ def _read_by_pages(handle: int, limit: int) -> bytes:
 
 
 def describe_file_error(error: Exception) -> str:
-    """Why a path cannot be used, in the words of the system."""
+    """The reason why a path cannot be used, in the system's words."""
     if isinstance(error, OSError) and error.errno is not None:
         return os.strerror(error.errno).lower()
     return "no possible path"

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """From single functions to a tree: paths, kinds of bridges, locality, groups.
 
-A reader hands over one :class:`Raw` for each function with what its source
-says about it, and gets back finished functions. All rules about places are
-here, so that two readers of the same machine cannot disagree.
+A reader passes one :class:`Raw` for each function, with the data of its source, and gets
+finished functions. All rules about places are in this module, so that two readers of the
+same machine cannot disagree.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ _SUBTRACTIVE = "060401"  # only conventional PCI bridges decode so
 
 @attrs.define
 class Raw:
-    """A function, and what its source says about where it sits."""
+    """A function, and its place as far as the source describes it."""
 
     function: PciFunction
-    #: Addresses above, outermost first; None: the source does not say.
+    #: Addresses above, outermost first; None if the source does not contain them.
     above: tuple[str, ...] | None = None
     #: Secondary and subordinate bus of a bridge.
     buses: tuple[int, int] | None = None
     port: BridgeKind | None = None
     is_bridge: bool = False
-    #: CPUs that are near; None: not stated.
+    #: CPUs that are near; None if not stated.
     local_cpus: frozenset[int] | None = None
-    #: None: not stated; -1: stated to be near to no node in particular.
+    #: None if not stated; -1 if the source states that no node is nearest.
     numa_node: int | None = None
     reasons: list[str] = attrs.Factory(list)
 
@@ -55,7 +55,7 @@ class Raw:
 
     @property
     def has_bus_numbers(self) -> bool:
-        """The buses behind a bridge are possible ones: beyond its own."""
+        """Whether the buses behind a bridge are possible: they have higher numbers than its own."""
         return self.buses is not None and self.bus[1] < self.buses[0] <= self.buses[1]
 
 
@@ -63,6 +63,9 @@ def place_functions(
     raws: Iterable[Raw], nodes: Sequence[NumaNode], groups: Mapping[int, frozenset[str]]
 ) -> tuple[list[PciFunction], list[PciFunction]]:
     """Finish *raws*: functions, and bridges without bus numbers, by address.
+
+    The paths come first, because they decide the kinds of the bridges. The kinds decide the
+    switches and the isolation of each path. Locality and groups are added last.
 
     :param groups: the members of each IOMMU group.
     """
@@ -91,20 +94,26 @@ def place_functions(
             acs_on_path=_is_isolated_path(path, kinds, by_address),
             unknown="; ".join(raw.reasons) or None,
         )
-        # Bus numbers that were read and are impossible, and nothing below: a
-        # port to which the firmware gave no buses. lstopo leaves it out.
+        # Its bus numbers were read and are impossible, and nothing is below it: the firmware
+        # assigned no buses to the port. lstopo leaves it out.
         idle = raw.is_bridge and raw.buses is not None and not raw.has_bus_numbers
         (inactive if idle and address not in used else active).append(function)
     return active, inactive
 
 
 def _path_of_raw(raw: Raw, by_address: Mapping[str, Raw]) -> tuple[str, ...]:
+    """Addresses of the bridges above a function, outermost first.
+
+    Without a tree, bus numbers give the path. For example, a function on bus 0x19 is below the
+    bridge with buses 0x18 to 0x1f. That bridge is on bus 0x17, so the next one has 0x17 in its
+    range.
+    """
     if raw.above is not None:
-        # What is above but not itself a function of this reading is left out:
-        # a capture may have been thinned.
+        # Addresses above that this reading does not contain are left out: a capture may
+        # have been thinned.
         return tuple(address for address in raw.above if address in by_address)
-    # The source has no tree: every bridge says which buses are behind it.
-    # Bus numbers grow downwards, so this cannot loop.
+    # The source has no tree, but every bridge has the numbers of the buses behind it.
+    # Bus numbers grow downwards, so the loop ends.
     path: list[str] = []
     below = raw.bus
     while True:
@@ -135,9 +144,9 @@ def _bridge_kinds_of(
 ) -> dict[str, BridgeKind]:
     """The kind of each bridge.
 
-    Where the PCI Express capability cannot be read, its place tells: PCI
-    Express alternates root port, upstream port, downstream port, upstream
-    port, ...; an upstream port is the one with bridges below it.
+    The place decides if the PCI Express capability cannot be read: PCI Express alternates
+    root port, upstream port, downstream port, upstream port, ...; an upstream port is the
+    one with bridges below it.
     """
     parents = {
         path[-1] for address, path in paths.items() if path and by_address[address].is_bridge
@@ -185,9 +194,9 @@ def _locality_of(
 ) -> tuple[frozenset[int], int | None, int | None]:
     """Local NUMA nodes, the one NUMA node, and the socket of a function.
 
-    ``local_cpus`` goes first, because lstopo goes by it and because it can
-    name several nodes; in a present kernel it follows from ``numa_node``,
-    which decides where the former is missing or empty (a node without CPUs).
+    ``local_cpus`` comes first, because lstopo uses it and because it can name several nodes.
+    In current kernels it follows from ``numa_node``, which decides if ``local_cpus`` is
+    missing or empty (a node without CPUs).
     """
     ids = frozenset(node.id for node in nodes)
     with_cpus = [node for node in nodes if node.cpus]
@@ -197,7 +206,7 @@ def _locality_of(
         stated = None
     cpus = raw.local_cpus
     if cpus is not None and with_cpus:
-        # The kernel leaves offline CPUs out, so they say nothing.
+        # The kernel leaves offline CPUs out of the list, so it shows nothing about them.
         cpus &= (online := frozenset().union(*(node.cpus - node.offline for node in with_cpus)))
         if stated is None and cpus == online:
             cpus |= frozenset().union(*(node.offline for node in with_cpus))
@@ -205,8 +214,8 @@ def _locality_of(
         touched = [node for node in with_cpus if node.cpus & cpus]
         whole = [node for node in touched if node.cpus - node.offline <= cpus]
         if len(touched) > 1 and len(whole) < len(touched):
-            # Parts of several nodes: no hardware is wired so. hwloc gives up
-            # on such a set too, and takes the whole machine.
+            # Parts of several nodes: hardware is not wired so. hwloc also rejects such a
+            # set and takes the whole machine.
             touched = with_cpus
         local = frozenset(node.id for node in touched)
         if stated is not None and stated not in local:
@@ -236,12 +245,12 @@ def _locality_of(
 
 
 def _is_offline(number: int, nodes: Sequence[NumaNode]) -> bool:
-    """Whether a NUMA node has CPUs, and all of them are offline: no device's list has them."""
+    """Whether a NUMA node has CPUs and all are offline, so that no device's list contains them."""
     return any(node.id == number and node.cpus and node.cpus == node.offline for node in nodes)
 
 
 def _with_cpus(local: frozenset[int], nodes: Sequence[NumaNode]) -> frozenset[int]:
-    """The nodes where a guest can be: of nodes that are memory alone, those nearest to them."""
+    """The nodes for a guest; if the local ones have only memory, the nearest nodes with CPUs."""
     local_nodes = [node for node in nodes if node.id in local]
     near: frozenset[int] = frozenset().union(*(node.near for node in local_nodes))
     return near if near and not any(node.cpus for node in local_nodes) else local

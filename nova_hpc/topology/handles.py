@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Handles to what a process with rights writes: no link of others decides where that is.
+"""Open file handles for privileged writes, so that another user's link cannot redirect them.
 
-A path is looked up again at each use, and whoever may write to one of its folders decides
-anew where it leads. So the way is gone step by step, each step from a handle of the one
-before; what is found is held by a handle that reads and writes nothing (``O_PATH``), is
-looked at, and only then opened by :func:`path_of_handle`, which opens that and nothing else.
+The kernel looks a path up again at each use, and a user who may write to one of its folders
+can change its target in between. So the path is walked step by step, each step from the
+handle of the one before. Each part is held by a handle that reads and writes nothing
+(``O_PATH``) and is checked. :func:`path_of_handle` then opens exactly that object.
 
-Below ``/sys`` the kernel's own links are followed, and the way has to end there: on a
-machine that runs, in a file of sysfs itself and not of something mounted below it.
+Below ``/sys`` the kernel's own links are followed, and the path must end there. On a running
+machine it must end in a file of sysfs itself, not in a file system mounted below it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Final
 
 from nova_hpc.topology.files import MOST_LINKS, FileError, FileTree, describe_file_error
 
-#: The number by which statfs(2) knows sysfs (linux/magic.h).
+#: Type of sysfs in statfs(2) (linux/magic.h).
 SYSFS_MAGIC: Final = 0x62656572
 
 _SYS: Final = "/sys/"
@@ -35,7 +35,7 @@ _STATFS: Final = 256
 
 
 def path_of_handle(handle: int) -> str:
-    """A path that opens what *handle* is, as long as that is open, and nothing else."""
+    """A path that opens exactly the object of *handle*, as long as the handle is open."""
     return f"/proc/self/fd/{handle}"
 
 
@@ -43,22 +43,27 @@ def path_of_handle(handle: int) -> str:
 
 
 def kernel_file(root: Path, path: str) -> AbstractContextManager[int | None]:
-    """Hold a file below ``/sys``, and open nothing yet; None: there is no such file.
+    """Hold a file below ``/sys`` without opening it; None if there is no such file.
 
-    :param root: the directory that has ``sys``; ``/`` is this machine.
+    :param root: the directory that contains ``sys``; ``/`` is this machine.
     :param path: absolute, as on the machine itself.
-    :raises FileError: it leads out of ``/sys``, or to no file of the kernel's.
+    :raises FileError: it leads out of ``/sys``, or is not a file of the kernel.
     """
     return _hold_kernel_path(root, path, False)
 
 
 def kernel_folder(root: Path, path: str) -> AbstractContextManager[int | None]:
-    """The same for a directory."""
+    """Like :func:`kernel_file`, for a directory."""
     return _hold_kernel_path(root, path, True)
 
 
 @contextlib.contextmanager
 def _hold_kernel_path(root: Path, path: str, is_folder: bool) -> Iterator[int | None]:
+    """Hold a file or directory below ``/sys``; see :func:`kernel_file`.
+
+    The links are resolved first. The resolved path is then opened part by part without following
+    links, so a link that appears in between makes the open fail.
+    """
     resolved = FileTree(root).resolve(path)
     if resolved is None:
         yield None
@@ -82,11 +87,16 @@ def _hold_kernel_path(root: Path, path: str, is_folder: bool) -> Iterator[int | 
 
 
 def _expect_kernels(handle: int, path: str, live: bool, is_folder: bool) -> None:
+    """Refuse a handle that is not a file, or a directory, of sysfs.
+
+    :param live: whether it is on the running machine; captures are on other file systems.
+    :raises FileError: it is of another type.
+    """
     mode = os.fstat(handle).st_mode
     if is_folder:
         if not stat.S_ISDIR(mode):
             raise FileError(f"{path}: not a directory")
-    # In the place of a file, tests put a pipe.
+    # Tests use a pipe in place of a file.
     elif not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):
         raise FileError(f"{path}: not a file")
     if live and _type_of(handle) != SYSFS_MAGIC:
@@ -123,14 +133,14 @@ def read_held_file(handle: int, limit: int) -> bytes:
 
 @contextlib.contextmanager
 def hold_folder(path: Path, make: bool = False) -> Iterator[int]:
-    """Hold a directory of the service's, whose last part is no link.
+    """Hold a directory of the service, whose last part must not be a link.
 
-    A link above it is followed where it, and the directory that has it, are of root or of
-    this user, and nobody else may write there: so an operator may put the directory
-    elsewhere, and the service cannot have root go where it wants.
+    A link above it is followed if the link and its directory belong to root or to this user,
+    and if other users cannot write there. So an operator may put the directory elsewhere, and
+    the service cannot redirect a process of root.
 
-    :param make: make it where it is not there, with the owner of the directory above.
-    :raises OSError: it is not there, is no directory, or a link leads to it.
+    :param make: create it if it is missing, with the owner of the directory above.
+    :raises OSError: it is missing, is not a directory, or a link leads to it.
     """
     with contextlib.ExitStack() as stack:
         above, name = _walk_to_parent(stack, os.path.abspath(path))  # noqa: PTH100
@@ -146,12 +156,12 @@ def hold_folder(path: Path, make: bool = False) -> Iterator[int]:
 
 
 def give_to_owner_above(handle: int, above: int) -> None:
-    """Give what this process, as root, has just made to the owner of the directory above it.
+    """Give an object that this process has just made as root to the owner of the directory above.
 
-    What is another user's already, or has a second name, is left alone: somebody may have
-    put it there.
+    A file that another user owns, or that has a second hard link, is not touched: another
+    user may have put it there.
 
-    :raises OSError: it cannot be given.
+    :raises OSError: the owner cannot be changed.
     """
     owner, own_status = os.fstat(above), os.fstat(handle)
     single = stat.S_ISDIR(own_status.st_mode) or own_status.st_nlink == 1
@@ -160,7 +170,13 @@ def give_to_owner_above(handle: int, above: int) -> None:
 
 
 def _walk_to_parent(stack: contextlib.ExitStack, path: str) -> tuple[int, str]:
-    """The directory that has *path*, and the name in it."""
+    """The directory that contains *path*, and the name in it.
+
+    Each part is opened without following links. A trusted link is then read through its handle,
+    and its target is walked like the other parts. The last part is not opened here.
+
+    :raises PermissionError: a link on the way is not trusted.
+    """
     left = [name for name in path.split("/") if name][::-1]
     if not left:
         raise ValueError("the root directory is no directory of the service's")
@@ -170,7 +186,7 @@ def _walk_to_parent(stack: contextlib.ExitStack, path: str) -> tuple[int, str]:
         part = left.pop()
         step = _open_on_stack(stack, part, _STEP, held)
         if not stat.S_ISLNK(os.fstat(step).st_mode):
-            held = step  # of what is no directory the next step fails
+            held = step  # the next step fails if it is not a directory
             continue
         links += 1
         if links > MOST_LINKS or not _is_trusted_link(held, step):
@@ -184,6 +200,7 @@ def _walk_to_parent(stack: contextlib.ExitStack, path: str) -> tuple[int, str]:
 
 
 def _is_trusted_link(above: int, link: int) -> bool:
+    """Whether only root and this user can have made the link, or could replace it."""
     trusted = {0, os.geteuid()}
     folder, link_status = os.fstat(above), os.fstat(link)
     return (

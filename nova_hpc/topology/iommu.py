@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The functions that could reach each other past the IOMMU, from the bits of ACS.
 
-The kernel forms its IOMMU groups when it finds a device, and never again: whoever
-changes ACS afterwards changes what devices can do, and not what the groups say. So what
-a change would do has to be computed before it is made.
+The kernel forms its IOMMU groups once, when it finds a device. A later change of ACS changes
+the reach of devices, but not the groups. So the effect of a change has to be computed before
+it is made.
 
-Two rules. That of the kernel (``pci_device_group`` in ``drivers/iommu/iommu.c``): a group
-reaches up to the bridge from which on everything above isolates, and functions of one
-slot without ACS of their own are together. And one that the kernel leaves out: below a
-switch with a port that does not redirect, what that port sends reaches all other ports.
+There are two rules. The kernel's rule (``pci_device_group`` in ``drivers/iommu/iommu.c``): a
+group reaches up to the bridge from which on everything above isolates, and functions of one
+slot without ACS of their own are together. The second rule is missing in the kernel: if a
+port of a switch does not redirect, its traffic reaches all other ports of the switch.
 
-What is not known counts as not isolating. What the kernel knows of single models (its
-quirks) is not known here; see :func:`find_joined_devices`.
+Unknown registers count as not isolating. The kernel's quirks for single models are not
+modelled here; see :func:`find_joined_devices`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from nova_hpc.topology.model import BridgeKind, Node, PciFunction, address_key
 
 _PORTS: Final = (BridgeKind.ROOT_PORT, BridgeKind.DOWNSTREAM)
 
-#: Address of a port -> its ACS control register, as it would be.
+#: Address of a port -> its ACS control register after the change.
 Controls = Mapping[str, int]
 
 
@@ -35,7 +35,7 @@ def compute_iommu_groups(
 ) -> tuple[frozenset[str], ...]:
     """The groups that the kernel would form, by their lowest address.
 
-    :param controls: registers that differ from those that were read.
+    :param controls: registers that replace those of the reading.
     """
     return _IommuRules(node, controls or {}).groups()
 
@@ -43,7 +43,12 @@ def compute_iommu_groups(
 def compute_reach_groups(
     node: Node, controls: Controls | None = None
 ) -> tuple[frozenset[str], ...]:
-    """The same, and together what could reach each other below a switch all the same."""
+    """The kernel's groups, joined if devices could reach each other below a switch.
+
+    For example, a switch has a GPU and an adapter at two ports, and only the GPU's port
+    redirects. The kernel may give them two groups, because each has a path that isolates. But
+    the requests of the adapter reach the GPU below the switch. So the two are one group here.
+    """
     rules = _IommuRules(node, controls or {})
     group_sets = [set(group) for group in rules.groups()]
     for switch in (
@@ -68,11 +73,11 @@ def compute_reach_groups(
 def find_joined_devices(node: Node, controls: Controls) -> tuple[str, ...]:
     """Devices that the kernel keeps apart now, and that a change would bring together.
 
-    What the kernel's groups say now is believed, whatever is computed: a quirk may keep
-    apart what the registers do not.
+    The kernel's groups win over the computed ones: a quirk may keep devices apart although
+    their registers do not.
 
     :param controls: the registers that would change.
-    :returns: their addresses, without bridges; () where nothing would be lost.
+    :returns: their addresses, without bridges; () if no separation would be lost.
     """
     changed = set(controls)
     lost: set[str] = set()
@@ -95,7 +100,7 @@ class _IommuRules:
     def __attrs_post_init__(self) -> None:
         self._slots = {}
         for function in (*self.node.functions, *self.node.inactive):
-            if function.physical_function is None:  # a virtual one is alone, as the kernel has it
+            if function.physical_function is None:  # the kernel groups a VF by itself
                 self._slots.setdefault(_slot_of(function), []).append(function)
 
     def groups(self) -> tuple[frozenset[str], ...]:
@@ -105,7 +110,7 @@ class _IommuRules:
         return _order_address_groups(groups.values())
 
     def _head(self, function: PciFunction) -> str:
-        """The function whose group it is in."""
+        """Address of the function that determines the group."""
         head = function
         for address in reversed(function.path):
             above = self.node.function(address)
@@ -122,7 +127,7 @@ class _IommuRules:
         return all(port is not None and self.isolates(port) for port in (*above, bridge))
 
     def isolates(self, function: PciFunction) -> bool:
-        """ACS on one function, or no need of it (``pci_acs_enabled``)."""
+        """Whether ACS isolates one function, or it needs no ACS (``pci_acs_enabled``)."""
         if function.bridge is BridgeKind.PCI:
             return False
         if function.bridge not in _PORTS and len(self._slots.get(_slot_of(function), ())) < 2:

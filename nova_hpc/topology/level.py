@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The place of a PCI function, and how close several of them are.
 
-The words are those of the flavor language (``hpc:affinity``) and the
-abbreviations are those that NCCL and ``nvidia-smi topo`` print.
+The words are those of the flavor language (``hpc:affinity``); the abbreviations are the
+ones that NCCL and ``nvidia-smi topo`` print.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class Location:
     """The place of one PCI function in its host.
 
     ``switches`` are the addresses of the points that devices below share,
-    outermost first: the upstream port of each PCIe switch on the path; where
-    no switch is on the path, the root port alone (several functions behind
-    one root port are as close as below a switch); empty for an endpoint that
-    is integrated in the root complex. ``None`` means unknown, and an unknown
-    is never equal to anything, not even to another unknown.
+    outermost first: the upstream port of each PCIe switch on the path. Without
+    a switch it is only the root port (several functions behind one root port
+    are as close as below a switch). It is empty for an endpoint that is
+    integrated in the root complex. ``None`` means unknown; an unknown value is
+    never equal to another one, not even to another unknown.
     """
 
     numa: int | None = None
@@ -68,7 +68,7 @@ class Location:
     switches: tuple[str, ...] = ()
 
     def domain(self, level: Level) -> tuple[str, ...] | None:
-        """The widest domain that satisfies *level*; None when it is unknown.
+        """The widest domain that satisfies *level*; None if it is unknown.
 
         Two locations satisfy a level exactly if their domains at that level
         are equal and not None.
@@ -87,7 +87,7 @@ class Location:
 
 
 def common_level(locations: Iterable[Location]) -> Level:
-    """The tightest level that all *locations* share (one alone: SWITCH)."""
+    """The tightest level that all *locations* share (SWITCH if there is only one)."""
     places = list(locations)
     if len(places) < 2:
         return Level.SWITCH

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read a node from the XML that ``lstopo`` writes (hwloc 1, 2 and 3).
 
-The XML knows less than sysfs: no drivers, IOMMU groups, reset methods or VFs,
-and only the total bandwidth of a link. What it does not say is None.
+The XML contains less than sysfs: no drivers, IOMMU groups, reset methods or VFs,
+and only the total bandwidth of a link. Missing values are None.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from nova_hpc.topology.model import (
 #: Bytes; the XML of the largest machines is a few MiB.
 LARGEST: Final = 1 << 25
 #: PCI functions, all virtual ones among them; the kernel's NUMA nodes (MAX_NUMNODES); objects.
-#: Far more than a node has, and little enough for what is compared with one another.
+#: Far more than a node has, and few enough for the comparisons between them.
 MOST_FUNCTIONS: Final = 2048
 MOST_NODES: Final = 1024
 MOST_OBJECTS: Final = 1 << 17
 #: CPUs in all masks together: each CPU is in about a dozen, from the machine to its thread.
 MOST_CPUS: Final = 1 << 20
-#: Problems that are told one by one.
+#: Problems that are listed one by one.
 _TOLD: Final = 20
 
 _TYPE: Final = re.compile(
@@ -48,9 +48,9 @@ _TYPE: Final = re.compile(
 _BUSES: Final = re.compile(r"([0-9a-f]{4,8}):\[([0-9a-f]{2})-([0-9a-f]{2})\]")
 _NUMBER: Final = re.compile(r"\d{1,15}", re.ASCII)
 _RATE: Final = re.compile(r"\d{1,6}(?:\.\d{1,9})?", re.ASCII)
-#: What the number of an OS device means: a type in hwloc 1 and 2, bits in 3.
+#: Meaning of the number of an OS device: a type in hwloc 1 and 2, bits in 3.
 _OS_TYPES: Final = ("block", "gpu", "net", "infiniband", "dma", "coproc", "memory")
-#: Several may be set: the word that says most comes first.
+#: Several bits may be set: the most specific word comes first.
 _OS_BITS: Final = {
     5: "infiniband",
     4: "net",
@@ -174,7 +174,7 @@ class _LstopoReader:
         return (*self.problems[:_TOLD], *rest)
 
     def walk(self, root: etree._Element) -> None:
-        """Visit every object; a loop, because Python's own stack is short."""
+        """Visit every object in a loop, because the recursion limit of Python is low."""
         queue = [(item, _Around()) for item in _child_objects(root)]
         seen = 0
         while queue:
@@ -182,7 +182,7 @@ class _LstopoReader:
             seen += 1
             _refuse_more_than(seen, MOST_OBJECTS, "objects")
             inside = self.visit(item, around)
-            # Taken from the end, so put there backwards: in document order.
+            # The queue is popped from its end, so reversed children come in document order.
             queue.extend((child, inside) for child in reversed(_child_objects(item)))
 
     def visit(self, item: etree._Element, around: _Around) -> _Around:
@@ -243,7 +243,7 @@ class _LstopoReader:
         _refuse_more_than(len(self.nodes) + 1, MOST_NODES, "NUMA nodes")
         memory = self.number(item, "local_memory")
         pools = []
-        # The first is the ordinary page.
+        # The first entry is the ordinary page.
         for page in item.findall("page_type")[1:]:
             size, count = self.number(page, "size"), self.number(page, "count")
             if size and count is not None:
@@ -255,7 +255,7 @@ class _LstopoReader:
         )
 
     def pci(self, item: etree._Element, around: _Around) -> _Around:
-        """A host bridge, a bridge or a function; what is below it inherits."""
+        """A host bridge, a bridge or a function; objects below it inherit its place."""
         bridge = item.get("type") == "Bridge"
         match = _BUSES.fullmatch(item.get("bridge_pci", ""))
         buses = (int(match[2], 16), int(match[3], 16)) if match else None
@@ -295,7 +295,7 @@ class _LstopoReader:
             reasons.append(f"pci_type: {text[:60]!r} is not understood")
         else:
             code, vendor, product, sub_vendor, sub_product, revision, interface = match.groups()
-            # hwloc writes zeros for what it could not read.
+            # hwloc writes zeros for unreadable ids.
             if vendor == "0000":
                 reasons.append("pci_type: no vendor")
                 if code != "0000":
@@ -321,7 +321,7 @@ class _LstopoReader:
             buses=buses if bridge else None,
             is_bridge=bridge,
             local_cpus=around.cpus,
-            # An object at the top is near to the whole machine.
+            # An object at the top is equally near to the whole machine.
             numa_node=-1,
             reasons=reasons,
         )
@@ -344,13 +344,13 @@ class _LstopoReader:
     def numa_nodes(self) -> tuple[NumaNode, ...]:
         online = frozenset(self.cpus)
         nodes = self.nodes
-        if not nodes:  # hwloc 1 wrote none for a machine without NUMA
+        if not nodes:  # hwloc 1 writes no node for a machine without NUMA
             nodes = {0: _Numa(cpus=online, memory_kib=None, hugepages=())}
         taken: set[int] = set()
         finished = []
         for number, node in sorted(nodes.items()):
-            # Memory of a second kind names the CPUs that it is near to, which
-            # are another node's.
+            # Memory of a second kind lists the CPUs that it is near to, and these belong
+            # to another node.
             cpus = (node.cpus & online if online else node.cpus) - taken
             taken |= cpus
             sockets = {self.packages[cpu] for cpu in cpus if cpu in self.packages}

@@ -3,8 +3,8 @@
 
 Every reader of this package (sysfs, lstopo XML) makes a :class:`Node`, and
 every writer takes one. Nothing here reads files. A value that could not be
-read is None, never a guess; a function of which something essential could not
-be read carries the reason in :attr:`PciFunction.unknown`.
+read is None, never a guess. If an essential value of a function could not be read,
+:attr:`PciFunction.unknown` contains the reason.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ ADDRESS: Final = re.compile(
 
 
 class InventoryError(Exception):
-    """An input that cannot be read at all; the text names the file and the cure."""
+    """An input that cannot be read at all; the text names the file and the remedy."""
 
 
 class AddressError(ValueError):
-    """A text that is no PCI address."""
+    """A text that is not a PCI address."""
 
 
 @functools.lru_cache(maxsize=4096)
 def normalise_address(text: str) -> str:
     """Write a PCI address the way the kernel does: ``0000:17:00.0``.
 
-    Lower case; the domain has four digits, and more only where it needs them.
+    Lower case; the domain has four digits, or more if it needs them.
 
     :raises AddressError: *text* is not ``domain:bus:device.function``.
     """
@@ -49,7 +49,7 @@ def normalise_address(text: str) -> str:
 
 
 def try_normalise_address(text: object) -> str | None:
-    """The same of anything that others say; None: it is no PCI address."""
+    """Like :func:`normalise_address` for untrusted input; None if it is not a PCI address."""
     try:
         return normalise_address(str(text))
     except AddressError:
@@ -63,7 +63,7 @@ def address_key(address: str) -> tuple[int, ...]:
 
 
 def routing_number_of(address: str) -> int:
-    """Bus, device and function as one number: a virtual function is so far from its own."""
+    """Bus, device and function as one number; VF offset and stride count in this number."""
     _, bus, device, number = address_key(address)
     return bus << 8 | device << 3 | number
 
@@ -92,20 +92,20 @@ class NumaNode:
     """One NUMA node; it may have memory only, or CPUs only."""
 
     id: int
-    #: Physical package of its CPUs; None when unknown, without CPUs, or several.
+    #: Physical package of its CPUs; None if unknown, without CPUs, or several.
     socket: int | None = None
-    #: Present CPUs, and those of them that are offline: Nova's CPU power management switches
-    #: dedicated CPUs off while no server has them.
+    #: Present CPUs, and the offline ones among them: Nova's CPU power management switches
+    #: dedicated CPUs off while no server uses them.
     cpus: frozenset[int] = frozenset()
     offline: frozenset[int] = frozenset()
-    #: The online CPUs of each core, ordered by their lowest; of an offline one the kernel
-    #: does not say it.
+    #: The online CPUs of each core, ordered by their lowest. The kernel does not show the core
+    #: of an offline CPU.
     smt_siblings: tuple[frozenset[int], ...] = ()
     memory_kib: int | None = None
     hugepages: tuple[HugePages, ...] = ()
-    #: Address of the function (a GPU) whose own memory this node is.
+    #: Address of the GPU whose own memory this node is.
     memory_of: str | None = None
-    #: Of a node without CPUs: the nodes with CPUs that are nearest to it.
+    #: For a node without CPUs: the nearest nodes with CPUs.
     near: frozenset[int] = frozenset()
 
 
@@ -117,12 +117,12 @@ class PcieLink:
     width: int | None = None
     max_speed: float | None = None
     max_width: int | None = None
-    #: What it carries now in one direction, GB/s after line coding.
+    #: Current rate in one direction, GB/s after line coding.
     bandwidth: float | None = None
 
     @property
     def degraded(self) -> bool | None:
-        """Slower or narrower than the device can; None when not known.
+        """Slower or narrower than the device supports; None if unknown.
 
         An idle device may lower its *speed* to save power, so for a healthy
         node look at :attr:`narrow` first.
@@ -134,7 +134,7 @@ class PcieLink:
 
     @property
     def narrow(self) -> bool | None:
-        """Fewer lanes than the device has; None when not known."""
+        """Fewer lanes than the device has; None if unknown."""
         return _is_less(self.width, self.max_width)
 
 
@@ -158,7 +158,7 @@ class RdmaPort:
     """A port of an RDMA device."""
 
     number: int
-    #: EUI-64 in the kernel's form, ``0002:c903:0041:2d21``; None: all zero or unknown.
+    #: EUI-64 in the kernel's form, ``0002:c903:0041:2d21``; None if all zero or unknown.
     guid: str | None = None
     link_layer: str | None = None  # InfiniBand, Ethernet
     state: str | None = None  # ACTIVE, DOWN, ...
@@ -178,99 +178,99 @@ class RdmaDevice:
 class PciFunction:
     """One PCI function, as sysfs shows it at one reading of the node.
 
-    A reading is as old as the moment that it was made: what a claim relies on is read anew. The
-    scheduler has no functions: of the place it knows what the tags of the pools say, of the state
-    what ``stats['hpc']`` says. Fields that change with a tenancy say how.
+    A reading may be stale; a claim reads the device again. The scheduler has no functions: it
+    uses the tags of the pools for the place, and ``stats['hpc']`` for the state. Fields that
+    change with a tenancy describe how.
     """
 
-    #: Normalised, see normalise_address(). A place, no identity: after a reboot other hardware
-    #: may be at it.
+    #: Normalised, see normalise_address(). It is a place and not an identity: after a reboot
+    #: other hardware may have this address.
     address: str
     vendor_id: str | None = None  # four lower-case hex digits, without 0x
     product_id: str | None = None
     subsystem_vendor_id: str | None = None
     subsystem_id: str | None = None
-    #: Base class and sub-class, four hex digits, and where it is known (lstopo
-    #: of hwloc 1 and 2 does not say) the programming interface, two more.
+    #: Base class and sub-class, four hex digits, and two more for the programming interface
+    #: if it is known (lstopo of hwloc 1 and 2 omits it).
     class_code: str | None = None
     revision: str | None = None
-    #: None: bound to no driver (or not readable). While a server has it, one that gives it by
-    #: VFIO; free devices may have the host's.
+    #: None if no driver is bound, or if it is not readable. While a server has the function it
+    #: is a VFIO driver; a free function may have the host's driver.
     driver: str | None = None
-    #: What that driver makes of it, by the kernel's word; None: the kernel was not asked.
+    #: The driver's part in VFIO as the kernel reports it; None if it was not read.
     vfio: Vfio | None = None
-    #: The VFIO driver that the kernel has for its ids alone; None: vfio-pci, or not known.
+    #: The kernel's VFIO driver for exactly its ids; None for vfio-pci, or if unknown.
     vfio_variant: str | None = None
-    #: NUMA node, where there is exactly one; see also `local_numa_nodes`.
+    #: NUMA node, if there is exactly one; see also `local_numa_nodes`.
     numa_node: int | None = None
     #: Every NUMA node that is local (several below a host bridge that is
-    #: wired to a whole socket or machine); empty when unknown.
+    #: wired to a whole socket or machine); empty if unknown.
     local_numa_nodes: frozenset[int] = frozenset()
-    #: Physical package of its NUMA node; None: unknown.
+    #: Physical package of its NUMA node; None if unknown.
     socket: int | None = None
     #: Root complex (host bridge) as the kernel names it, ``pci0000:17``. With `switches`, socket
-    #: and NUMA node it is the place, which the tags carry to the scheduler; a claim is judged by
-    #: a fresh reading.
+    #: and NUMA node it is the place, which the tags carry to the scheduler. A claim judges a
+    #: fresh reading.
     root: str | None = None
     #: Addresses of all bridges above it, outermost first; () directly below the root.
     path: tuple[str, ...] = ()
     #: The points of the path that devices share; see Location.switches.
     switches: tuple[str, ...] = ()
     bridge: BridgeKind | None = None  # None: an endpoint
-    #: The kernel's number of its group, which lasts until the next boot; None: it has none,
-    #: or that is unknown. All members of a group go to one server, or stay with the host.
+    #: The kernel's number of its group, which lasts until the next boot; None if it has none
+    #: or it is unknown. All members of a group go to one server, or stay with the host.
     iommu_group: int | None = None
-    #: The function's own ACS capability register (PCIe 7.7.11): what it can switch. None
-    #: when it has none, and when the extended configuration space could not be read.
+    #: The function's own ACS capability register (PCIe 7.7.11): the bits that it can switch.
+    #: None if it has none, or if the extended configuration space could not be read.
     acs_capability: int | None = None
-    #: The function's own ACS control register (PCIe 7.7.11); 0 when it has
-    #: none, None when the extended configuration space could not be read.
+    #: The function's own ACS control register (PCIe 7.7.11); 0 if it has
+    #: none, None if the extended configuration space could not be read.
     acs_control: int | None = None
-    #: A root port or switch downstream port that keeps what is below it apart
-    #: from its neighbours; None: not known, or not such a port.
+    #: Whether a root port or switch downstream port keeps the devices below it apart
+    #: from its neighbours; None if unknown, or if it is not such a port.
     acs_isolates: bool | None = None
-    #: Every root port and switch downstream port above isolates. False: at
-    #: least one does not; None: not known, or nothing above.
+    #: Every root port and switch downstream port above isolates. False if at
+    #: least one does not; None if unknown, or if nothing is above.
     acs_on_path: bool | None = None
-    #: It can translate addresses itself (Address Translation Services), as a
-    #: direct path to a neighbour below redirecting ports needs; None: not known.
+    #: It can translate addresses itself (Address Translation Services). A direct path to a
+    #: neighbour below redirecting ports needs this. None if unknown.
     ats: bool | None = None
-    #: It does so now; the kernel switches it on with the device's IOMMU domain: for a free
-    #: device on VFIO it is off, and says nothing of a guest.
+    #: ATS is on now. The kernel switches it on with the device's IOMMU domain: it is off for
+    #: a free device on VFIO, which is no evidence about a guest.
     ats_enabled: bool | None = None
     #: The lowest address of the accelerators that it is linked to by xGMI, itself among
-    #: them; None: none, or the driver that would say so is not bound.
+    #: them; None if there is none, or if the driver that reports it is not bound.
     hive: str | None = None
-    #: As the kernel has them (``flr``, ``bus``, ...), in the order it tries;
-    #: () none at all; None not known.
+    #: In the kernel's words (``flr``, ``bus``, ...), in the order it tries them;
+    #: () if there is none, None if unknown.
     reset_methods: tuple[str, ...] | None = None
     bars: tuple[Bar, ...] = ()
-    #: Of a free device maybe slower than with work to do; its width never changes.
+    #: A free device may be slower than one under load; its width never changes.
     link: PcieLink | None = None
     physical_function: str | None = None  # set on a virtual function: its PF
     #: Set on a PF: its enabled VFs. One provider in Placement stands for all of them.
     virtual_functions: tuple[str, ...] = ()
     total_vfs: int | None = None  # set on a PF: the most that it can have
-    #: Of a PF: how far its first VF is from it, and one VF from the next, in routing ids
-    #: (bus, device and function as one number), as far as the kernel knows before they are
-    #: switched on; and the product id that they have.
+    #: Of a PF: the distance to its first VF, and from one VF to the next, in routing ids
+    #: (bus, device and function as one number), and the product id of its VFs. The kernel may
+    #: report them before the VFs are switched on.
     vf_offset: int | None = None
     vf_stride: int | None = None
     vf_product: str | None = None
-    #: Of a virtual function: NVIDIA's type of vGPU (nvidia/current_vgpu_type); 0: none is set, so
-    #: no guest can start with it; None: it is no vGPU.
+    #: Of a VF: NVIDIA's type of vGPU (nvidia/current_vgpu_type). 0 if none is set, so that no
+    #: guest can start with it; None if it is not a vGPU.
     vgpu_type: int | None = None
-    #: Empty while VFIO has it, as `os_devices` is: what a guest has is the guest's to name.
+    #: Empty while VFIO has it, like `os_devices`: the guest names the devices of a guest.
     rdma: tuple[RdmaDevice, ...] = ()
     #: Kernel devices, as "subsystem name": ``net ib0``, ``nvme nvme0``.
     os_devices: tuple[str, ...] = ()
-    #: What people call it, from a database of names; never used to decide.
+    #: Name for people, from a database of names; never used for decisions.
     model: str | None = None
-    #: Why this function must not be relied on; None: everything essential
-    #: (address, ids, class, place) was read and makes sense. Else it is withheld while it is
-    #: free, and no server starts with it.
+    #: Reason why this function must not be relied on; None if everything essential
+    #: (address, ids, class, place) was read and makes sense. With a reason it is withheld while
+    #: it is free, and no server starts with it.
     unknown: str | None = None
-    #: It answers with ones only, as a device that fell off the bus.
+    #: All its registers read as ones, as if it fell off the bus.
     silent: bool = False
 
     @property
@@ -280,12 +280,12 @@ class PciFunction:
 
     @property
     def on_vfio(self) -> bool:
-        """Whether its driver offers it by VFIO, to a guest for one."""
+        """Whether its driver offers it by VFIO, for example to a guest."""
         return is_known_vfio_driver(self.driver) if self.vfio is None else self.vfio is not Vfio.NO
 
     @property
     def guest_driver(self) -> str:
-        """The driver by which it is given to guests: a VFIO driver that it has is kept."""
+        """The driver for passing it to guests: a VFIO driver that is bound stays."""
         if self.on_vfio and self.driver not in (None, GENERIC):
             return str(self.driver)
         return self.vfio_variant or GENERIC
@@ -326,29 +326,29 @@ def _group_index(node: Node) -> dict[int, IommuGroup]:
 class Node:
     """One machine: its NUMA nodes and every PCI function, at one reading.
 
-    Read from sysfs at each periodic update, and anew before a guest starts. The scheduler never
-    has one: it knows a host by pools with tags, by its NUMA cells in Nova and by ``stats['hpc']``.
+    Read from sysfs at each periodic update, and again before a guest starts. The scheduler never
+    has one: it describes a host by pools with tags, NUMA cells in Nova and ``stats['hpc']``.
     """
 
-    source: str  # what was read, for people: "/", "dgx2.xml"
-    hostname: str | None = None  # the kernel's, for people; Nova may call the host otherwise
-    #: By id. Their CPUs are all that are present, whoever has them; free ones Nova counts.
+    source: str  # input of the reading, for people: "/", "dgx2.xml"
+    hostname: str | None = None  # the kernel's, for people; Nova may use another name
+    #: By id. Their CPUs are all present ones, used or free; Nova counts the free ones.
     numa_nodes: tuple[NumaNode, ...] = ()
-    #: By address, the host's own, offered and given ones alike.
+    #: By address: the host's own functions, the offered ones and the ones in use.
     functions: tuple[PciFunction, ...] = ()
     #: Bridges to which no bus numbers are assigned (an empty hot-plug port):
     #: nothing can be below them, and lstopo does not list them either.
     inactive: tuple[PciFunction, ...] = ()
-    #: By id; where a device is judged, all members of its group are.
+    #: By id; a check of a device checks all members of its group.
     iommu_groups: tuple[IommuGroup, ...] = ()
-    #: Pools of the whole machine; those of a node are in its NumaNode. Free pages are those of
-    #: the kernel at that moment; what a server may get is Nova's to count.
+    #: Pools of the whole machine; NumaNode contains the pools of a node. Free pages are the
+    #: kernel's count at that moment; Nova counts the pages for servers.
     hugepages: tuple[HugePages, ...] = ()
-    #: CPUs that are present and offline, and on a NUMA node that the kernel does not tell.
+    #: CPUs that are present and offline, and whose NUMA node the kernel does not show.
     unplaced_cpus: frozenset[int] = frozenset()
-    #: Why it is unknown which CPUs are present; None if it is known.
+    #: Reason why the set of present CPUs is unknown; None if it is known.
     cpus_unread: str | None = None
-    #: What could not be read or made no sense, apart from single functions; notes for operators.
+    #: Unreadable or senseless values that belong to no single function; notes for operators.
     problems: tuple[str, ...] = ()
     _functions: dict[str, PciFunction] = attrs.field(
         init=False, eq=False, repr=False, default=attrs.Factory(_index_functions, takes_self=True)
@@ -366,7 +366,7 @@ class Node:
         return self._groups.get(group)
 
     def group_members(self, function: PciFunction) -> tuple[str, ...]:
-        """All members of *function*'s IOMMU group, itself included; () without one."""
+        """All members of *function*'s IOMMU group, itself included; () if it has no group."""
         if function.iommu_group is None:
             return ()
         group = self.iommu_group(function.iommu_group)
@@ -383,5 +383,5 @@ class Node:
 
     @property
     def offline_cpus(self) -> frozenset[int]:
-        """Those of them that are offline."""
+        """The offline CPUs of all NUMA nodes."""
         return frozenset().union(*(node.offline for node in self.numa_nodes))

@@ -1,22 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """A topology as NCCL and RCCL read it: the file that ``NCCL_TOPO_FILE`` names.
 
-NCCL puts GPUs and adapters where the
-file has their ``busid``, and looks in sysfs only for attributes that the file
-leaves out. What follows from its reader, which is not an XML parser (read in NCCL
-2.30 and in RCCL of ROCm 4.3 to 6.2, src/graph/xml.cc and topo.cc):
-
+NCCL places GPUs and adapters by the ``busid`` of their elements in the file. It reads
+sysfs only for attributes that the file omits. Its reader is not an XML parser, with these
+consequences (read in NCCL 2.30 and in RCCL of ROCm 4.3 to 6.2, src/graph/xml.cc and topo.cc):
 * no declaration, one blank between attributes, none before ``/>``, no entities,
   at most 16 attributes, 253 characters a value and 256 elements. RCCL does not
-  check the length of a value: a longer one spoils its memory;
-* NCCL takes version 1 and nothing else, RCCL version 2 and nothing else;
-* the class says what an element is: ``0x06`` a switch, ``0x03`` a GPU, to RCCL
-  ``0x120000`` as well, ``0x02`` an adapter; ``gpu``, ``nic`` and ``net`` elements it
-  adds itself;
+  check the length of a value: a longer one overwrites its memory;
+* NCCL accepts only version 1, RCCL only version 2;
+* the class decides the kind of an element: ``0x06`` a switch, ``0x03`` a GPU, for RCCL
+  ``0x120000`` as well, ``0x02`` an adapter; the library adds ``gpu``, ``nic`` and ``net``
+  elements itself;
 * a switch is one element, its upstream port: root ports and downstream ports
   are left out, as NCCL leaves them out when it reads sysfs;
-* host bridges cannot be written down: two devices of one NUMA node with no
-  switch in common are ``PHB``, below one host bridge or below two.
+* the file has no element for host bridges: two devices of one NUMA node without a
+  common switch are ``PHB``, below one host bridge or below two.
 """
 
 from __future__ import annotations
@@ -30,23 +28,23 @@ import attrs
 from nova_hpc.topology import classes
 from nova_hpc.topology.model import InventoryError, Node, PcieLink, PciFunction
 
-#: Of the file, for NCCL and for RCCL (NCCL_TOPO_XML_VERSION of each).
+#: Version of the file, for NCCL and for RCCL (NCCL_TOPO_XML_VERSION of each).
 NCCL_VERSION: Final = 1
 RCCL_VERSION: Final = 2
-#: The vendors whose GPUs NCCL and RCCL serve.
+#: Vendor ids of the GPUs that NCCL and RCCL support.
 _NVIDIA: Final = "10de"
 _AMD: Final = "1002"
 #: Longest value of an attribute: two less than MAX_STR_LEN.
 LONGEST: Final = 253
 #: NCCL's limit of elements in a file (NCCL_TOPO_XML_MAX_NODES).
 MOST_ELEMENTS: Final = 256
-#: What NCCL adds below a device: nic and net, or gpu and nvlink.
+#: Elements that NCCL adds below a device: nic and net, or gpu and nvlink.
 _ADDED: Final = 2
 _BRIDGE: Final = "060400"
 
 
 class NcclError(InventoryError):
-    """The topology cannot be written as a file of NCCL; the text says why."""
+    """The topology cannot be written as a file of NCCL; the text gives the reason."""
 
 
 @attrs.frozen
@@ -64,8 +62,8 @@ class NcclSwitch:
     """A PCIe switch, by its upstream port."""
 
     busid: str
-    #: Vendor, device, and the two of the subsystem, four hex digits each. NCCL
-    #: knows by them the switches that show themselves as two but are one.
+    #: Vendor, device, and the two of the subsystem, four hex digits each. NCCL uses them
+    #: to recognise two switches that are one.
     ids: tuple[str | None, ...] = ()
     link: PcieLink | None = None
 
@@ -83,15 +81,15 @@ class NcclDevice:
 
 
 def is_read(function: PciFunction) -> bool:
-    """Whether NCCL or RCCL has a use for the device: a GPU or an adapter."""
+    """Whether NCCL or RCCL uses the device: a GPU or an adapter."""
     return classes.is_gpu(function.class_code) or classes.is_adapter(function.class_code)
 
 
 def version_for(functions: Iterable[PciFunction]) -> int:
-    """The file's version for the library that serves these GPUs.
+    """The file's version for the library that supports these GPUs.
 
-    RCCL's where AMD's GPUs are and none of NVIDIA's. A board has a display controller
-    of a third vendor beside them.
+    RCCL's if GPUs of AMD are among them and none of NVIDIA. A board may have a display
+    controller of a third vendor beside them.
     """
     vendors = {function.vendor_id for function in functions if classes.is_gpu(function.class_code)}
     return RCCL_VERSION if _AMD in vendors and _NVIDIA not in vendors else NCCL_VERSION
@@ -100,11 +98,11 @@ def version_for(functions: Iterable[PciFunction]) -> int:
 def switches_above(functions: Iterable[PciFunction]) -> frozenset[str]:
     """The points of the devices' paths that are written as switches.
 
-    Those that NCCL finds in sysfs, which it climbs two bridges at a time: the
-    upstream port of each switch. It stops at a root port, whatever shares it: two
-    functions of one card without a switch are ``PHB``.
+    NCCL finds these in sysfs, which it climbs two bridges at a time: the upstream port of
+    each switch. It stops at a root port, even if several functions share it: two functions
+    of one card without a switch are ``PHB``.
     """
-    # Above the first bridge of a path there is no switch: it is a root port.
+    # The first bridge of a path is a root port and not a switch.
     return frozenset(
         point
         for function in functions
@@ -116,8 +114,8 @@ def switches_above(functions: Iterable[PciFunction]) -> frozenset[str]:
 def shared_points(functions: Iterable[PciFunction]) -> frozenset[str]:
     """The points of the devices' paths that devices may share.
 
-    Every switch; a root port alone (a device without a switch names it) only
-    where several devices are behind it.
+    Every switch is one. A root port is one only if several devices are behind it (a device
+    without a switch names its root port).
     """
     functions = list(functions)
     count = collections.Counter(point for function in functions for point in function.switches)
@@ -126,7 +124,7 @@ def shared_points(functions: Iterable[PciFunction]) -> frozenset[str]:
 
 
 def switch_of(node: Node, point: str, busid: str | None = None) -> NcclSwitch:
-    """The switch whose upstream port is at *point*; *busid*: what to call it."""
+    """The switch whose upstream port is at *point*; *busid* is its name in the file."""
     port = node.function(point)
     if port is None:
         return NcclSwitch(busid or point)
@@ -140,7 +138,7 @@ def switch_of(node: Node, point: str, busid: str | None = None) -> NcclSwitch:
 def best_link(node: Node, function: PciFunction) -> PcieLink | None:
     """The best speed of the link above *function*: the lesser of its two ends.
 
-    A virtual function has the link of its physical function. None: not known.
+    A virtual function has the link of its physical function. None if unknown.
     """
     if function.physical_function is not None:
         parent = node.function(function.physical_function)
@@ -171,10 +169,10 @@ def write_nccl_file(
     processor: Processor | None = None,
     version: int = NCCL_VERSION,
 ) -> str:
-    """The file.
+    """The text of the file.
 
     :param switches: by the keys that the devices use.
-    :param cells: CPUs of each NUMA node; empty: NCCL looks them up itself.
+    :param cells: CPUs of each NUMA node; if empty, NCCL looks them up itself.
     :raises NcclError: more elements than NCCL can read.
     """
     groups: dict[int | None, list[NcclDevice]] = {}
@@ -199,10 +197,10 @@ def write_nccl_file(
 def _cpu_attributes_of(
     numa: int | None, cells: Mapping[int, Collection[int]], processor: Processor | None
 ) -> str:
-    # -1 is what NCCL itself takes from sysfs where no node is near.
+    # NCCL itself reads -1 from sysfs if no node is near.
     attributes: dict[str, str] = {"numaid": str(-1 if numa is None else numa)}
     cpus = cells.get(numa, ()) if numa is not None else ()
-    # Where it is too long NCCL looks the processors up itself (/sys/.../cpumap).
+    # NCCL looks the processors up itself (/sys/.../cpumap) if the mask is too long.
     if cpus and len(mask := _format_cpu_mask(cpus)) <= LONGEST:
         attributes["affinity"] = mask
     if processor is not None:
@@ -216,6 +214,7 @@ def _cpu_attributes_of(
 
 
 def _format_cpu_mask(cpus: Collection[int]) -> str:
+    """A mask in the form of ``/sys/.../cpumap``: CPUs 0 and 33 are ``00000002,00000001``."""
     value = sum(1 << cpu for cpu in set(cpus))
     words: list[str] = []
     while value or not words:
@@ -227,6 +226,10 @@ def _format_cpu_mask(cpus: Collection[int]) -> str:
 def _format_switch_level(
     devices: Sequence[NcclDevice], switches: Mapping[str, NcclSwitch], depth: int, indent: str
 ) -> Iterable[str]:
+    """The lines of devices below one switch: devices without a further switch, then switches.
+
+    :param depth: number of switches above.
+    """
     below: dict[str, list[NcclDevice]] = {}
     for device in devices:
         if len(device.switches) > depth:
@@ -259,7 +262,7 @@ def _switch_attributes_of(switch: NcclSwitch) -> dict[str, str]:
 
 
 def _link_attributes_of(link: PcieLink | None) -> dict[str, str]:
-    # Left out where unknown: NCCL then reads it, or supposes 8 GT/s x16.
+    # An unknown value is left out: NCCL then reads it, or assumes 8 GT/s x16.
     attributes = {}
     if link is not None and link.max_speed:
         attributes["link_speed"] = f"{link.max_speed:.1f} GT/s PCIe"

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """NUMA nodes, CPUs, memory and hugepages, from sysfs and procfs.
 
-Rules, of which the second and the last two are also hwloc's:
+Rules; the second and the last two are also hwloc's:
 
-* every CPU that is present counts, also one that is offline: Nova's CPU power management
-  switches dedicated CPUs off while no server has them, and Nova still offers them;
+* every CPU that is present counts, also an offline one: Nova's CPU power management
+  switches dedicated CPUs off while no server uses them, and Nova still offers them;
 * only NUMA nodes that are online count;
 * a node whose CPUs overlap those of an earlier one is a firmware error and is
   left out;
@@ -42,7 +42,7 @@ class _NumaReader:
     problems: list[str]
 
     def attempt(self, read: Callable[[], _T], default: _T) -> _T:
-        """The result of *read*; its failure is a problem of the node, no more."""
+        """The result of *read*. If it fails, the error is a problem of the node."""
         try:
             return read()
         except (FileError, ValueError) as error:
@@ -79,7 +79,11 @@ class _NumaReader:
 def read_sysfs_numa(
     tree: FileTree,
 ) -> tuple[tuple[NumaNode, ...], tuple[HugePages, ...], list[str]]:
-    """NUMA nodes by id, the hugepages of the whole machine, and problems."""
+    """NUMA nodes by id, the hugepages of the whole machine, and problems.
+
+    A machine without NUMA gets one node, with the memory and the hugepages of the machine.
+    Siblings are restricted to the node and to online CPUs, which Nova can use.
+    """
     reader = _NumaReader(tree, [])
     online = _read_online_cpus(reader)
     present = _read_present_cpus(reader, online)
@@ -94,7 +98,7 @@ def read_sysfs_numa(
         single = False
         lost = online - frozenset().union(*node_cpus.values())
         if lost:
-            # An offline node keeps CPUs that are online, and a node may be missing.
+            # An offline node keeps its online CPUs, or a node may be missing.
             reader.problems.append(
                 f"CPUs {cpuset.format_list(lost)} are online, but on no NUMA node that is; "
                 "servers cannot use them"
@@ -137,7 +141,7 @@ def read_thread_control(tree: FileTree) -> bool:
 def find_unplaced_cpus(
     tree: FileTree, nodes: Iterable[NumaNode]
 ) -> tuple[frozenset[int], str | None]:
-    """CPUs that are offline and on none of *nodes*, and why they may not be all of them."""
+    """CPUs that are offline and on none of *nodes*, and why the set may be incomplete."""
     reader = _NumaReader(tree, [])
     present = reader.cpus(f"{_CPUS}/present")
     if present is None and reader.problems:
@@ -150,9 +154,9 @@ def place_offline_cpus(
     nodes: tuple[NumaNode, ...],
     near: Iterable[tuple[int | None, frozenset[int] | None]],
 ) -> tuple[NumaNode, ...]:
-    """*nodes* with those offline CPUs that only devices place (a capture without links).
+    """*nodes* with the offline CPUs that only devices can place (a capture without links).
 
-    :param near: of each device its ``numa_node`` and its local CPUs.
+    :param near: for each device its ``numa_node`` and its local CPUs.
     """
     lost, _ = find_unplaced_cpus(tree, nodes)
     homes: dict[int, set[int]] = {}
@@ -181,8 +185,8 @@ def _read_online_cpus(reader: _NumaReader) -> frozenset[int]:
     listed = _numbers_in_names(reader.names(_CPUS), "cpu")
     online = reader.cpus(f"{_CPUS}/online")
     if online is not None:
-        # A capture may hold fewer CPUs than the machine has: hwloc then knows
-        # those that it can see.
+        # A capture may hold fewer CPUs than the machine has. hwloc then uses the CPUs
+        # that it finds.
         return online & listed if listed else online
     if listed:
         return frozenset(
@@ -194,7 +198,7 @@ def _read_online_cpus(reader: _NumaReader) -> frozenset[int]:
 
 
 def _read_present_cpus(reader: _NumaReader, online: frozenset[int]) -> frozenset[int]:
-    """Present CPUs, those that are offline included."""
+    """Present CPUs, including the offline ones."""
     listed = _numbers_in_names(reader.names(_CPUS), "cpu")
     present = reader.cpus(f"{_CPUS}/present")
     if present is None or (listed and not present & listed):
@@ -220,7 +224,7 @@ def _read_cores(
             core = reader.cpus(f"{folder}/core_cpus_list", f"{folder}/core_cpus")
             if core is None:  # before Linux 5.3
                 core = reader.cpus(f"{folder}/thread_siblings_list", f"{folder}/thread_siblings")
-            # A core without its own CPU is nonsense; it then is alone.
+            # A core must contain its own CPU. If it does not, the CPU is a core by itself.
             core = core & online if core and cpu in core else frozenset({cpu})
             for sibling in core - siblings.keys():
                 siblings[sibling] = core
@@ -233,7 +237,7 @@ def _read_cores(
 def _read_node_cpus(
     reader: _NumaReader, present: frozenset[int]
 ) -> dict[int, frozenset[int]] | None:
-    """The CPUs of each online NUMA node; None: the kernel has no NUMA nodes."""
+    """The CPUs of each online NUMA node; None if the kernel has no NUMA nodes."""
     names = reader.names(_NODES)
     listed = _numbers_in_names(names, "node")
     if not listed:
@@ -265,11 +269,15 @@ def _read_node_cpus(
 def _find_nearest_nodes(
     reader: _NumaReader, node_cpus: Mapping[int, frozenset[int]]
 ) -> dict[int, frozenset[int]]:
-    """Node without CPUs -> the nearest nodes with some, by the firmware's table (ACPI SLIT)."""
+    """Node without CPUs -> the nearest nodes with some, by the firmware's table (ACPI SLIT).
+
+    Such a node is the memory of a GPU, or of a CXL device. For example, if node 2 has no CPUs and
+    its distances are ``20 40 10``, node 0 is the nearest: its own distance does not count.
+    """
     without = sorted(number for number, cpus in node_cpus.items() if not cpus)
     if not without or len(without) == len(node_cpus):
         return {}
-    # A line has a column for each online node, whatever was left out here.
+    # A line has a column for each online node, also for nodes that are left out here.
     columns = sorted(reader.cpus(f"{_NODES}/online") or node_cpus)
     nearest = {}
     for number in without:
@@ -316,7 +324,7 @@ def _read_hugepages(reader: _NumaReader, folder: str) -> tuple[HugePages, ...]:
 
 
 def _hugepages_of_meminfo(reader: _NumaReader) -> list[HugePages]:
-    """The pool of the default size: all that kernels before 2.6.27 have."""
+    """The pool of the default size, which is the only one in kernels before 2.6.27."""
     text = reader.text("/proc/meminfo") or ""
     values = {key: int(value) for key, value in _MEMINFO.findall(text)}
     size, total = values.get("Hugepagesize"), values.get("HugePages_Total")
@@ -326,7 +334,7 @@ def _hugepages_of_meminfo(reader: _NumaReader) -> list[HugePages]:
 
 
 def _gpu_memory(reader: _NumaReader) -> dict[int, str]:
-    """NUMA nodes that are the memory of a GPU, by what NVIDIA's driver says."""
+    """NUMA nodes that are the memory of a GPU, as NVIDIA's driver reports them."""
     owners: dict[int, str] = {}
     for name in reader.names(_GPUS):
         text = reader.text(f"{_GPUS}/{name}/numa_status") or ""

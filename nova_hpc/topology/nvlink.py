@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """NVLink sets as the tags of their members: written by nodes, read back by schedulers.
 
-A *set* is what a server may use as a whole: all GPUs of a partition of
-NVSwitches, or GPUs with direct links. Every member carries the tag
-``hpc_nvlink``: a comma-separated list of ``name:size``, one entry for each set
-that it is in. A reader puts the sets together again from the devices that it
-sees; a set counts only if all of its *size* members are there.
+A *set* is usable by a server as a whole: all GPUs of a partition of NVSwitches, or GPUs
+with direct links. Every member carries the tag ``hpc_nvlink``: a comma-separated list of
+``name:size``, one entry for each set that it is in. A reader rebuilds the sets from the
+devices that it sees. A set counts only if all of its *size* members are present.
+
+For example, two GPUs with ``pair0:2`` and two with ``pair1:2,quad:4`` make the set
+``pair0`` and the set ``pair1``. ``quad`` has two of its four members, so it does not count.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ _SIZE: Final = re.compile(r"[0-9]{1,3}", re.ASCII)
 
 
 def format_nvlink_tag(memberships: Mapping[str, int]) -> str | None:
-    """The value of the tag; None for a device that is in no set.
+    """The value of the tag; None if the device is in no set.
 
     :param memberships: name of each set -> number of its members.
     """
@@ -38,11 +40,11 @@ def format_nvlink_tag(memberships: Mapping[str, int]) -> str | None:
 
 @attrs.frozen
 class NvlinkSetTable:
-    """The sets that are complete, and what is wrong with others."""
+    """The sets that are complete, and the faults of others."""
 
     #: Ids of the members of each set, in the order of the sets' names.
     sets: tuple[frozenset[str], ...] = ()
-    #: One sentence for each set that cannot be used because its tags are wrong.
+    #: One sentence for each set that is unusable because its tags are wrong.
     faults: tuple[str, ...] = ()
 
 
@@ -56,11 +58,11 @@ class _Set:
 def rebuild_nvlink_sets(tags: Mapping[str, str], shared: Iterable[str] = ()) -> NvlinkSetTable:
     """Put the sets together from the tags of the devices that can be used.
 
-    A mistake costs the set that it is in and no other. A set of which a
-    member is missing is no mistake: somebody has that device.
+    A wrong tag disables only the set that it names. An incomplete set is normal: a server
+    uses the missing device.
 
     :param tags: id of each usable device -> value of its tag.
-    :param shared: ids of pools with several functions, which are no member.
+    :param shared: ids of pools with several functions, which cannot be members.
     """
     sets: dict[str, _Set] = {}
     faults: list[str] = []
@@ -70,7 +72,7 @@ def rebuild_nvlink_sets(tags: Mapping[str, str], shared: Iterable[str] = ()) -> 
         for word in text.split(","):
             name, colon, size = (part.strip() for part in word.partition(":"))
             if not NAME.fullmatch(name):
-                # The set that was meant lacks this member now, so it is not used.
+                # The intended set lacks this member now, so it is not used.
                 faults.append(f"NVLink set {word[:40]!r} has no usable name")
                 continue
             nvlink_set = sets.setdefault(name, _Set())

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Does traffic between two devices stay below the switch that they share?
 
-A downstream port with ACS request redirect sends what a device writes to its
-neighbour up to the root complex, where the IOMMU translates it, and down again.
-Then a GPU and an adapter below one switch are as slow as through the host,
-though the tree shows them side by side. Only a device that translates
-addresses itself (ATS) below ports with direct translated peer-to-peer avoids
-it. Bits as in PCI Express Base 5.0, 7.7.11.3.
+A downstream port with ACS request redirect sends writes from a device to its neighbour up
+to the root complex, where the IOMMU translates them, and down again. Then a GPU and an
+adapter below one switch are as slow as through the host, though the tree shows them side by
+side. The detour is avoided only if the device translates addresses itself (ATS) and the
+ports allow direct translated peer-to-peer. Bits as in PCI Express Base 5.0, 7.7.11.3.
 """
 
 from __future__ import annotations
@@ -37,11 +36,11 @@ class PeerPath(enum.Enum):
 class PeerReason(enum.Enum):
     """The reason why the path of two devices below one switch is as it is."""
 
-    #: A port redirects, and lets translated requests not pass either.
+    #: A port redirects, also translated requests.
     REDIRECT = "acs-redirect"
-    #: The ports redirect all but translated requests, which a device cannot make.
+    #: The ports redirect all but translated requests, and a device cannot make those.
     NO_ATS = "no-ats"
-    #: The same, and both devices can: with ATS in use it stays below the switch.
+    #: The same, and both devices can make them: traffic with ATS stays below the switch.
     ATS = "ats"
     #: No port redirects.
     FREE = "no-redirect"
@@ -56,11 +55,11 @@ class PeerPair:
     gpu: str
     #: The physical function, or the one function that there is.
     adapter: str
-    #: Of which this holds: itself, or its virtual functions.
+    #: The functions with this path: the adapter itself, or its virtual functions.
     functions: tuple[str, ...]
     path: PeerPath
     why: PeerReason
-    #: ATS is switched on in all of them now; None: not known. It is switched on
+    #: ATS is on in all of them now; None if unknown. The kernel switches it on
     #: when a device is attached to a guest behind an IOMMU that supports it.
     ats_enabled: bool | None
 
@@ -68,7 +67,7 @@ class PeerPair:
 def find_peer_pairs(node: Node) -> Iterator[PeerPair]:
     """Every GPU with every adapter below the same switch, in order of addresses.
 
-    Functions of one adapter of which the same is true are in one pair.
+    Functions of one adapter with equal results are in one pair.
     """
     adapters: dict[str, dict[str, list[PciFunction]]] = {}
     for candidate in node.functions:
@@ -92,7 +91,7 @@ def find_peer_pairs(node: Node) -> Iterator[PeerPair]:
 def count_redirected_pairs(node: Node, addresses: Collection[str]) -> tuple[int, int] | None:
     """Of these devices: pairs below one switch whose traffic leaves it, and all pairs.
 
-    :returns: None where no pair does, as far as it is known.
+    :returns: None if no known pair's traffic does.
     """
     functions = [function for function in map(node.function, addresses) if function is not None]
     total = away = 0
@@ -107,9 +106,9 @@ def count_redirected_pairs(node: Node, addresses: Collection[str]) -> tuple[int,
 def peer_reasons_between(
     node: Node, addresses: Collection[str]
 ) -> tuple[tuple[int, int, PeerReason], ...]:
-    """Of these devices: every GPU with every adapter below one switch, as far as it is known.
+    """Every known pair of a GPU and an adapter of these devices below one switch.
 
-    :returns: their numbers in the order of addresses, and what decides about their path.
+    :returns: their numbers in the order of addresses, and the reason for their path.
     """
     ordered = sorted(addresses, key=address_key)
     functions = [(number, node.function(address)) for number, address in enumerate(ordered)]
@@ -139,13 +138,17 @@ def peer_path_between(node: Node, first: PciFunction, second: PciFunction) -> Pe
 def judge_peer_path(
     node: Node, first: PciFunction, second: PciFunction
 ) -> tuple[PeerPath, PeerReason | None]:
-    """The path between two functions of *node*, and why; None: they share no switch."""
+    """The path between two functions of *node*, and why; None if they share no switch.
+
+    Each device is judged at its own port of the shared switch. The worse of the two reasons
+    decides for both directions.
+    """
     between = ports_between(node, first, second)
     if between is None:
         return PeerPath.NONE, None
     if not between:
         return PeerPath.UNKNOWN, PeerReason.UNREADABLE
-    # The one that decides most comes first.
+    # The reason that overrides the others comes first.
     states = [
         _reason_at_port(node.function(port), device)
         for port, device in zip(between, (first, second), strict=True)
@@ -157,18 +160,18 @@ def judge_peer_path(
 
 
 def peer_path_by_reason(reason: PeerReason) -> PeerPath:
-    """The path of two functions below one switch of which this decides."""
+    """The path of two functions below one switch, by the reason that decides it."""
     return _PATHS.get(reason, PeerPath.SWITCH)
 
 
 def ports_between(node: Node, first: PciFunction, second: PciFunction) -> tuple[str, ...] | None:
     """The ports of the nearest switch above both through which each reaches the other.
 
-    Those of switches further down send upwards what is for a neighbour elsewhere, whether
+    Ports of switches further down send traffic for a neighbour elsewhere upwards, whether
     they redirect or not.
 
-    :returns: that of *first*, then that of *second*; () where they are not known, as for two
-        functions of one device; None: they share no switch.
+    :returns: the port of *first*, then of *second*; () if unknown, as for two functions of
+        one device; None if they share no switch.
     """
     shared = [
         bridge
@@ -188,7 +191,7 @@ def ports_between(node: Node, first: PciFunction, second: PciFunction) -> tuple[
 def switch_paths_of(node: Node) -> dict[str, PeerPath]:
     """Address of each switch with devices at several ports -> their path.
 
-    :attr:`PeerPath.ROOT` as soon as one pair is redirected.
+    The path is :attr:`PeerPath.ROOT` as soon as one pair is redirected.
     """
     below: dict[str, dict[str, PciFunction]] = {}
     for function in node.functions:
@@ -196,7 +199,7 @@ def switch_paths_of(node: Node) -> dict[str, PeerPath]:
             continue
         for above, port in itertools.pairwise(function.path):
             if _is_upstream(node, above):
-                # One device speaks for all at its port.
+                # One device represents all at its port.
                 below.setdefault(above, {}).setdefault(port, function)
     paths = {}
     for switch, ports in below.items():
@@ -214,7 +217,7 @@ def _is_upstream(node: Node, address: str) -> bool:
     return function is not None and function.bridge is BridgeKind.UPSTREAM
 
 
-#: In the order in which one device decides for both.
+#: In order of precedence: the first reason of either device decides for both.
 _PATHS: Final = {
     PeerReason.REDIRECT: PeerPath.ROOT,
     PeerReason.NO_ATS: PeerPath.ROOT,
@@ -224,7 +227,7 @@ _PATHS: Final = {
 
 
 def _reason_at_port(port: PciFunction | None, device: PciFunction) -> PeerReason:
-    """The way that *port* treats what *device* below it sends."""
+    """The way that *port* treats requests of *device* below it."""
     if port is None or port.acs_control is None:
         return PeerReason.UNREADABLE
     if not port.acs_control & _REDIRECT:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Registers that decide about peer-to-peer, and that a process which is not root lacks.
+"""Registers that decide about peer-to-peer, for a process that cannot read them as root.
 
-Everybody may read 64 bytes of a configuration space, and ACS and ATS lie behind them.
-Who has them by other means, as from a privileged helper, puts them into the node here.
+A process without root can read 64 bytes of a configuration space; ACS and ATS are behind
+them. A process that gets them in another way, for example from a privileged helper, adds
+them to the node with this module.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from nova_hpc.topology.model import Node, address_key
 
 
 def find_unread_functions(node: Node, addresses: Iterable[str]) -> tuple[str, ...]:
-    """The functions whose registers are not known, of those that decide.
+    """The functions whose registers are unknown and decide about peer-to-peer.
 
-    :param addresses: of a server's devices; others are looked at only as ports above them.
-    :returns: addresses of ports and devices, in their order; () where all is known, or no
-        GPU of *addresses* shares a switch with an adapter of them.
+    :param addresses: of a server's devices; other functions matter only as ports above them.
+    :returns: addresses of ports and devices, in their order; () if all are known, or if no
+        GPU of *addresses* shares a switch with one of their adapters.
     """
     functions = [function for function in map(node.function, addresses) if function is not None]
     lacking = set()
@@ -41,7 +42,7 @@ def find_unread_functions(node: Node, addresses: Iterable[str]) -> tuple[str, ..
 def with_registers(node: Node, configs: Mapping[str, bytes]) -> Node:
     """*node* with the ACS and ATS registers of these configuration spaces.
 
-    :param configs: address -> space; one that is too short, or all ones, says nothing.
+    :param configs: address -> space; one that is too short, or all ones, is ignored.
     """
     read = {address: confspace.parse_config_space(data) for address, data in configs.items()}
     functions = tuple(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operator's wish about peer-to-peer, and how far a node is from it. Pure.
+"""The operator's setting for peer-to-peer, and the changes that a node needs for it. Pure.
 
 Only three bits of a port's ACS control register are ever changed: the redirect of
-requests and of completions, and direct translated peer-to-peer. None is changed where
+requests and of completions, and direct translated peer-to-peer. No bit is changed if
 devices that the kernel keeps apart could then reach each other past the IOMMU.
 """
 
@@ -22,7 +22,7 @@ from nova_hpc.topology.peer import PeerPair, PeerPath, PeerReason
 BLOCKING: Final = 0x02
 REDIRECT: Final = 0x04 | 0x08
 DIRECT: Final = 0x40
-#: All that is ever changed.
+#: All bits that are ever changed.
 CHANGED: Final = REDIRECT | DIRECT
 
 _MELLANOX: Final = "15b3"
@@ -34,9 +34,9 @@ class PeerWish(enum.Enum):
 
     #: Nothing is set.
     KEEP = "keep"
-    #: Translated requests stay below the switch, everything else is redirected.
+    #: Translated requests stay below the switch; all other requests are redirected.
     TRANSLATED = "translated"
-    #: Nothing is redirected, where nobody is kept apart by it.
+    #: Nothing is redirected, unless the redirect keeps devices of different groups apart.
     DIRECT = "direct"
 
 
@@ -51,20 +51,20 @@ class AcsChange:
 
 @attrs.frozen
 class Lack:
-    """The reason why a pair is not as wished, and cannot be made so here."""
+    """The reason why a pair differs from the setting and cannot be changed here."""
 
-    #: The port or device that it is about.
+    #: Address of the port or device.
     address: str
-    #: For people: what is wrong.
+    #: The fault, for people.
     what: str
-    #: What makes it right, where something does.
+    #: The remedy; "" if there is none.
     cure: str = ""
-    #: Unknown whether it is wrong: registers could not be read.
+    #: The registers could not be read, so the fault is possible and not certain.
     unread: bool = False
 
     @property
     def text(self) -> str:
-        """Both, for people."""
+        """Fault and remedy, for people."""
         return f"{self.what}: {self.cure}" if self.cure else self.what
 
 
@@ -73,12 +73,12 @@ class PeerPlan:
     """The registers to write, and those that cannot be written."""
 
     changes: tuple[AcsChange, ...] = ()
-    #: What stands against the wish, for each pair that does not get it.
+    #: The obstacles for each pair that does not get the configured path.
     lacks: Mapping[PeerPair, tuple[Lack, ...]] = attrs.field(factory=dict, hash=False)
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """One sentence for each thing that is lacking, in the order of addresses."""
+        """One sentence for each obstacle, in the order of addresses."""
         sentences = {(lack.address, lack.text) for lacks in self.lacks.values() for lack in lacks}
         return tuple(
             f"{address}: {text}"
@@ -89,7 +89,12 @@ class PeerPlan:
 
 
 def plan_peer_changes(node: Node, wish: PeerWish) -> PeerPlan:
-    """Plan the changes for *wish* on *node*, from its registers as they were read."""
+    """Plan the changes for *wish* on *node*, from its registers as they were read.
+
+    Both ports of each pair are checked. A port that must not be changed, or a device without
+    ATS, is an obstacle for its pairs. Changes of other ports are planned all the same, because
+    other pairs may use them.
+    """
     if wish is PeerWish.KEEP:
         return PeerPlan()
     changes: dict[str, AcsChange] = {}
@@ -116,7 +121,7 @@ def plan_peer_changes(node: Node, wish: PeerWish) -> PeerPlan:
 
 
 def _sides_of_pair(node: Node, pair: PeerPair) -> Iterator[tuple[str, PciFunction]]:
-    """The two ports of a pair, each with what is below it."""
+    """The two ports of a pair, each with the function below it."""
     gpu, adapter = node.function(pair.gpu), node.function(pair.functions[0])
     if gpu is not None and adapter is not None:
         yield from zip(peer.ports_between(node, gpu, adapter) or (), (gpu, adapter), strict=False)
@@ -127,6 +132,10 @@ def _does_redirect(port: PciFunction | None) -> bool:
 
 
 def _change_for_port(port: PciFunction | None, wish: PeerWish) -> AcsChange | None:
+    """The new register of a port that redirects; None if it stays as it is.
+
+    TRANSLATED adds direct translated peer-to-peer, DIRECT removes the redirects.
+    """
     if port is None or port.acs_control is None or not _does_redirect(port):
         return None
     before = port.acs_control
@@ -163,6 +172,7 @@ def _refusal_for_port(node: Node, address: str, wish: PeerWish) -> Lack | None:
 
 
 def _device_lacks(node: Node, device: PciFunction) -> Iterator[Lack]:
+    """The obstacle that a device without ATS is for TRANSLATED; the PF has the setting."""
     if device.ats is None:
         yield Lack(device.address, "whether it has ATS cannot be read; only root can", unread=True)
     elif not device.ats:
@@ -179,12 +189,12 @@ def _device_lacks(node: Node, device: PciFunction) -> Iterator[Lack]:
 
 
 def is_pair_as_wished(pair: PeerPair, wish: PeerWish) -> bool | None:
-    """Whether a pair is as wished; None: nothing is wished, or it is not known."""
+    """Whether a pair meets the setting; None if it is KEEP, or if the path is unknown."""
     return is_path_as_wished(pair.path, pair.why, wish)
 
 
 def is_path_as_wished(path: PeerPath, reason: PeerReason, wish: PeerWish) -> bool | None:
-    """Whether a path is as wished; None: nothing is wished, or it is not known."""
+    """Whether a path meets the setting; None if it is KEEP, or if the path is unknown."""
     if wish is PeerWish.KEEP or path is PeerPath.UNKNOWN:
         return None
     if wish is PeerWish.DIRECT:

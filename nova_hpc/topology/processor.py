@@ -14,7 +14,7 @@ _BITS: Final = re.compile(r"^address sizes\s*:\s*(\d{1,2}) bits physical", re.AS
 def physical_address_bits(tree: FileTree) -> int | None:
     """Width of the physical addresses of the processors (x86).
 
-    A guest's processors can have no more of them. None: not known.
+    A guest's processors cannot have more bits. None if unknown.
     """
     try:
         match = _BITS.search(tree.text("/proc/cpuinfo") or "")

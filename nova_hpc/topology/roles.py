@@ -2,9 +2,9 @@
 """The roles of PCI functions: the entries of ``[hpc]device_role``.
 
 Roles come from configuration, never from ids in code. Each entry is a JSON
-object, see the help text of the option. :func:`parse_roles` is for the operator's
-command, which refuses a bad entry; :func:`parse_good_roles` is for services, which log
-it and go on with the others.
+object; see the help text of the option. :func:`parse_roles` is for the operator's
+command, which refuses a bad entry. :func:`parse_good_roles` is for services, which log
+a bad entry and use the others.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ _HEX_KEYS: Final = ("vendor_id", "product_id", "class")
 _KEYS: Final = ("role", *_HEX_KEYS, "dev_type", "link_layer", "interface")
 _INTERFACE: Final = re.compile(r"[A-Za-z0-9._:*?-]{1,15}", re.ASCII)
 
-#: What a port can speak, as the kernel writes it; by the class of the function where its
-#: driver does not say: mlx5 changes the class of an adapter with the type of its link.
+#: The link layer in the kernel's words, by the class of a function. It serves if the driver
+#: does not report a layer: mlx5 changes the class of an adapter with the type of its link.
 LINK_LAYERS: Final = {"0207": "InfiniBand", "0200": "Ethernet"}
 _LONGEST_QUOTE: Final = 200
 
-#: Makes the error of one entry from what is wrong with it.
+#: Makes the error of one entry from the description of its fault.
 _Complaint = Callable[[str], "RoleError"]
 
 
 class RoleError(ValueError):
-    """A bad entry of ``[hpc]device_role``; the text names it and the cure."""
+    """A bad entry of ``[hpc]device_role``; the text names the entry and the remedy."""
 
 
 @attrs.frozen
 class RolePattern:
-    """One entry: the role, and what a function must look like to play it.
+    """One entry: the role, and the patterns that a function must match for it.
 
-    The patterns are of :mod:`fnmatch`, hex digits in lower case; ``link_layer`` is a word.
+    The patterns use :mod:`fnmatch`, hex digits in lower case; ``link_layer`` is a word.
     """
 
     role: str
@@ -58,7 +58,7 @@ class RolePattern:
     device_class: str = "*"  # base class and sub-class, four hex digits
     dev_type: str = "*"
     link_layer: str = "*"
-    #: Name of the network interface of it, or of its physical function, on the host.
+    #: Name of the network interface on the host, of the function or of its physical function.
     interface: str = "*"
 
     def matches(self, function: PciFunction, node: Node | None = None) -> bool:
@@ -83,13 +83,13 @@ class Roles:
 
     patterns: tuple[RolePattern, ...] = ()
 
-    #: Role of the patterns -> the name that its devices have in the node's entries.
+    #: Role of the patterns -> the name of its devices in the node's entries.
     kept: Mapping[str, str] = attrs.field(factory=dict, hash=False)
 
     def role_of(self, function: PciFunction, node: Node | None = None) -> str | None:
-        """The role of *function*; None for a bridge and for one without a role.
+        """The role of *function*; None for a bridge and for a function without a role.
 
-        :param node: where it is: a virtual function is on the fabric of its physical one.
+        :param node: its node: a virtual function is on the fabric of its physical one.
         """
         if function.is_bridge:
             return None
@@ -107,7 +107,7 @@ class Roles:
 def parse_roles(entries: Sequence[str]) -> Roles:
     """Read all entries of ``[hpc]device_role``.
 
-    :raises RoleError: one of them is bad; the text says which and why.
+    :raises RoleError: one of them is bad; the text names it and the reason.
     """
     return Roles(tuple(_parse_role_pattern(number, text) for number, text in enumerate(entries, 1)))
 
@@ -115,8 +115,8 @@ def parse_roles(entries: Sequence[str]) -> Roles:
 def parse_good_roles(entries: Sequence[str]) -> Roles:
     """Read the good entries of ``[hpc]device_role``; log the bad ones.
 
-    Functions that only a bad entry would have matched have no role, so they
-    are not offered: a mistake makes devices unavailable, never a service.
+    Functions that match only a bad entry have no role, so they are not offered. So a
+    mistake makes devices unavailable, but never stops a service.
     """
     good = []
     for number, text in enumerate(entries, 1):
@@ -128,9 +128,9 @@ def parse_good_roles(entries: Sequence[str]) -> Roles:
 
 
 def link_layer(function: PciFunction, node: Node | None = None) -> str | None:
-    """``InfiniBand`` or ``Ethernet``; None: neither, both, or not known.
+    """``InfiniBand`` or ``Ethernet``; None for neither, both, or unknown.
 
-    What the ports of the function or of its physical function say; else its class.
+    The ports of the function or of its physical function decide; without them, its class.
     """
     parent = _physical_function_of(function, node)
     layers = {
@@ -163,9 +163,9 @@ def _physical_function_of(function: PciFunction, node: Node | None) -> PciFuncti
 
 
 def configured_role_names(entries: Sequence[str]) -> frozenset[str]:
-    """The names of the roles that an operator has given; none where all is the default.
+    """The names of the roles that an operator has configured; empty for the default entries.
 
-    :param entries: ``[hpc]device_role`` as a service has it.
+    :param entries: ``[hpc]device_role`` of a service.
     """
     if list(entries) == DEFAULT_ROLES:
         return frozenset()
@@ -173,6 +173,12 @@ def configured_role_names(entries: Sequence[str]) -> frozenset[str]:
 
 
 def _parse_role_pattern(number: int, text: str) -> RolePattern:
+    """Read one entry of ``[hpc]device_role``.
+
+    :param number: its position from 1, for the error.
+    :raises RoleError: it is not a JSON object with a valid role and valid patterns.
+    """
+
     def bad(reason: str) -> RoleError:
         quoted = text if len(text) <= _LONGEST_QUOTE else text[:_LONGEST_QUOTE] + "..."
         return RoleError(f"[hpc]device_role, entry {number}, {quoted!r}: {reason}.")
@@ -236,5 +242,5 @@ def _check_interface(value: str, bad: _Complaint) -> str:
 
 
 def _matches_pattern(pattern: str, value: str | None) -> bool:
-    """Whether *value* matches; an unknown one does only where anything would do."""
+    """Whether *value* matches; an unknown value matches only the pattern ``*``."""
     return pattern == "*" if value is None else fnmatch.fnmatchcase(value, pattern)

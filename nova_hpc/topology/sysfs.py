@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read a node from ``/sys`` and ``/proc``, of this machine or of a capture.
 
-Nothing raises: what cannot be read or makes no sense makes one function
-``unknown`` with the reason, or becomes a problem of the node.
+No function raises: an unreadable or senseless file makes one function ``unknown`` with the
+reason, or becomes a problem of the node.
 """
 
 from __future__ import annotations
@@ -27,16 +27,20 @@ def read_sysfs_node(root: Path, busy: Collection[str] = ()) -> Node:
     """Read the machine whose ``sys`` and ``proc`` are below *root*.
 
     :param root: ``/`` for this machine, or the top directory of a capture.
-    :param busy: addresses of devices in a reset: the kernel makes whoever
-        reads their configuration space wait for its end.
-    :returns: always a node; without anything readable below *root* it is
-        empty but for its problems.
+    :param busy: addresses of devices in a reset: the kernel blocks readers of
+        their configuration space until its end.
+    :returns: always a node; if nothing is readable below *root*, it is
+        empty except for its problems.
     """
     return read_tree(FileTree(root), show_path(root), busy)
 
 
 def read_tree(tree: FileTree, source: str, busy: Collection[str] = ()) -> Node:
-    """The same from *tree*, which *source* names to people."""
+    """Like :func:`read_sysfs_node`, from *tree*; messages name it *source*.
+
+    NUMA nodes and IOMMU groups are read first. The functions then help to place offline CPUs,
+    and the completed nodes help to place the functions.
+    """
     numa_nodes, hugepages, problems = numa.read_sysfs_numa(tree)
     groups = _read_iommu_groups(tree, problems)
     raws = _read_functions(tree, problems, busy)
@@ -73,6 +77,7 @@ def _read_hostname(tree: FileTree) -> str | None:
 
 
 def _read_functions(tree: FileTree, problems: list[str], busy: Collection[str]) -> list[Raw]:
+    """All functions that the kernel lists, in the order of their addresses."""
     try:
         names = tree.names(DEVICES)
     except FileError as error:
@@ -88,8 +93,8 @@ def _read_functions(tree: FileTree, problems: list[str], busy: Collection[str]) 
             problems.append(f"{DEVICES}/{name}: a second {raw.address}, left out")
             continue
         raws[raw.address] = raw
-    # The kernel lists reset methods since 5.15, and leaves the file out where
-    # a function has none: so a missing file means "none" only on such kernels.
+    # The kernel lists reset methods since 5.15, and omits the file if a function
+    # has none. So a missing file means "none" only on such kernels.
     if any(raw.function.reset_methods is not None for raw in raws.values()):
         for raw in raws.values():
             if raw.function.reset_methods is None:
@@ -121,6 +126,7 @@ def _read_iommu_groups(tree: FileTree, problems: list[str]) -> dict[int, frozens
 def _with_hives(
     tree: FileTree, functions: list[PciFunction], problems: list[str]
 ) -> list[PciFunction]:
+    """The functions; accelerators with xGMI links get the lowest address of their hive."""
     gpus = [function.address for function in functions if classes.is_gpu(function.class_code)]
     hives, more = xgmi.read_xgmi_hives(tree, gpus) if gpus else ({}, [])
     problems.extend(more)
@@ -133,7 +139,7 @@ def _with_hives(
 
 
 def _with_virtual_functions(functions: list[PciFunction]) -> list[PciFunction]:
-    """Give every PF the VFs that name it, besides those that it names."""
+    """Give every PF the VFs that name it, in addition to those that it names."""
     listed = {function.address for function in functions}
     virtual: dict[str, set[str]] = {}
     for function in functions:

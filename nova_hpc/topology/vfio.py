@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drivers that give a function by VFIO: the kernel's word, never the driver's name.
+"""Drivers that offer a function by VFIO: the kernel reports it, the driver's name does not.
 
 A function has ``vfio-dev/`` below it while its driver offers it by VFIO (Linux 6.1 and
-later). Such a driver is ``vfio-pci``; a variant of it, made for some ids and bound like it
-(``nvgrace_gpu_vfio_pci``, without which a Grace GPU shows the guest no memory); or the
-vendor's own, which serves the host as well and gives parts of a card away (a vGPU).
+later). There are three kinds of such drivers. The first is ``vfio-pci``. The second is a
+variant of it, made for some ids and bound like it (a Grace GPU shows the guest no memory
+without ``nvgrace_gpu_vfio_pci``). The third is the vendor's own driver, which also serves
+the host and offers parts of a card (a vGPU).
 
-An older kernel does not say so. There a driver speaks VFIO whose module ``modules.alias``
-lists for ``vfio_pci:``, the bus of variants (Linux 5.16 and later); where that file cannot
-be seen, as in most captures, one of the variants of the kernel's own tree.
+An older kernel has no such folder. Its VFIO drivers are those whose module ``modules.alias``
+lists for ``vfio_pci:``, the bus of variants (Linux 5.16 and later). If that file is missing,
+as in most captures, the variants of the kernel's own tree count.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ import attrs
 
 from nova_hpc.topology.files import FileError, FileTree
 
-#: The driver for whatever has no variant.
+#: The driver for devices without a variant.
 GENERIC: Final = "vfio-pci"
-#: ``drivers/vfio/pci`` of Linux 6.12.
+#: Variants in ``drivers/vfio/pci`` of Linux 6.12.
 _IN_TREE: Final = frozenset(
     f"{name}_vfio_pci" for name in ("hisi_acc", "mlx5", "nvgrace_gpu", "pds", "qat", "virtio", "xe")
 )
@@ -38,27 +39,27 @@ _LARGEST: Final = 1 << 24
 
 
 class Vfio(enum.Enum):
-    """The part that a function's driver plays for VFIO."""
+    """The role of a function's driver in VFIO."""
 
-    #: It serves the host, or there is no driver.
+    #: The driver serves the host, or there is no driver.
     NO = "no"
-    #: It is there for guests alone.
+    #: The driver serves only guests.
     GUEST = "guest"
-    #: It serves the host as well: it drives the physical function, too.
+    #: The driver also serves the host: it drives the physical function, too.
     VENDOR = "vendor"
 
 
 @attrs.frozen
 class Kernel:
-    """A kernel's word about its VFIO drivers."""
+    """The facts of a kernel about its VFIO drivers."""
 
     #: Functions on VFIO have ``vfio-dev/``.
     says: bool
-    #: Pattern of an alias and its module, as ``modules.alias`` has them; None: not to be seen.
+    #: Pattern of an alias and its module, as in ``modules.alias``; None if it cannot be read.
     aliases: tuple[tuple[str, str], ...] | None
 
     def knows(self, driver: str) -> bool:
-        """Whether *driver*, whose function has no ``vfio-dev/``, speaks VFIO."""
+        """Whether *driver* offers VFIO although its function has no ``vfio-dev/``."""
         if driver == GENERIC:
             return True
         if self.says:
@@ -68,9 +69,9 @@ class Kernel:
         return is_known_vfio_driver(driver)
 
     def variant(self, alias: str) -> str | None:
-        """The variant for a function; None: it has none.
+        """The variant for a function; None if it has none.
 
-        Of several the one with the fewest wildcards, as libvirt takes it.
+        Of several it is the one with the fewest wildcards, as in libvirt.
 
         :param alias: see :func:`alias_of`.
         """
@@ -84,7 +85,7 @@ class Kernel:
 
 
 def is_known_vfio_driver(driver: str | None) -> bool:
-    """Whether *driver* is vfio-pci or a variant of Linux's own tree, where nothing else tells."""
+    """Whether *driver* is vfio-pci or a variant in Linux's own tree, without other evidence."""
     return driver is not None and (driver == GENERIC or _kernel_module_of(driver) in _IN_TREE)
 
 
@@ -105,17 +106,17 @@ _kernels: Final[weakref.WeakKeyDictionary[FileTree, Kernel]] = weakref.WeakKeyDi
 
 
 def read_vfio_kernel(tree: FileTree) -> Kernel:
-    """Read the word of a machine's kernel, once for each reading of it. Never raises."""
+    """Read the VFIO facts of a machine's kernel, once for each reading of it. Never raises."""
     if tree not in _kernels:
         _kernels[tree] = Kernel(tree.exists(_CLASS), _read_modules_alias(tree))
     return _kernels[tree]
 
 
 def vfio_of_driver(tree: FileTree, driver: str | None, names: object, parent: str | None) -> Vfio:
-    """The part that a function's driver plays for VFIO.
+    """The role of a function's driver in VFIO.
 
-    :param names: what its ``vfio-dev/`` holds, if anything.
-    :param parent: of a virtual function: the driver of its physical function.
+    :param names: the entries of its ``vfio-dev/``, if any.
+    :param parent: for a virtual function: the driver of its physical function.
     """
     if driver is None or not (names or read_vfio_kernel(tree).knows(driver)):
         return Vfio.NO
@@ -138,13 +139,13 @@ def _read_modules_alias(tree: FileTree) -> tuple[tuple[str, str], ...] | None:
 
 
 class _LastAliases:
-    """The last file and what was taken of it; replaced as one, so safe between threads."""
+    """The last file and its extracted lines; replaced as one, so safe between threads."""
 
     last: tuple[tuple[int, ...], bytes] | None = None
 
 
 def _read_vfio_lines(handle: int, limit: int) -> bytes:
-    """The lines about VFIO of an open ``modules.alias``, of which each reading would read MBs."""
+    """The lines about VFIO of an open ``modules.alias``, cached, because the file has MiBs."""
     status = os.fstat(handle)
     key = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
     if _LastAliases.last is None or _LastAliases.last[0] != key:

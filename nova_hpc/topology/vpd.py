@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Vital product data (VPD) of a PCI function: PCI Local Bus 3.0, appendix I. Pure.
 
-A device answers for its VPD word by word through a register, slowly, and some never do:
-so reading it is left to whoever has a deadline for it; here are bytes.
+This module parses bytes. A caller with a deadline has to read them: a device returns its
+VPD word by word through a register, slowly, and some devices never answer.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 
 #: No VPD is longer: its address has 15 bits.
 LONGEST: Final = 1 << 15
-#: ConnectX functions by which NVSwitches are managed say so (HGX B200 and B300).
+#: ConnectX functions that manage NVSwitches have this model (HGX B200 and B300).
 MODEL: Final = "SMDL"
 SWITCH_MANAGER: Final = "SW_MNG"
 
@@ -22,7 +22,7 @@ _END: Final = 0x78
 
 
 class VpdError(Exception):
-    """It is no vital product data."""
+    """The bytes are not vital product data."""
 
 
 def read_vpd_keywords(data: bytes) -> dict[str, str]:
@@ -37,9 +37,9 @@ def read_vpd_keywords(data: bytes) -> dict[str, str]:
 
 
 def walk_vpd_fields(data: bytes) -> Iterator[tuple[str, bytes]]:
-    """Keywords and values of the read-only part, as far as *data* go.
+    """Keywords and values of the read-only part, as far as *data* reach.
 
-    :raises VpdError: it begins as none, or ends before its own length says so.
+    :raises VpdError: the beginning is wrong, or *data* end before their own length.
     """
     offset = 0
     while offset < len(data):
@@ -70,7 +70,7 @@ def _split_vpd_fields(data: bytes) -> Iterator[tuple[str, bytes]]:
     while place + 3 <= len(data):
         word = data[place : place + 2].decode("ascii", "replace")
         size = data[place + 2]
-        # "RV" is a checksum and what is reserved: nothing follows.
+        # "RV" is a checksum and reserved bytes; it is the last keyword.
         if word == "RV":
             break
         yield word, data[place + 3 : place + 3 + size]
@@ -78,7 +78,7 @@ def _split_vpd_fields(data: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 def manages_switches(data: bytes) -> bool:
-    """Whether a function is one by which NVSwitches are managed.
+    """Whether the function with this VPD manages NVSwitches.
 
     :raises VpdError: see :func:`read_vpd_keywords`.
     """

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Accelerators that are linked by xGMI, AMD's counterpart of NVLink, as the kernel says.
+"""Accelerators that are linked by xGMI, AMD's counterpart of NVLink, as the kernel reports.
 
-Two sources, both of the driver ``amdgpu`` and of KFD: accelerators that are bound to
-vfio-pci show neither, so it has to be read before they are. The first is the hive that
-an accelerator says to be in (:file:`xgmi_hive_info/xgmi_hive_id` in its directory; all
-with one number are one hive). Where no accelerator says so, the links of KFD's topology
+There are two sources, both from the driver ``amdgpu`` and KFD. Accelerators that are bound
+to vfio-pci show neither, so they have to be read before they are bound. The first source is
+the hive number of an accelerator (:file:`xgmi_hive_info/xgmi_hive_id` in its directory; all
+with one number are one hive). If no accelerator has one, the links of KFD's topology count
 (``type 11`` in :file:`io_links` and :file:`p2p_links`): all that are joined by links, in
 one step or more, are one hive. Formats as in drivers/gpu/drm/amd/amdgpu/amdgpu_xgmi.c and
 drivers/gpu/drm/amd/amdkfd/kfd_topology.c.
@@ -30,9 +30,9 @@ _LARGEST: Final = 1 << 64
 
 
 def read_xgmi_hives(tree: FileTree, addresses: Iterable[str]) -> tuple[dict[str, str], list[str]]:
-    """Address -> the lowest address of the same hive, and what made no sense.
+    """Address -> the lowest address of the same hive, and problems with senseless files.
 
-    :param addresses: of the accelerators, normalised.
+    :param addresses: normalised addresses of the accelerators.
     """
     problems: list[str] = []
     accelerators = sorted(set(addresses), key=address_key)
@@ -109,7 +109,7 @@ def _read_properties(tree: FileTree, path: str, problems: list[str]) -> dict[str
 
 
 def _pci_address_of(properties: Mapping[str, int]) -> str | None:
-    """The PCI address in the properties of a node; a CPU has none."""
+    """The PCI address in the properties of a node; None for a CPU."""
     place = properties.get("location_id", 0)
     if not 0 < place < 1 << 16:
         return None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An operator's announcements in the ledger: when devices may change, and what is right.
+"""An operator's announcements in the ledger: times of maintenance, and accepted changes.
 
 The parts ``maintenance`` and ``accepted`` of :mod:`nova_hpc.wire.ledger`.
 """
@@ -16,12 +16,12 @@ from nova_hpc.wire.values import cut_reason, require_finite, require_type
 
 @attrs.frozen
 class Maintenance:
-    """A time in which devices may change, as an operator has announced."""
+    """A time in which devices may change, by an operator's announcement."""
 
     start: float  # Unix time, seconds
     end: float
     reason: str = attrs.field(default="", converter=cut_reason)
-    #: Models that it is about, ``vendor:product``; (): all.
+    #: Models to which it applies, ``vendor:product``; () for all.
     models: tuple[str, ...] = ()
 
     def covers(self, moment: float, model: str | None) -> bool:
@@ -37,33 +37,33 @@ class Accepted:
     """A change of a model that an operator has accepted."""
 
     model: str
-    #: As :func:`describe_field_change`, :func:`describe_bar_change` and
-    #: :func:`describe_capability_change` write it, ``; `` between several.
+    #: Text of :func:`describe_field_change`, :func:`describe_bar_change` and
+    #: :func:`describe_capability_change`, with ``; `` between several.
     change: str
     reason: str = attrs.field(default="", converter=cut_reason)
 
 
-# -- how a change is written -------------------------------------------------------------
+# -- the text of a change ----------------------------------------------------------------
 #
-# Two of them are the same change if they are the same text, in this release or another: so
-# the words are part of the ledger's format, and no sentence for people.
+# Two changes are the same if their texts are equal, in this release or another. So the words
+# are part of the ledger's format, and not sentences for people.
 
 
 def describe_field_change(name: str, source: str, before: str, after: str) -> str:
-    """A field of a device's identity that is another.
+    """A changed field of a device's identity.
 
-    :param source: who says so: ``by the kernel``, or ``by its own answer``.
+    :param source: its source: ``by the kernel``, or ``by its own answer``.
     """
     return f"its {name} is {after} {source}, and was {before}"
 
 
 def describe_bar_change(before: Sequence[str], after: Sequence[str]) -> str:
-    """Other base address registers."""
+    """Changed base address registers."""
     return f"its BARs are {_join_or_none(after)}, and were {_join_or_none(before)}"
 
 
 def describe_capability_change(gone: Sequence[str], new: Sequence[str]) -> str:
-    """Other capabilities in the configuration space."""
+    """Changed capabilities in the configuration space."""
     return f"its capabilities have changed: {_join_or_none(gone)} gone, {_join_or_none(new)} new"
 
 
@@ -76,7 +76,7 @@ def _is_model(wanted: str, model: str | None) -> bool:
 
 
 def read_maintenance(body: Any, problems: list[str]) -> Maintenance | None:
-    """The time that is announced; a damaged one is none, and named in *problems*."""
+    """The announced time; None if it is damaged, which *problems* then contains."""
     if body is None:
         return None
     try:
@@ -92,7 +92,7 @@ def read_maintenance(body: Any, problems: list[str]) -> Maintenance | None:
 
 
 def read_accepted_changes(body: Any, problems: list[str]) -> tuple[Accepted, ...]:
-    """The changes that were accepted; where one is damaged, none, and that is in *problems*."""
+    """The accepted changes; none if one is damaged, which *problems* then contains."""
     try:
         return tuple(
             Accepted(*(require_type(entry[key], str) for key in ("model", "change", "reason")))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The replaced parts of a saved node, which the archive of ``nova-hpc inventory --save`` names.
+"""The list of replaced parts of a saved node, in the archive of ``nova-hpc inventory --save``.
 
-A number that stands for a serial number is counted anew in every archive: the third card has
-the third number, whichever card that is. So it tells devices of one archive apart, and no
-device from one archive to the next. Whoever asks *which* hardware it is asks here first.
+A number in place of a serial number is counted again in every archive: the third card gets
+the third number, whichever card it is. So it distinguishes devices within one archive, and
+identifies no device across archives. Code that needs *which* hardware it is must check here first.
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ CAPTURE: Final = WireDocument(
     cure="save the node again: nova-hpc inventory --save FILE",
 )
 
-#: Where it is in an archive, beside ``sys`` and ``proc``.
+#: Its path in an archive, beside ``sys`` and ``proc``.
 PLACE: Final = "/nova-hpc-capture.json"
 
 SERIALS: Final = "serial-numbers"
 ADDRESSES: Final = "hardware-addresses"
 HOST: Final = "host-name"
-#: What can be replaced. ADDRESSES: MACs and GUIDs.
+#: Kinds of values that can be replaced. ADDRESSES: MACs and GUIDs.
 KINDS: Final = frozenset({SERIALS, ADDRESSES, HOST})
 
-#: The name that the host has in an archive.
+#: The host's name in an archive.
 NAME: Final = "node"
 
 _STAND_IN: Final = re.compile(r"(?:serial:)?02(?:00){4}[0-9a-f]{6}(?:/fn\d)?", re.ASCII)
 
 
 def stand_in(number: int, size: int) -> bytes:
-    """The *number*-th of the numbers of *size* bytes that stand for an identity.
+    """The *number*-th of the numbers of *size* bytes that replace an identity.
 
-    Of local administration, which is no maker's.
+    It is a locally administered number, which no maker assigns.
     """
     return b"\x02" + number.to_bytes(size - 1, "big")
 
 
 def stands_in(serial: str | None) -> bool:
-    """Whether a serial number, or hardware that is named by one, is a counted number.
+    """Whether a serial number, or a hardware name made from one, is a counted number.
 
-    Also where the archive does not say what was replaced: no maker has such numbers.
+    It also works if the archive does not list its replaced parts: no maker has such numbers.
     """
     return serial is not None and _STAND_IN.fullmatch(serial) is not None
 
@@ -63,7 +63,7 @@ def write_capture_note(replaced: Collection[str]) -> str:
 
 
 def read_capture_note(text: object) -> frozenset[str]:
-    """The kinds that were replaced; one that only a later release knows is among them.
+    """The kinds that were replaced, including kinds of later releases.
 
     :raises nova_hpc.wire.version.LaterError: only a later release reads it.
     :raises WireError: it is broken.
@@ -75,9 +75,9 @@ def read_capture_note(text: object) -> frozenset[str]:
 
 
 def replaced_kinds_of(tree: FileTree) -> frozenset[str] | None:
-    """The kinds replaced in the files of *tree*; None: they do not say, as those of a machine.
+    """The kinds replaced in the files of *tree*; None without a list, as on a machine itself.
 
-    What cannot be read may have said anything, so everything counts as replaced.
+    An unreadable list may have contained anything, so everything counts as replaced.
     """
     try:
         if not tree.exists(PLACE):

@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The wish for a virtual cluster, as it lies in Nova's own records.
+"""The description of a virtual cluster, as it lies in Nova's own records.
 
-No service keeps it: the name of the server group says it until the first member
+No service keeps it. The name of the server group contains it until the first member
 exists, then the metadata of each member. Any client that reads it can finish or undo
-what another one began. A name has 255 characters and never changes; where the wish is
-too long for it, the name has its digest, and who finishes has to say the options again.
+the work of another one. A name has 255 characters and never changes. If the description is
+too long, the name has its digest, and the user has to repeat the options to finish the work.
 
 The user data and the volumes are never stored, only their digests. Mounts stand behind the digest
 of the user data. A client of an earlier release takes both for one digest, keeps it, and refuses to
 create members, which would lack the mounts.
 
-A wish with a head has version 2, and every other one has version 1. A release that knows of no
-head would take it for a member too many, and delete it: so it must not read such a wish.
+A description with a head has version 2, and every other one has version 1. A release without
+heads would take the head for a surplus member, and delete it. So it must not read such a
+description.
 """
 
 from __future__ import annotations
@@ -32,19 +33,19 @@ from nova_hpc.wire.documents import CLUSTER_LABEL, CLUSTER_WISH
 from nova_hpc.wire.mounts import Mount, MountError, check_mounts, parse_mount
 from nova_hpc.wire.version import WireError, show_json_value, write_compact_json
 
-#: How the name of a cluster's server group begins.
+#: Beginning of the name of a cluster's server group.
 PREFIX: Final = "hpc:"
-#: The item of a member's metadata with the wish; what does not fit goes on in
+#: The item of a member's metadata with the description; longer ones continue in
 #: ``hpc_cluster_2`` and so on.
 KEY: Final = "hpc_cluster"
 #: The item with the id of the server group, which is also in the member's tag.
 GROUP_KEY: Final = "hpc_cluster_group"
-#: The same for a cluster that was adopted. It has a name of its own, because clients that know
-#: nothing of adopted clusters would take the server group for deleted.
+#: The same for a cluster that was adopted. It has a name of its own, because clients without
+#: adopted clusters would take the server group for deleted.
 ADOPTED_GROUP_KEY: Final = "hpc_adopted_group"
 #: The item with the last turn that a member has done (:attr:`ClusterWish.turn`).
 TURN_KEY: Final = "hpc_cluster_turn"
-#: The item that says which server is the head, and what it says.
+#: The item that marks the head, and its value.
 ROLE_KEY: Final = "hpc_cluster_role"
 HEAD_ROLE: Final = "head"
 #: Version of the wish and of the label of a cluster that has a head.
@@ -55,9 +56,9 @@ _MOST_ITEMS: Final = 9
 #: Digits of a digest.
 _DIGEST: Final = 12
 
-#: The networks of a member where none is named.
+#: Values for the networks of a member without named networks.
 AUTO, NONE = "auto", "none"
-#: Instead of a digest: members have something, or nothing, and no API says which.
+#: Instead of a digest: members may have something or nothing, and no API shows which.
 UNKNOWN: Final = "?"
 
 #: Names of members are names of hosts: NAME-1.
@@ -71,7 +72,7 @@ class Nic:
     """One network of each member.
 
     :ivar network: its id.
-    :ivar vnic: type of the port that is made before the server; empty: Nova makes the port.
+    :ivar vnic: type of the port that is made before the server; empty if Nova makes the port.
     """
 
     network: str
@@ -80,26 +81,26 @@ class Nic:
 
 @attrs.frozen
 class ClusterWish:
-    """The wish for a cluster.
+    """The description of a cluster.
 
     :ivar members: numbers of the members; NAME-3 is number 3.
     :ivar generation: grows with each change; the highest one counts.
-    :ivar nics: networks of each member; none: *networks* says which.
-    :ivar networks: ``auto`` or ``none``, where *nics* is empty.
-    :ivar user_data: digest of the user data, or :data:`UNKNOWN`; empty: there is none.
+    :ivar nics: networks of each member; if empty, *networks* decides.
+    :ivar networks: ``auto`` or ``none``, if *nics* is empty.
+    :ivar user_data: digest of the user data, or :data:`UNKNOWN`; empty if there is none.
     :ivar mounts: file systems that each member mounts.
-    :ivar volumes: digest of the list of volumes that exist, one a member; or :data:`UNKNOWN`.
-    :ivar boot_gib: size of the boot volume that Nova makes, in GiB; 0: none.
+    :ivar volumes: digest of the list of existing volumes, one per member; or :data:`UNKNOWN`.
+    :ivar boot_gib: size of the boot volume that Nova makes, in GiB; 0 if it makes none.
     :ivar check: a member counts once its guest has checked itself.
-    :ivar single: members are created one by one also where Nova could make all at once.
-    :ivar gpu_share: id of the GPU server of which each member has a slot; empty: none.
-    :ivar hosts: members know each other: they have keys and the cluster's host list.
-    :ivar turn: what each member does once, and is not known to be done by all:
-        ``reboot-GENERATION`` or ``rebuild-GENERATION-IMAGE``; empty: nothing.
-    :ivar head: id of the head's flavor; empty: the cluster has no head.
-    :ivar head_image: id of the image that the head boots from, also if it is the members'; empty:
+    :ivar single: members are created one by one, even if Nova could make all at once.
+    :ivar gpu_share: id of the GPU server that gives each member a slot; empty if none does.
+    :ivar hosts: members have keys for each other and the cluster's host list.
+    :ivar turn: an action of each member that some may not have done yet:
+        ``reboot-GENERATION`` or ``rebuild-GENERATION-IMAGE``; empty if there is none.
+    :ivar head: id of the head's flavor; empty if the cluster has no head.
+    :ivar head_image: id of the image that the head boots from, even if it is the members'; empty if
         there is no head.
-    :ivar adopted: something else made the server group, which stays when the cluster goes.
+    :ivar adopted: the server group existed before the cluster, and stays when the cluster goes.
         Members may have the number 0.
     """
 
@@ -129,23 +130,23 @@ class ClusterWish:
 
     @property
     def digest(self) -> str:
-        """Tells wishes apart that differ in anything but members, turn and generation."""
+        """A digest that is equal for descriptions with only other members, turn or generation."""
         body = _build_wish_body(attrs.evolve(self, members=frozenset({1}), turn="", generation=1))
         return short_digest_of(json.dumps(body, sort_keys=True).encode())
 
     @property
     def order(self) -> tuple[int, str]:
-        """Of two wishes the one with the greater order counts, for every client alike."""
+        """Among two descriptions the one with the greater order counts, for every client alike."""
         return self.generation, short_digest_of(write_cluster_wish(self).encode())
 
     @property
     def turn_verb(self) -> str:
-        """The command of the turn; empty: there is none."""
+        """The command of the turn; empty if there is none."""
         return self.turn.partition("-")[0]
 
     @property
     def turn_image(self) -> str:
-        """The image that members get by the turn; empty: it gives none."""
+        """The image that members get by the turn; empty if it changes none."""
         match = _TURN.fullmatch(self.turn)
         return (match[2] or "") if match else ""
 
@@ -154,8 +155,8 @@ class ClusterWish:
 class Label:
     """The content of a server group's name.
 
-    :ivar attempt: tells this creation from any other of the same cluster.
-    :ivar wish: None where it did not fit; *digest* tells whether options said again are the same.
+    :ivar attempt: distinguishes this creation from any other one of the same cluster.
+    :ivar wish: None if it did not fit; *digest* then shows whether repeated options are the same.
     :ivar head: whether the cluster is to have a head.
     """
 
@@ -168,12 +169,12 @@ class Label:
 
 
 def short_digest_of(data: bytes) -> str:
-    """A short digest, to tell the same from something else."""
+    """A short digest for comparing equality."""
     return hashlib.sha256(data).hexdigest()[:_DIGEST]
 
 
 def write_cluster_wish(wish: ClusterWish) -> str:
-    """The wish as one line of ASCII."""
+    """The description as one line of ASCII."""
     head = {**CLUSTER_WISH.head(), **_version_of(wish)}
     return write_compact_json({**head, "name": wish.name, **_build_wish_body(wish)})
 
@@ -183,7 +184,7 @@ def _version_of(wish: ClusterWish) -> dict[str, int]:
 
 
 def read_cluster_wish(text: object) -> ClusterWish:
-    """Read a wish.
+    """Read a description.
 
     :raises WireError: it is broken, or of a later release.
     """
@@ -212,7 +213,7 @@ def group_key_of(adopted: bool) -> str:
 
 
 def from_metadata(metadata: Mapping[str, str]) -> ClusterWish:
-    """Read the wish of a member.
+    """Read the description in a member's metadata.
 
     :raises WireError: there is none, or it cannot be read.
     """
@@ -225,7 +226,7 @@ def from_metadata(metadata: Mapping[str, str]) -> ClusterWish:
 
 
 def to_group_name(wish: ClusterWish, attempt: str) -> str:
-    """The name of the server group: with the whole wish, or with its digest."""
+    """The name of the server group: with the whole description, or with its digest."""
     head = {**CLUSTER_LABEL.head(), **_version_of(wish), "a": attempt}
     full = f"{PREFIX}{wish.name} {write_compact_json({**head, **_build_wish_body(wish)})}"
     if len(full) <= _LONGEST:
@@ -236,9 +237,9 @@ def to_group_name(wish: ClusterWish, attempt: str) -> str:
 
 
 def from_group_name(text: str) -> Label | None:
-    """Read the name of a server group; None: it is no cluster's.
+    """Read the name of a server group; None if it does not belong to a cluster.
 
-    :raises WireError: it is a cluster's, but cannot be read.
+    :raises WireError: it belongs to a cluster, but cannot be read.
     """
     if not text.startswith(PREFIX):
         return None
@@ -258,7 +259,7 @@ def _metadata_key_of(at: int) -> str:
 
 
 def _build_wish_body(wish: ClusterWish) -> dict[str, Any]:
-    """All but the name; what has its default is left out."""
+    """All fields except the name; default values are left out."""
     body: dict[str, Any] = {
         "m": numbers.format_number_ranges(wish.members),
         "f": _pack_id(wish.flavor),
@@ -292,6 +293,11 @@ def _build_wish_body(wish: ClusterWish) -> dict[str, Any]:
 
 
 def _parse_wish_body(name: str, data: Mapping[str, Any]) -> ClusterWish:
+    """The description behind the name; keys that were left out stand for their defaults.
+
+    ``u`` holds the digest of the user data and then the mounts, separated by blanks.
+    Only an adopted cluster may have a member 0.
+    """
     adopted = data.get("adopted") is True
     nics = data.get("n", AUTO)
     if isinstance(nics, str):
@@ -355,13 +361,14 @@ def _parse_turn(text: str) -> str:
 
 
 def _pack_id(text: str) -> str:
-    """22 characters for a UUID; anything else as it is."""
+    """22 characters for a UUID; other ids unchanged."""
     if is_uuid(text):
         return _PACKED + base64.urlsafe_b64encode(uuid.UUID(text).bytes).decode().rstrip("=")
     return _PACKED + text if text.startswith(_PACKED) else text
 
 
 def _unpack_id(text: str) -> str:
+    """An identifier as it was before packing: a UUID from base64, other texts as they are."""
     if not text.startswith(_PACKED) or text.startswith(_PACKED * 2):
         return text.removeprefix(_PACKED)
     try:

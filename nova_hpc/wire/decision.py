@@ -35,20 +35,20 @@ _NUMBERS: Final = re.compile(r"(\d{1,4})-(\d{1,4})", re.ASCII)
 
 @attrs.frozen
 class Decision:
-    """The flavor's wish, and the level that the server got."""
+    """The flavor's requirement, and the level that the server got."""
 
     asked: Level
     policy: AffinityPolicy
     reached: Level
-    #: Of the pairs of a GPU and an adapter below one switch: those whose traffic
-    #: leaves it, and all. None: none does, as far as it is known.
+    #: Among the pairs of a GPU and an adapter below one switch: those whose traffic leaves
+    #: it, and all pairs. None if no known pair's traffic does.
     redirected: tuple[int, int] | None = None
-    #: The pairs themselves: numbers of a GPU and an adapter among the server's devices in
-    #: the order of addresses, and what decides (see nova_hpc.topology.peer.PeerReason). Those that
-    #: are not known are left out, and all where there are too many for the record.
+    #: The pairs themselves: numbers of a GPU and an adapter among the server's devices in the
+    #: order of addresses, and the reason (see nova_hpc.topology.peer.PeerReason). Unknown pairs
+    #: are left out, and all pairs if there are too many for the record.
     peers: tuple[tuple[int, int, PeerReason], ...] = ()
-    #: What the operator wished of them then (``[hpc]peer_to_peer``); left out where there is
-    #: no room, as KEEP.
+    #: The operator's setting for them then (``[hpc]peer_to_peer``); omitted if the text would
+    #: be too long, and read as KEEP.
     wish: PeerWish = PeerWish.KEEP
 
     def dumps(self) -> str:
@@ -71,7 +71,7 @@ class Decision:
 def read_decision(text: object) -> Decision | None:
     """Read a stored decision.
 
-    :returns: None where there is nothing that this release understands: no
+    :returns: None if there is nothing that this release can read: no
         text, damaged text, or a text of a newer version.
     """
     try:
@@ -89,7 +89,7 @@ def read_decision(text: object) -> Decision | None:
 
 
 def _add_if_it_fits(body: dict[str, object], key: str, value: object) -> None:
-    """Add what there is room for."""
+    """Add the value if there is room for it."""
     if DECISION.limit is None or len(write_compact_json({**body, key: value})) <= DECISION.limit:
         body[key] = value
 
@@ -97,12 +97,12 @@ def _add_if_it_fits(body: dict[str, object], key: str, value: object) -> None:
 def _read_peer_wish(value: object) -> PeerWish:
     if not isinstance(value, str):
         raise TypeError("no such wish")
-    # A later release may know more of them.
+    # A later release may have more settings.
     return next((wish for wish in PeerWish if wish.value == value), PeerWish.KEEP)
 
 
 def _pairs_by_reason(peers: Iterable[tuple[int, int, PeerReason]]) -> dict[str, str]:
-    """The reason -> ``0-2,1-3``: the pairs of which it holds."""
+    """The reason -> ``0-2,1-3``: its pairs."""
     by_reason: dict[str, list[str]] = {}
     for gpu, adapter, reason in peers:
         by_reason.setdefault(reason.value, []).append(f"{gpu}-{adapter}")
@@ -119,7 +119,7 @@ def _read_peer_pairs(value: object) -> tuple[tuple[int, int, PeerReason], ...]:
             match = _NUMBERS.fullmatch(numbers)
             if match is None:
                 raise ValueError("no such pairs")
-            if word in reasons:  # a later release may have more to say
+            if word in reasons:  # a later release may have more reasons
                 peers.append((int(match[1]), int(match[2]), reasons[word]))
     return tuple(sorted(peers, key=lambda pair: pair[:2]))
 

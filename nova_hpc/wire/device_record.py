@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A node's addition to Nova's own record of a PCI device: the device's tags.
 
-Nova's pools hold free devices only, so the place of a device that a server has
-would be known nowhere but on its node. The record has room for it: Nova keeps
-whatever else a driver says about a device as text in ``extra_info``, and leaves
-it as it is while a server has the device.
+Nova's pools contain only free devices, so the place of a device in use would be known only
+on its node. The record has room for it: Nova keeps further data of a driver about a device as
+text in ``extra_info``, and leaves it unchanged while a server has the device.
 """
 
 from __future__ import annotations
@@ -29,21 +28,21 @@ DEVICE_RECORD: Final = WireDocument(
 KEY: Final = "hpc"
 
 _PREFIX: Final = "hpc_"
-#: What stands for tags that cannot be read: the reader of tags refuses it by name.
+#: Stands for unreadable tags: the reader of tags refuses it by name.
 _BROKEN: Final = {DEVICE_TAGS.key: "unreadable"}
 
 
 def write_device_record(tags: Mapping[str, str]) -> str:
-    """The ``hpc_*`` tags among *tags* as text; one key, so that none outlives its change."""
+    """The ``hpc_*`` tags among *tags* as text, under one key, so that no old tag remains."""
     own = {key: value for key, value in sorted(tags.items()) if key.startswith(_PREFIX)}
     return write_compact_json(own)
 
 
 def read_device_record(text: object) -> dict[str, str]:
-    """The tags in a record; {} where it has none. Never raises.
+    """The tags in a record; {} if it has none. Never raises.
 
-    Of a record that cannot be read, tags of a version that no release reads: the place of
-    the device is unknown then, and it is not taken for an ordinary device.
+    For an unreadable record it returns tags of a version that no release reads: the place of
+    the device is then unknown, and it is not taken for an ordinary device.
     """
     if text is None:
         return {}

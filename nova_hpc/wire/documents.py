@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every wire document: its version, who writes and reads it, and where it lies.
+"""Every wire document: its version, its writer and readers, and its place.
 
 The contributor guide ("Wire documents") has the same as a table, and a test compares
-them. Each has golden texts in ``tests/data/golden/wire``, in a folder of its name. What
-services write or read is declared beside its writer; what commands alone write, here.
+them. Each has golden texts in ``tests/data/golden/wire``, in a folder of its name. Documents
+of services are declared beside their writers; documents that only commands write, here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SNAPSHOT: Final = WireDocument(
     lives="a file of the operator's",
     writer="nova_hpc_tools.snapshot.document:dump_cloud_snapshot",
     readers=("nova_hpc_tools.snapshot.document:load_cloud_snapshot",),
-    # 3: how many of the devices that a node withholds would serve each alias.
+    # 3: the number of devices that a node withholds and that would serve each alias.
     version=3,
     reads=(2, 3),
     schema="nova-hpc/snapshot",
@@ -95,7 +95,7 @@ CLUSTER_LABEL: Final = WireDocument(
     lives="name of the cluster's server group",
     writer="nova_hpc.wire.cluster_wish:to_group_name",
     readers=("nova_hpc.wire.cluster_wish:from_group_name",),
-    # 2 is written of clusters that have a head, and of no other.
+    # Version 2 is written only for clusters with a head.
     reads=(1, 2),
     key="v",
     limit=LONGEST_METADATA,
@@ -105,7 +105,7 @@ CLUSTER_WISH: Final = WireDocument(
     lives="metadata['hpc_cluster'] of each member, and hpc_cluster_2 to _9",
     writer="nova_hpc.wire.cluster_wish:write_cluster_wish",
     readers=("nova_hpc.wire.cluster_wish:read_cluster_wish",),
-    # As of the label.
+    # The same versions as the label.
     reads=(1, 2),
     key="v",
     limit=9 * (LONGEST_METADATA - 2),
@@ -115,7 +115,7 @@ _ACCEPT: Final = "nova_hpc.guest.accept"
 ACCEPTANCE: Final = WireDocument(
     name="acceptance",
     lives="the output of nova-hpc-guest accept, and /run/nova-hpc/acceptance.json of the guest",
-    # Standard library alone, as all that runs in guests: it has its own check.
+    # Guests use only the standard library, so it has its own check.
     writer=f"{_ACCEPT}.result:write_acceptance",
     readers=(f"{_ACCEPT}.result:read_acceptance",),
     schema="nova-hpc/acceptance",
@@ -144,7 +144,7 @@ _GPU: Final = "nova_hpc.guest.gpu.records"
 GPU_SHARE: Final = WireDocument(
     name="GPU share",
     lives="metadata['hpc_gpu_share'] of the GPU server",
-    # Standard library alone: guests read it, too.
+    # Guests read it, too, with only the standard library.
     writer=f"{_GPU}:write_share",
     readers=(f"{_GPU}:read_share",),
     key="v",
@@ -169,7 +169,7 @@ GPU_CLIENT: Final = WireDocument(
 HOST_LIST: Final = WireDocument(
     name="host list",
     lives="metadata['hpc_hosts'] of each member, and hpc_hosts_2 to _99",
-    # Standard library alone: members read it.
+    # Members read it, with only the standard library.
     writer="nova_hpc.guest.host_list:write_host_list",
     readers=("nova_hpc.guest.host_list:read_host_list",),
     key="v",

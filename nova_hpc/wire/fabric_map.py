@@ -34,7 +34,7 @@ _LONGEST: Final = 1000
 
 
 def build_fabric_document(fabric: FabricMap) -> dict[str, Any]:
-    """The document as plain objects; what is not known is left out."""
+    """The document as plain objects; unknown values are left out."""
     return {
         **FABRIC_MAP.head(),
         "name": fabric.name,
@@ -62,7 +62,7 @@ def write_fabric_map(fabric: FabricMap) -> str:
 def read_fabric_map(text: object) -> FabricMap:
     """Read the document.
 
-    :raises WireError: it is broken, or only a later release reads it; nothing of it counts.
+    :raises WireError: it is broken, or only a later release reads it; no part of it counts.
     """
     document = strict.read_document(FABRIC_MAP, text, _CONVERTER, _MapDocument, _SINGULAR)
     try:
@@ -88,7 +88,7 @@ def _stated_fields_of(value: Any) -> dict[str, Any]:
 
 @attrs.frozen
 class _MapDocument:
-    """The map as it is written."""
+    """The map in the form of the document."""
 
     hosts: tuple[FabricPlace, ...] = ()
     switches: tuple[FabricSwitch, ...] = ()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The findings of ``nova-hpc doctor`` on one node, for ``--merge`` and other people's tools.
+"""The findings of ``nova-hpc doctor`` on one node, for ``--merge`` and other tools.
 
 ::
 
@@ -21,7 +21,7 @@ from nova_hpc.wire.documents import FINDINGS
 
 @attrs.frozen
 class WireFinding:
-    """One finding, with all that people are told; of a later release perhaps an unknown one."""
+    """One finding with all its texts for people; its check may be one of a later release."""
 
     check: str
     severity: str
@@ -33,7 +33,7 @@ class WireFinding:
 
 @attrs.frozen
 class Findings:
-    """Those of one node."""
+    """The findings of one node."""
 
     node: str | None = None
     findings: tuple[WireFinding, ...] = ()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tree that a server was started with, as it is stored with the server.
+"""The record of a server's guest tree, as it is stored with the server.
 
-A guest's hardware must not change below it, so the version of the rules that
-made it is kept, and every later start uses that version.
+A running guest's hardware must not change. So the version of the rules that made
+its tree is kept, and every later start uses that version.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ GUEST_ABI: Final = WireDocument(
     writer="nova_hpc.wire.guest_abi:Abi.dumps",
     readers=("nova_hpc.wire.guest_abi:read_guest_abi",),
     # 2: a flat guest has room for the memory of its devices.
-    # 3, written for servers with a segment alone: the segment, and the rules of the tree.
+    # 3, written only for servers with a segment: the segment, and the rules of the tree.
     version=2,
     reads=(1, 2, 3),
     key="v",
@@ -36,7 +36,7 @@ GUEST_ABI: Final = WireDocument(
 
 #: The key in the server's ``system_metadata``.
 KEY: Final = "hpc_guest_abi"
-#: The version of a record that has a segment, and the rules of trees that there are.
+#: The version of a record with a segment, and the existing rules of trees.
 _WITH_SEGMENT: Final = 3
 _TREE_RULES: Final = (1, 2)
 
@@ -50,7 +50,7 @@ class TopologyMode(enum.Enum):
 
 
 class AbiError(WireError):
-    """A stored text that this release must not act on; it says the cure."""
+    """A stored text that this release must not act on; it contains the remedy."""
 
 
 @attrs.frozen
@@ -58,11 +58,11 @@ class Abi:
     """The rules that made a guest's tree."""
 
     mode: TopologyMode
-    #: Cliques are shown to GPUs.
+    #: Whether cliques are shown to GPUs.
     clique: bool = False
-    #: Of the rules of the tree.
+    #: Version of the rules of the tree.
     version: int = GUEST_ABI.version
-    #: The segment of memory that the guest has; None: it has none.
+    #: The guest's segment of memory; None if it has none.
     segment: SegmentShape | None = None
 
     def dumps(self) -> str:
@@ -79,7 +79,7 @@ class Abi:
 def read_guest_abi(text: object) -> Abi | None:
     """Read a stored text.
 
-    :returns: None where there is none: a server that was started without.
+    :returns: None if there is none: the server was started without one.
     :raises AbiError: it is damaged, or of a newer release.
     """
     if text is None:
@@ -113,7 +113,7 @@ def read_guest_abi(text: object) -> Abi | None:
 def _read_segment(data: Any) -> SegmentShape:
     """The size of the segment.
 
-    :raises ValueError: it has none that a segment can have.
+    :raises ValueError: it has no size that a segment can have.
     """
     shape = SegmentShape(data["mib"], data["parts"])
     if type(shape.part_mib) is not int or type(shape.parts) is not int:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The texts that a guest is handed; who writes them knows the guest's tree."""
+"""The texts that a guest gets; their writers have the guest's tree."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ GUEST_DOCUMENT: Final = WireDocument(
     name="guest document",
     lives="opt/org.nova-hpc/guest.json of the guest's firmware",
     writer="nova_hpc.guest_tree.guest_document:build_guest_entries",
-    # Standard library alone, and older or newer than the cloud: it has its own check.
+    # Only the standard library, and older or newer than the cloud: it has its own check.
     readers=("nova_hpc.guest.document:parse_guest_document",),
     schema="nova-hpc/guest",
 )

@@ -23,13 +23,13 @@ from nova_hpc.wire.documents import INVENTORY
 
 @attrs.frozen
 class ServersPart:
-    """What a function is to servers, as the command that writes the document has judged it."""
+    """A function's meaning for servers, as the command that writes the document has judged it."""
 
-    #: "" without one.
+    #: "" for a function without one.
     role: str = ""
     #: ``offered``, ``can be offered``, ``not offered`` or ``no role``.
     offer: str = "no role"
-    #: Why it is not offered; "" if nothing stands against it.
+    #: Why it is not offered; "" if there is no obstacle.
     reason: str = ""
 
 
@@ -40,8 +40,8 @@ def build_inventory(
 ) -> dict[str, Any]:
     """The document as plain objects.
 
-    :param wish: what the node's ``[hpc]peer_to_peer`` says.
-    :param servers: address -> role and offer, of functions that have one; None: not judged.
+    :param wish: the node's ``[hpc]peer_to_peer``.
+    :param servers: address -> role and offer, for functions that have one; None if not judged.
     """
     peers = peer.switch_paths_of(node)
     lacks = peer_wish.plan_peer_changes(node, wish).lacks
@@ -114,7 +114,7 @@ def _build_function_entry(
     function: PciFunction, peers: Mapping[str, peer.PeerPath]
 ) -> dict[str, Any]:
     document = attrs.asdict(function, value_serializer=_to_plain_value)
-    del document["silent"]  # said by "unknown"
+    del document["silent"]  # "unknown" contains it
     document["dev_type"] = function.dev_type
     path = peers.get(function.address, peer.PeerPath.UNKNOWN)
     document["peer_to_peer"] = None if path is peer.PeerPath.UNKNOWN else path.value

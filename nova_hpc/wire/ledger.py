@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ledger: what a node remembers of its devices between two servers.
+"""The ledger: a node's memory about its devices between two servers.
 
 One JSON object in a file of the node, ``[hpc]ledger_file``::
 
@@ -26,24 +26,23 @@ One JSON object in a file of the node, ``[hpc]ledger_file``::
                 "partitions": {"1": {"server": "<uuid>", "gpus": [...]}}},
      "providers": {"0000:41:00.0": {...}}}
 
-``providers`` says what is reserved in Placement (:mod:`nova_hpc.wire.reservation`).
-``server`` is written before a server starts and taken away only after the
-device was found clean. ``baseline``, ``adapter`` and ``stage`` belong to the steps that
-write them (:mod:`nova_hpc.tenancy.hygiene.baseline`,
-:mod:`nova_hpc.tenancy.adapters.settings`, :mod:`nova_hpc.tenancy.stage.device_stage`) and
-are carried here as they are.
-``absent`` is what was known of hardware that is not in the node any more.
-``compared`` says that nova-compute has marked what servers have by Nova's records: a
-file that was begun anew, since the old one was lost, does not say it.
-``clean`` is there while the device is known to be clean, and says which record Nova had
-of it then, "" until that was read: a device without it owes every step before anybody
-gets it, and so does one of which Nova has another record when nova-compute starts
-(:mod:`nova_hpc.tenancy.comparison`). ``node`` is Nova's UUID of the node, and ``written``
-is another text each time that nova-compute writes: an older copy does not have the last.
+``providers`` lists the reservations in Placement (:mod:`nova_hpc.wire.reservation`).
+``server`` is written before a server starts and removed only after the device was found
+clean. ``baseline``, ``adapter`` and ``stage`` belong to the steps that write them
+(:mod:`nova_hpc.tenancy.hygiene.baseline`, :mod:`nova_hpc.tenancy.adapters.settings`,
+:mod:`nova_hpc.tenancy.stage.device_stage`) and are passed on unchanged.
+``absent`` contains the records of hardware that is no longer in the node.
+``compared`` is set once nova-compute has marked the devices that servers have in Nova's
+records. A file that was started again after the old one was lost does not have it.
+``clean`` is present while the device is known to be clean, and contains the version of Nova's
+record at that time, "" until that was read. A device without it needs every step before the
+next server gets it. The same holds if Nova has another record when nova-compute starts
+(:mod:`nova_hpc.tenancy.comparison`). ``node`` is Nova's UUID of the node. ``written`` is a new
+text at each write of nova-compute, so an older copy does not have the latest one.
 
 Writer and readers: nova-compute of the node and ``nova-hpc device`` and
-``nova-hpc nvlink``. A broken entry makes its device one that nobody may have. Keys
-that this release does not know are written again as they were read.
+``nova-hpc nvlink``. A device with a broken entry goes to no server. Keys of later
+releases are written again as they were read.
 """
 
 from __future__ import annotations
@@ -72,12 +71,12 @@ LEDGER: Final = WireDocument(
     longest=1 << 24,
 )
 
-#: A server that had the device when it was first seen.
+#: Stands for a server that had the device when it was first seen.
 SOMEBODY: Final = "unknown"
 
 _DAMAGED: Final = "its entry in the ledger is damaged"
 _LONGEST_SERVER: Final = 64
-#: Changes that stay accepted; the oldest go first.
+#: Maximum of accepted changes; the oldest go first.
 _MOST_ACCEPTED: Final = 64
 
 
@@ -93,23 +92,23 @@ class DeviceState(enum.Enum):
 
 @attrs.frozen
 class Trial:
-    """The way of a device to its state, and how often it was tried."""
+    """The history of a device's state, and its tries."""
 
-    #: What was wrong, a value of :class:`nova_hpc.tenancy.sign.HealthSign`; "": nothing is.
+    #: The fault, a value of :class:`nova_hpc.tenancy.sign.HealthSign`; "" if there is none.
     sign: str = ""
     #: When the present state began, Unix time in seconds.
     since: float = 0.0
-    #: How often it was found ill.
+    #: How often it was found faulty.
     tries: int = 0
     #: Seconds from the boot to the last try.
     tried: float = 0.0
-    #: Which boot that was; None: unknown.
+    #: The boot of that try; None if unknown.
     boot: str | None = None
-    #: Something is wrong, and it is offered all the same: too many others are suspect.
+    #: It is faulty and still offered, because too many others are suspect.
     spared: bool = False
 
     def dumps(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """As an object for JSON."""
         body = attrs.asdict(self)
         return {key: value for key, value in body.items() if value not in ("", None, False)}
 
@@ -118,56 +117,56 @@ class Trial:
 class LedgerDevice:
     """The ledger's record of the device at one address.
 
-    The node alone has it: the scheduler hears of the exceptions by ``stats['hpc']``. In the order
+    Only the node has it; the scheduler gets the exceptions from ``stats['hpc']``. In the order
     of a tenancy: `server`, `adapter` and a due `stage` are written after the claim, before the
-    guest starts; a clean `stage`, `proof` and `last_server` when it was found clean after it.
+    guest starts; a clean `stage`, `proof` and `last_server` after it, if the device is clean.
     """
 
-    #: Which piece of hardware it is: ``serial:`` and its PCIe serial number,
-    #: ``vpd:`` and that of its vital product data, or ``slot:`` and its address. As read from
-    #: sysfs; where it is at another address now, the record moves there.
+    #: The piece of hardware: ``serial:`` and its PCIe serial number, ``vpd:`` and the serial
+    #: number of its vital product data, or ``slot:`` and its address. Read from sysfs; if it
+    #: has moved to another address, the record moves there.
     hardware: str | None = None
     #: OFFERED: Nova may give it, or a server has it. SUSPECT: withheld, and tried again.
     #: QUARANTINED: withheld until an operator releases it.
     state: DeviceState = DeviceState.OFFERED
-    #: Why it is not offered, for operators; "": it is.
+    #: Why it is not offered, for operators; "" if it is.
     reason: str = attrs.field(default="", converter=cut_reason)
-    #: Since when, and how often it was tried; None: nothing was ever wrong.
+    #: The start of its state, and its tries; None if it never had a fault.
     trial: Trial | None = None
-    #: Who has had it since it was last found clean, written before the guest starts; None:
-    #: nobody.
+    #: The server that used it since the last successful cleaning, written before the guest
+    #: starts; None if there is none.
     server: str | None = None
-    #: Who has had it last before it was found clean; None: unknown.
+    #: The last server before the last successful cleaning; None if unknown.
     last_server: str | None = None
-    #: It was found clean after a server, and Placement has yet to hear of it.
+    #: It was found clean after a server, and Placement must still be updated.
     unreported: bool = False
-    #: Other hardware came to its place while a server held that, and has not been given to the
-    #: server since: it is cleaned before the server starts. Of the place, not of the hardware.
+    #: Other hardware came to its place during a server's tenancy, and was not given to the
+    #: server since. It is cleaned before the server starts. It belongs to the place.
     replaced: bool = False
-    #: Nova's record of it when it was known to be clean, "" as long as that was not read;
-    #: None: it is unknown whether it is clean.
+    #: Version of Nova's record when it was known to be clean, "" as long as that was not read;
+    #: None if it is unknown whether it is clean.
     proof: str | None = None
-    #: Its looks in sysfs when it was well, with which each later look is compared; None: none
-    #: was taken yet.
+    #: Its state in sysfs when it was healthy, for comparison with later readings; None if
+    #: it was not read yet.
     baseline: Mapping[str, Any] | None = attrs.field(default=None, hash=False)
-    #: Seconds from the boot to when the baseline's counters of errors were read.
+    #: Seconds from the boot to the reading of the baseline's error counters.
     counted: float | None = None
-    #: What its virtual function was set to for its server, and goes back to after it; None: it
-    #: is as its driver made it.
+    #: Settings of its virtual function for its server, and the ones to restore afterwards; None
+    #: if it has its driver's settings.
     adapter: Mapping[str, Any] | None = attrs.field(default=None, hash=False)
-    #: How far the stage is in which it is cleaned from within; None: it needs none.
+    #: Progress of the stage that cleans it from within; None if it needs none.
     stage: Mapping[str, Any] | None = attrs.field(default=None, hash=False)
-    #: How a guest differs from what its server was given, as to this device, by the last
-    #: update; "": in nothing.
+    #: The difference between the guest and the server's devices, for this device, at the last
+    #: update; "" if there is none.
     differs: str = attrs.field(default="", converter=cut_reason)
-    #: How often it was found clean after a server, and how often it was not.
+    #: How often it was found clean after a server, and how often not.
     cleaned: int = 0
     failed: int = 0
     #: Keys of a later release.
     more: Mapping[str, Any] = attrs.field(factory=dict, eq=False, repr=False)
 
     def dumps(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """As an object for JSON."""
         body: dict[str, Any] = {**self.more, "state": self.state.value}
         if self.hardware is not None:
             body["hardware"] = self.hardware
@@ -201,11 +200,11 @@ class LedgerDevice:
 
     @property
     def owes(self) -> bool:
-        """Whether it has to be cleaned before anybody gets it."""
+        """Whether it must be cleaned before the next server gets it."""
         return self.server is not None or self.proof is None
 
     def doubted(self) -> LedgerDevice:
-        """The entry of a device that owes every step: what it has passed counts no more."""
+        """The entry of a device that needs every step again: passed steps do not count."""
         staged = self.stage is not None and self.stage.get("phase") != "clean"
         return attrs.evolve(self, proof=None, stage=self.stage if staged else None)
 
@@ -223,7 +222,7 @@ _TOP: Final = frozenset(
 
 @attrs.frozen
 class PartitionTenancy:
-    """An NVLink partition that a server has, or will have when it has started."""
+    """An NVLink partition of a server that runs or is about to start."""
 
     server: str
     gpus: frozenset[str]
@@ -237,36 +236,36 @@ def _latest_accepted(changes: tuple[Accepted, ...]) -> tuple[Accepted, ...]:
 class Ledger:
     """The whole document."""
 
-    #: Normalised PCI address -> what is known of the device.
+    #: Normalised PCI address -> record of the device.
     devices: Mapping[str, LedgerDevice] = attrs.field(factory=dict, hash=False)
-    #: Id of each NVLink partition that a server has; None: unknown.
+    #: Id of each NVLink partition that a server has; None if unknown.
     partitions: Mapping[int, PartitionTenancy] | None = attrs.field(factory=dict, hash=False)
     #: Every GPU that the manager of the NVLink fabric has ever shown.
     gpus: frozenset[str] = frozenset()
-    #: Hardware that was in the node, and is not found -> what is known of it.
+    #: Hardware that was in the node, and is no longer found -> its record.
     absent: Mapping[str, LedgerDevice] = attrs.field(factory=dict, hash=False)
-    #: When devices may change; None: no time is announced.
+    #: When devices may change; None if no time is announced.
     maintenance: Maintenance | None = None
-    #: Changes of a model that are right, the latest last.
+    #: Accepted changes of a model, the latest last.
     accepted: tuple[Accepted, ...] = attrs.field(default=(), converter=_latest_accepted)
-    #: Normalised PCI address -> what is reserved of the provider that is named after it.
+    #: Normalised PCI address -> reservation of the provider that is named after it.
     providers: Mapping[str, ReservedProvider] = attrs.field(factory=dict, hash=False)
     #: nova-compute has compared this file with Nova's records since it was begun: a device
     #: without a mark has no server.
     compared: bool = False
-    #: Nova's UUID of the node; "": it was not asked yet.
+    #: Nova's UUID of the node; "" if it was not read yet.
     node: str = ""
-    #: Another text each time that nova-compute writes the file.
+    #: A new text each time that nova-compute writes the file.
     written: str = ""
-    #: Entries under a key that is no address. They are kept as they are.
+    #: Entries whose key is not an address. They are kept unchanged.
     unread: Mapping[str, Any] = attrs.field(factory=dict, hash=False)
     #: Keys of a later release.
     more: Mapping[str, Any] = attrs.field(factory=dict, eq=False, repr=False)
-    #: What is wrong with the file, for the log and the statistics.
+    #: The faults of the file, for the log and the statistics.
     problems: tuple[str, ...] = attrs.field(default=(), eq=False)
-    #: A part of the file cannot be read: what is empty here need not be empty there.
+    #: A part of the file cannot be read: an empty field here may not be empty there.
     damaged: bool = attrs.field(default=False, eq=False)
-    #: The file is there and cannot be used: nothing is known of any device.
+    #: The file exists and cannot be used: every device is unknown.
     lost: bool = False
 
     def device(self, address: str) -> LedgerDevice:
@@ -274,8 +273,8 @@ class Ledger:
         return self.devices.get(address, _NOTHING)
 
     def put(self, changes: Mapping[str, LedgerDevice]) -> Ledger:
-        """With other entries of these devices; one that says nothing goes."""
-        # What somebody has had is not known to be clean, whoever writes the mark.
+        """A copy with other entries of these devices; an empty entry is removed."""
+        # A used device is not known to be clean, whichever process writes the mark.
         changes = {
             address: device if device.server is None else attrs.evolve(device, proof=None)
             for address, device in changes.items()
@@ -289,12 +288,12 @@ class Ledger:
 
     @property
     def marked(self) -> dict[str, str]:
-        """Address -> server of the devices that somebody has had."""
+        """Address -> server, for the devices that a server has used."""
         return {address: device.server for address, device in self.devices.items() if device.server}
 
     @property
     def staged(self) -> frozenset[str]:
-        """Devices that are cleaned from within before anybody else gets them."""
+        """Devices that are cleaned from within before the next server gets them."""
         return frozenset(
             address
             for address, device in self.devices.items()
@@ -320,7 +319,7 @@ class Ledger:
         }
 
     def why(self, *addresses: str | None) -> str | None:
-        """The reason why any of *addresses* is in quarantine; None: none is.
+        """The reason why any of *addresses* is in quarantine; None if none is.
 
         A quarantined physical function quarantines its virtual functions with it.
         """
@@ -375,11 +374,11 @@ class Ledger:
 def read_ledger(text: str) -> Ledger:
     """Read a document.
 
-    A damaged entry is that of a device that somebody has had and nobody may
-    have: its problem is in the result.
+    A damaged entry counts as a device that a server has used and that no server
+    may have: its problem is in the result.
 
     :raises nova_hpc.wire.version.LaterError: only a later release reads it.
-    :raises nova_hpc.wire.version.WireError: it is no ledger at all.
+    :raises nova_hpc.wire.version.WireError: it is not a ledger at all.
     """
     body = LEDGER.load(text)
     devices = body.get("devices")
@@ -430,14 +429,14 @@ def _read_absent(body: Any, problems: list[str]) -> dict[str, LedgerDevice]:
         try:
             absent[require_type(key, str)] = _read_device_entry(value)
         except (AttributeError, KeyError, TypeError, ValueError):
-            # Hardware that comes back without an entry is an unknown one: its
-            # serial number is not for a log.
+            # Hardware that comes back without an entry is unknown. Its
+            # serial number must not be in a log.
             problems.append(f"absent hardware number {number}: {_DAMAGED}")
     return absent
 
 
 def _read_trial(body: Any) -> Trial | None:
-    """A damaged one is none: the device is tried again at once."""
+    """None for a damaged one: the device is tried again at once."""
     try:
         return Trial(
             sign=require_type(body.get("sign", ""), str),
@@ -452,7 +451,7 @@ def _read_trial(body: Any) -> Trial | None:
 
 
 def _text_or_none(value: Any) -> str | None:
-    """A text; what is none says nothing, so that more is cleaned and nothing less."""
+    """The text; None for other values, so that more is cleaned, and never less."""
     return value if isinstance(value, str) else None
 
 
@@ -480,12 +479,12 @@ def _read_device_entry(body: Any) -> LedgerDevice:
 
 
 def _step_part_of(value: Any) -> Mapping[str, Any] | None:
-    """The part of a step; what is none is left to it as something that it cannot read."""
+    """The part of a step; a value that is not one becomes a part that the step cannot read."""
     return value if isinstance(value, dict) or value is None else {"": ""}
 
 
 def _read_nvlink_tenancies(body: Any) -> tuple[dict[int, PartitionTenancy] | None, frozenset[str]]:
-    """Partitions and GPUs; None in place of partitions: they are unknown."""
+    """Partitions and GPUs; None in place of partitions if they are unknown."""
     try:
         partitions = {
             int(number): PartitionTenancy(

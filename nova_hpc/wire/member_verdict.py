@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a server was found as fast as it should be, as its owner keeps it in its metadata.
+"""Whether a server was found as fast as it should be, in its metadata.
 
-Whoever measured it writes it with the owner's rights, and the owner may write anything. So no
-service reads it, and what cannot be read is unknown, which is neither accepted nor rejected.
+The measuring program writes it with the owner's rights, and the owner may write anything. So no
+service reads it. An unreadable text means unknown, which is neither accepted nor rejected.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MEMBER_VERDICT: Final = WireDocument(
     lives="metadata['hpc_accept'] of the server",
     writer="nova_hpc.wire.member_verdict:MemberVerdict.dumps",
     readers=("nova_hpc.wire.member_verdict:read_member_verdict",),
-    # The text is no JSON: one that is looked at in a table of metadata.
+    # The text is not JSON, because people read it in a table of metadata.
     key="v",
     longest=LONGEST_METADATA,
     cure="measure again: openstack hpc cluster accept",
@@ -48,8 +48,8 @@ _CAUSE: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}", re.ASCII)
 class MemberVerdict:
     """One verdict.
 
-    :ivar taken: when it was measured, in seconds since 1970.
-    :ivar causes: names of causes; slow probes without one are not in it.
+    :ivar taken: time of the measurement, in seconds since 1970.
+    :ivar causes: names of causes; slow probes without a cause are left out.
     """
 
     verdict: str
@@ -59,7 +59,7 @@ class MemberVerdict:
 
     @property
     def rejects(self) -> bool:
-        """Whether the server is surely not as it should be."""
+        """Whether the verdict rejects the server: it is slow, or a promise is broken."""
         return self.verdict in REJECTING
 
     def dumps(self) -> str:
@@ -104,7 +104,7 @@ def read_member_verdict(text: object) -> MemberVerdict:
 
 
 def verdict_of_metadata(metadata: Mapping[str, str]) -> MemberVerdict | None:
-    """The verdict that a server's metadata says; None: none, or none that can be read."""
+    """The verdict in a server's metadata; None if there is none that can be read."""
     try:
         return read_member_verdict(metadata[KEY]) if KEY in metadata else None
     except (LaterError, WireError):

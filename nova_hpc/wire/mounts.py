@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """File systems that members of a cluster mount: ``SERVER:/EXPORT:/DIRECTORY``.
 
-Anyone in the project can change a wish, and its words go into root's files in new members. So
-each reader takes few signs: no space, no quote, nothing that systemd expands.
+Every user of the project can change the description, and its words go into root's files in new
+members. So each reader accepts few signs: no space, no quote, nothing that systemd expands.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from nova_hpc.outside.host_names import (
     require_ip_address,
 )
 
-#: Without =, behind which mount(8) looks for the value of a tag such as LABEL.
+#: Without =, because mount(8) takes the text behind it for the value of a tag such as LABEL.
 _SIGNS: Final = re.compile(r"[A-Za-z0-9._@+,:/\[\]~-]+", re.ASCII)
 _DIRECTORY: Final = re.compile(r"(?:/[A-Za-z0-9._@+,~-]+)+", re.ASCII)
 _ADDRESS: Final = re.compile(r"\[([0-9A-Fa-f.]*:[0-9A-Fa-f:.]*)\]|[0-9.]+", re.ASCII)
-#: With all below them they belong to the system: to mount there hides what members run on.
+#: These and all below them belong to the system: a mount there would hide files that members need.
 _SYSTEM: Final = (
     *("/bin", "/boot", "/dev", "/efi", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/proc"),
     *("/root", "/run", "/sbin", "/sys", "/usr", "/var"),
 )
-#: What cloud-init writes at boot lies directly in them.
+#: cloud-init writes files directly into these at boot.
 _KEPT: Final = ("/home", "/tmp")  # nosec B108
 
 
 class MountError(ValueError):
-    """A mount that members cannot have; the text says why and what helps."""
+    """A mount that members cannot have; the text contains the reason and the remedy."""
 
 
 class Mount(NamedTuple):
     """A file system of an NFS server, and its place in each member."""
 
-    #: As mount(8) takes it: ``SERVER:/EXPORT``, an address of IPv6 in brackets.
+    #: In the form of mount(8): ``SERVER:/EXPORT``, an address of IPv6 in brackets.
     source: str
     #: An absolute path.
     target: str
@@ -51,7 +51,7 @@ class Mount(NamedTuple):
 def parse_mount(text: str) -> Mount:
     """Read ``SERVER:/EXPORT:/DIRECTORY``; the last colon separates.
 
-    :raises MountError: it is none that members can have.
+    :raises MountError: members cannot have it.
     """
     shown = quote_bad_name(text)
     if not _SIGNS.fullmatch(text):
@@ -68,9 +68,9 @@ def parse_mount(text: str) -> Mount:
 
 
 def check_mounts(mounts: Iterable[Mount]) -> None:
-    """Refuse mounts that are in each other's way.
+    """Refuse mounts that conflict with each other.
 
-    :raises MountError: two have one directory, or one lies in the other's.
+    :raises MountError: two have the same directory, or one lies in the other's.
     """
     targets: list[str] = []
     for mount in mounts:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """An operator's declaration for a node, or for all nodes of a kind: a YAML file.
 
-``nova-hpc configure`` writes it once and reads it ever after (``/etc/nova-hpc/node.yaml``)::
+``nova-hpc configure`` writes it once and reads it from then on (``/etc/nova-hpc/node.yaml``)::
 
     schema: nova-hpc/node
     version: 1
@@ -13,9 +13,9 @@
     nodes:
       node17: {cpus: {housekeeping_cores: 4}}
 
-A key that is not there says nothing. People write it, so a wrong answer is worse than none:
-an unknown key, a key that is given twice and a value of a wrong type are refused by name.
-Scalars are as YAML 1.2 has them; in YAML 1.1 the address ``0000:18:00.0`` is a number.
+A missing key has no effect. People write the file, so a wrong reading is worse than an error:
+an unknown key, a repeated key and a value of a wrong type are refused by name.
+Scalars follow YAML 1.2; in YAML 1.1 the address ``0000:18:00.0`` is a number.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from nova_hpc.wire.documents import NODE_DECLARATION
 from nova_hpc.wire.rail_wish import RailWish, check_rails, rails_as_lists
 from nova_hpc.wire.version import WireError, show_json_value
 
-#: Address of ``whole_pf`` that means every adapter.
+#: Address of ``whole_pf`` that stands for every adapter.
 EVERY: Final = "all"
 ALIAS_NAMES: Final = ("auto", "product")
 IDENTITIES: Final = ("class", "trait", "ids")
@@ -46,12 +46,12 @@ _UNITS: Final = {"K": 1, "M": 1 << 10, "G": 1 << 20}
 
 @attrs.frozen
 class DeclaredDevice:
-    """A device that is meant: a piece of hardware, or whatever is at an address."""
+    """A declared device: a piece of hardware, or any hardware at an address."""
 
     address: str | None = None
-    #: As the ledger knows it: ``serial:...`` or ``vpd:...``. It counts before the address.
+    #: As in the ledger: ``serial:...`` or ``vpd:...``. It wins over the address.
     hardware: str | None = None
-    #: For people.
+    #: The reason, for people.
     why: str | None = None
 
 
@@ -82,7 +82,7 @@ class DeclaredLimits:
 
 @attrs.frozen
 class NodeWishes:
-    """The declared wishes, for all nodes of the file or for one; None: nothing is said."""
+    """The declared settings, for all nodes of the file or for one; None if not set."""
 
     #: Entries of ``[hpc]device_role``.
     roles: tuple[Mapping[str, str], ...] | None = None
@@ -101,8 +101,8 @@ class NodeWishes:
     #: Role of physical functions, or an address of one -> its virtual functions.
     vfs: Mapping[str, int] | None = attrs.field(default=None, hash=False)
     limits: DeclaredLimits | None = None
-    #: Address of a function -> what an entry of device_spec that this project has replaced
-    #: said of it beside where it is; its entry goes on saying that.
+    #: Address of a function -> the other settings of the operator's device_spec entry that this
+    #: project has replaced; the new entry keeps them.
     kept: Mapping[str, Mapping[str, str | None]] | None = attrs.field(default=None, hash=False)
 
 
@@ -111,13 +111,13 @@ class NodeDeclaration:
     """The file."""
 
     wishes: NodeWishes = attrs.field(factory=NodeWishes)
-    #: Patterns of host names that it is for; none: whichever reads it.
+    #: Patterns of the host names that may use it; if empty, every host may.
     hosts: tuple[str, ...] = ()
-    #: Host name -> what is different there.
+    #: Host name -> its differences.
     nodes: Mapping[str, NodeWishes] = attrs.field(factory=dict, hash=False)
 
     def is_for(self, hostname: str | None) -> bool:
-        """Whether a node of that name may use it; one without a name is asked nothing."""
+        """Whether a node of that name may use it; a node without a name may."""
         if hostname is None or not self.hosts:
             return True
         return any(fnmatch.fnmatchcase(hostname, pattern) for pattern in self.hosts)
@@ -135,7 +135,7 @@ def read_declaration(text: object) -> NodeDeclaration:
     """Read the file.
 
     :raises nova_hpc.wire.version.LaterError: only a later release reads it.
-    :raises WireError: it is broken; the text says where. Nothing of it counts.
+    :raises WireError: it is broken; the text names the place. No part of it counts.
     """
     document = _parse_yaml_document(text)
     hosts = _read_host_patterns(document.pop("for", None))
@@ -175,7 +175,7 @@ def _parse_yaml_document(text: object) -> dict[str, Any]:
         problem = " ".join(str(error).split())
         raise NODE_DECLARATION.broken(f"is not YAML: {problem}") from error
     except (ValueError, RecursionError, AttributeError, LookupError, TypeError) as error:
-        # A tag (!!int, !!timestamp) of a text that is none, or a thousand brackets.
+        # A tag (!!int, !!timestamp) for a text of another type, or a thousand brackets.
         raise NODE_DECLARATION.broken("is not YAML that can be read: plain values only") from error
     if not isinstance(document, dict):
         raise NODE_DECLARATION.broken("is no YAML mapping")
@@ -201,11 +201,15 @@ def _check_host_name(name: object) -> str:
 
 
 def _read_wishes(data: object, where: str) -> NodeWishes:
+    """One set of wishes, with the short forms that operators may write.
+
+    :param where: the beginning of errors, like ``"nodes: cn17: "``.
+    """
     if isinstance(data, dict):
         data = dict(data)
         for key in ("left_out", "offer_in_use", "whole_pf"):
             if isinstance(data.get(key), list):
-                # An address alone is enough.
+                # An address as a text is enough.
                 data[key] = [
                     {"address": entry} if isinstance(entry, str) else entry for entry in data[key]
                 ]
@@ -221,16 +225,16 @@ def _read_wishes(data: object, where: str) -> NodeWishes:
 
 
 def _numbers_as_texts(entry: object) -> object:
-    """An entry of ``roles``: ``product_id: 1021`` is meant as it is written."""
+    """An entry of ``roles``: a number such as ``product_id: 1021`` becomes its text."""
     if not isinstance(entry, dict):
         return entry
     return {key: str(value) if type(value) is int else value for key, value in entry.items()}
 
 
 def _check_wishes(wishes: NodeWishes) -> NodeWishes:
-    """With normalised addresses.
+    """Check the settings, and normalise their addresses.
 
-    :raises ValueError: something makes no sense; the text says what.
+    :raises ValueError: a setting is invalid; the text names it.
     """
     lists: dict[str, Any] = {
         key: tuple(_check_device(key, device) for device in devices)
@@ -268,6 +272,10 @@ def _check_wishes(wishes: NodeWishes) -> NodeWishes:
 
 
 def _check_device(key: str, device: DeclaredDevice) -> DeclaredDevice:
+    """The entry of *key* with its address in the usual spelling.
+
+    :raises ValueError: it names no device, or its address is malformed.
+    """
     if device.address is None and device.hardware is None:
         raise ValueError(f"{key}: an entry names neither address nor hardware")
     if device.address is None or (key == "whole_pf" and device.address == EVERY):
@@ -312,14 +320,14 @@ class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers: dict[str, list[tuple[str, Any]]] = {}
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """Refuse references: a file that people read does not need them."""
+        """Refuse references: a file for people does not need them."""
         if self.check_event(yaml.events.AliasEvent):
             mark = self.peek_event().start_mark
             raise yaml.YAMLError(f"line {mark.line + 1}: references (*) are not allowed")
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
-        """Refuse a key that is there twice: which one is meant is unknown."""
+        """Refuse a repeated key, because its value is ambiguous."""
         seen = set()
         for key, _ in node.value:
             name = self.construct_object(key, deep=True)
@@ -349,7 +357,7 @@ _HEAD: Final = """\
 # not there says nothing.
 """
 
-#: Key -> what it is for, and an example for where it says nothing.
+#: Key -> its purpose, and an example for a key without a value.
 _COMMENTS: Final[Mapping[str, tuple[str, str]]] = {
     "for": (
         "Host names (with * and ?) that this file is for; without it, whichever reads it.",
@@ -424,7 +432,7 @@ _COMMENTS: Final[Mapping[str, tuple[str, str]]] = {
 
 
 def build_declaration(declaration: NodeDeclaration) -> dict[str, Any]:
-    """The document as plain objects; what is not said is left out."""
+    """The document as plain objects; settings without a value are left out."""
     document = {**NODE_DECLARATION.head(), **_stated_items_of(declaration.wishes)}
     if declaration.hosts:
         document["for"] = list(declaration.hosts)

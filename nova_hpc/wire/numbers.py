@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sets of small numbers as text: ``1-3,7``, as host lists and CPU lists have them."""
+"""Sets of small numbers as text: ``1-3,7``, as in host lists and CPU lists."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Final
 
 from nova_hpc.wire.version import WireError, show_json_value
 
-#: The highest number that a set may have; a text of few bytes must not fill a memory.
+#: The highest number in a set: a text of few bytes must not fill a memory.
 MOST: Final = 100_000
 
 _PART: Final = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?", re.ASCII)
 
 
 def format_number_ranges(numbers: Collection[int]) -> str:
-    """The shortest text: sorted, neighbours joined; empty for none."""
+    """The shortest text: sorted, neighbours joined; "" if there are none."""
     parts: list[list[int]] = []
     for number in sorted(set(numbers)):
         if parts and parts[-1][1] == number - 1:
@@ -29,7 +29,7 @@ def format_number_ranges(numbers: Collection[int]) -> str:
 def parse_number_ranges(text: object, lowest: int = 1) -> frozenset[int]:
     """The numbers, each from *lowest* to :data:`MOST`.
 
-    :raises WireError: *text* is no such list.
+    :raises WireError: *text* is not such a list.
     """
     if not isinstance(text, str) or not text:
         raise WireError(f"{show_json_value(text)} is no list of numbers such as 1-3,7")

@@ -43,7 +43,7 @@ class _KeyPolicy:
     pkey: int
     service_level: int | None
     rate: int | None
-    #: A server before this key does not send it.
+    #: Servers of earlier releases do not send this key.
     mtu: int | None = None
 
 
@@ -85,7 +85,7 @@ _CONVERTER: Final = make_strict_converter(
 
 
 def write_desired(desired: DesiredPartitions) -> dict[str, Any]:
-    """The document, as JSON knows it."""
+    """The document as an object for JSON."""
     return {
         **DESIRED_PARTITIONS.head(),
         "ticket": desired.ticket,
@@ -105,7 +105,7 @@ def read_desired(data: object) -> DesiredPartitions:
     """Read the document.
 
     :raises nova_hpc.wire.version.LaterError: only a later release reads it.
-    :raises WireError: it is broken: what is desired is unknown.
+    :raises WireError: it is broken: the desired partitions are unknown.
     """
     if not isinstance(data, dict) or data.get("schema") != DESIRED_PARTITIONS.schema:
         raise WireError(f"it is no document of {DESIRED_PARTITIONS.name}")

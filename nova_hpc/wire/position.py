@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server's place on the fabric, as its owner may know it.
+"""A server's place on the fabric, for its owner.
 
 Names of domains are made for one project (:mod:`nova_hpc.fabric.pseudonym`): two projects
-see different names for one leaf, and no name says anything about hosts or their order. It is
-for information: nobody decides anything by it, since the owner of the server may change it.
+see different names for one leaf, and the names reveal nothing about hosts or their order. It is
+for information: no decision depends on it, because the owner of the server may change it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _MOST_RAILS: Final = 64
 class Position:
     """The names of the domains that a server is in, by their level; unknown ones are missing.
 
-    :ivar rails: names of the rails that its adapters are on; their order says nothing.
+    :ivar rails: names of its adapters' rails; their order has no meaning.
     """
 
     domains: Mapping[str, str] = attrs.Factory(dict)
@@ -53,7 +53,7 @@ class Position:
     def dumps(self) -> str:
         """The text of the item.
 
-        Where rails do not fit, a core above three other tiers goes first, then all rails.
+        If rails do not fit, a core above three other tiers is omitted first, then all rails.
         """
         named = {level: self.domains[level] for level in LEVELS if level in self.domains}
         rails = {"rails": list(self.rails)} if self.rails else {}
@@ -95,14 +95,14 @@ def read_position(text: object) -> Position:
 
 
 def is_position_name(name: object) -> bool:
-    """Whether a node may have called a domain or a rail so."""
+    """Whether a node may have given a domain or a rail this name."""
     return isinstance(name, str) and _NAME.fullmatch(name) is not None
 
 
 def position_of_metadata(metadata: Mapping[str, str]) -> Position:
-    """The position that a server's metadata says; an empty one where it says none.
+    """The position in a server's metadata; an empty one if it has none.
 
-    What cannot be read is unknown, which an empty position says as well.
+    An unreadable position is unknown, which an empty one stands for as well.
     """
     try:
         return read_position(metadata[KEY]) if KEY in metadata else Position()

@@ -45,9 +45,9 @@ def rails_as_lists(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_rails(rails: RailWish) -> RailWish:
-    """With normalised addresses.
+    """Check the rails, and normalise their addresses.
 
-    :raises ValueError: they make no sense; the text says what.
+    :raises ValueError: they are invalid; the text names the fault.
     """
     names = [name for rail in rails.adapters for name in rail]
     if not names or not all(rails.adapters):

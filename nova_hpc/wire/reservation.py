@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of the ledger that says what is reserved in Placement, and for whom.
+"""The part of the ledger with the reservations in Placement, and their owners.
 
-By the address that a resource provider is named after, so by a place and no piece of
-hardware::
+The key is the address that a resource provider is named after, so it stands for a place and
+not for a piece of hardware::
 
     {"0000:41:00.0": {"uuid": "<uuid>", "class": "CUSTOM_GPU", "total": 1,
                       "ours": 1, "operators": 0, "earlier": 0, "gone": 1790000000.0}}
@@ -21,31 +21,31 @@ from nova_hpc.wire.values import require_count, require_finite, require_type
 
 @attrs.frozen
 class ReservedProvider:
-    """The amounts of a device's resource provider that are reserved in Placement, and by whom.
+    """The amounts of a device's resource provider that are reserved in Placement, by owner.
 
-    What is reserved there is the greater one of :attr:`ours` and :attr:`operators`.
+    The reservation in Placement is the greater one of :attr:`ours` and :attr:`operators`.
     """
 
     uuid: str
     resource_class: str
-    #: Its total when this was written.
+    #: Its total when this record was written.
     total: int
     #: Devices that this node withholds.
     ours: int = 0
-    #: What an operator has reserved.
+    #: Amount that an operator has reserved.
     operators: int = 0
-    #: What was reserved before, which the change may not have reached yet; None: it has.
+    #: Amount before a change that may not have reached Placement yet; None if it has.
     earlier: int | None = None
-    #: Seconds since the epoch at which its last device vanished; None: it has not.
+    #: Seconds since the epoch at which its last device vanished; None if it has not.
     gone: float | None = None
 
     @property
     def reserved(self) -> int:
-        """The reserved amount that Placement was told."""
+        """The reserved amount that was sent to Placement."""
         return min(self.total, max(self.ours, self.operators))
 
     def dumps(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """As an object for JSON."""
         body: dict[str, Any] = {
             "uuid": self.uuid,
             "class": self.resource_class,
@@ -61,12 +61,12 @@ class ReservedProvider:
 
 
 def write_reservations(providers: Mapping[str, ReservedProvider]) -> dict[str, Any]:
-    """As JSON can hold it."""
+    """As an object for JSON."""
     return {address: providers[address].dumps() for address in sorted(providers)}
 
 
 def read_reservations(body: Any, problems: list[str]) -> dict[str, ReservedProvider]:
-    """Read it; an entry that cannot be read is lost, and said to be in *problems*."""
+    """Read the reservations; an unreadable entry is lost, and *problems* contains it."""
     if body is None:
         return {}
     if not isinstance(body, dict):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The devices of a server and how close they are, as its owner may know it.
+"""The devices of a server and how close they are, for its owner.
 
-It names roles and numbers, no address and no host. It is for information: nobody decides
-anything by it, since the owner of the server may change it.
+It contains roles and numbers, no address and no host. It is for information: no decision
+depends on it, because the owner of the server may change it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SERVER_DEVICES: Final = WireDocument(
 
 #: The item of the server's metadata.
 KEY: Final = "hpc_devices"
-#: The role of a device that has none.
+#: The role of a device without one.
 OTHER: Final = "other"
 _LONGEST_ROLE: Final = 64
 _MOST: Final = 4096
@@ -44,11 +44,11 @@ _MOST: Final = 4096
 class ServerDevices:
     """The devices of a server.
 
-    :ivar asked: the level that the flavor asks for, and whether it must be reached; None
-        where that is not known.
-    :ivar roles: role -> how many devices.
-    :ivar groups: how many groups there are of each kind, and role -> how many devices of
-        one such group; () where they are not known.
+    :ivar asked: the level in the flavor, and whether it must be reached; None
+        if unknown.
+    :ivar roles: role -> number of devices.
+    :ivar groups: number of groups of each kind, and role -> number of devices in
+        one such group; () if unknown.
     """
 
     asked: Level | None = None
@@ -58,7 +58,7 @@ class ServerDevices:
     groups: tuple[tuple[int, Mapping[str, int]], ...] = ()
 
     def dumps(self) -> str:
-        """The text of the item; where it would be too long, first the groups go."""
+        """The text of the item; the groups are omitted if it would be too long."""
         body: dict[str, Any] = SERVER_DEVICES.head()
         if self.asked is not None:
             body["asked"] = self.asked.word
@@ -76,9 +76,9 @@ class ServerDevices:
 
 
 def count_device_groups(roles: Iterable[tuple[str, int | None]]) -> dict[str, Any]:
-    """The fields of :class:`ServerDevices` that say what devices there are.
+    """The fields of :class:`ServerDevices` that describe its devices.
 
-    :param roles: of each device its role and the number of its group, None for in none.
+    :param roles: for each device its role and the number of its group, None if it is in none.
     """
     total: Counter[str] = Counter()
     members: dict[int, Counter[str]] = {}
@@ -120,7 +120,7 @@ def read_server_devices(text: object) -> ServerDevices:
 
 
 def server_devices_of_metadata(metadata: Mapping[str, str]) -> ServerDevices | None:
-    """The devices in a server's metadata; None where it says nothing that can be read."""
+    """The devices in a server's metadata; None if it contains none that can be read."""
     try:
         return read_server_devices(metadata[KEY]) if KEY in metadata else None
     except WireError:

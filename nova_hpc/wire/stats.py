@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``stats['hpc']``: what a node says about itself beyond its PCI pools.
+"""``stats['hpc']``: a node's report beyond its PCI pools.
 
 Nova carries the ``stats`` of ``get_available_resource`` to the scheduler's
-``HostState.stats`` in one TEXT column. The document holds the exceptions
-only (a healthy node's is a few bytes), grouped by reason, because the virtual
+``HostState.stats`` in one TEXT column. The document contains only the exceptions
+(a healthy node's is a few bytes), grouped by reason, because the virtual
 functions of one physical function usually fail together::
 
     {"v": 1,
@@ -16,8 +16,8 @@ functions of one physical function usually fail together::
      "notes": ["the quarantine file cannot be read"],
      "left_out": 3}
 
-That it is there says that the node runs this project's driver, which checks a server's
-devices before it starts: without it :func:`judge_node_stats` lets no ``hpc:`` flavor there.
+Its presence shows that the node runs this project's driver, which checks a server's devices
+before it starts. Without it :func:`judge_node_stats` excludes the node for ``hpc:`` flavors.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ LIMIT: Final = 16 * 1024
 #: The key of the document in the statistics of the compute node.
 KEY: Final = "hpc"
 
-#: Beside it, on nodes that give memory which servers share (``[hpc]shared_memory_mb``). A node
-#: that gives none says nothing.
+#: Beside it, on nodes that offer memory which servers share (``[hpc]shared_memory_mb``). Other
+#: nodes do not have the key.
 SHARED_MEMORY_KEY: Final = "hpc_shared_memory"
 
-#: Why a node whose devices have tags, and that says nothing of them, serves no ``hpc:`` flavor.
+#: Why a node with tagged devices and without a report serves no ``hpc:`` flavor.
 OTHER_DRIVER: Final = (
     "it runs Nova's own libvirt driver, not HpcLibvirtDriver, so nobody checks a server's devices "
     "there before it starts: set [DEFAULT]compute_driver = hpc.HpcLibvirtDriver on it, or take the "
@@ -92,35 +92,35 @@ def _normalise_notes(value: tuple[str, ...]) -> tuple[str, ...]:
 class StatsDocument:
     """The exceptions of one node."""
 
-    #: PCI address -> why the device is not offered to anybody.
+    #: PCI address -> why the device is not offered.
     withheld: Mapping[str, str] = attrs.field(
         factory=dict, converter=_normalise_reasons, hash=False
     )
-    #: PCI address -> what is wrong with a device that a server has; it stays
+    #: PCI address -> the fault of a device that a server has; it stays
     #: with that server and will be withheld when it is free.
     in_use: Mapping[str, str] = attrs.field(factory=dict, converter=_normalise_reasons, hash=False)
-    #: Those of *in_use* with which no server could start: away, silent, or the host's.
+    #: Devices among *in_use* with which no server could start: away, silent, or the host's.
     unusable: tuple[str, ...] = attrs.field(default=(), converter=_normalise_addresses)
-    #: PCI address -> how a server's guest differs from what the server was given, and the
-    #: cure: the device is gone from it, or is in one that was not given it.
+    #: PCI address -> the difference between a server's guest and its devices, with the
+    #: remedy: the device is gone from the guest, or is in a guest whose server was not given it.
     differs: Mapping[str, str] = attrs.field(factory=dict, converter=_normalise_reasons, hash=False)
-    #: PCI address -> state of a device that is suspect or in quarantine, and when that
-    #: began, Unix time in seconds. What does not fit is left out first.
+    #: PCI address -> state of a device that is suspect or in quarantine, and its
+    #: beginning, Unix time in seconds. Omitted first if the document is too long.
     states: Mapping[str, tuple[str, float]] = attrs.field(
         factory=dict, converter=_normalise_states, hash=False
     )
-    #: PCI address of a withheld device -> its kind, see :func:`format_kind`; one that is not in
-    #: it is of no known kind. What does not fit is left out before the states are.
+    #: PCI address of a withheld device -> its kind, see :func:`format_kind`; a missing one is
+    #: of unknown kind. Omitted before the states if the document is too long.
     kinds: Mapping[str, str] = attrs.field(factory=dict, converter=_normalise_reasons, hash=False)
-    #: What is wrong with the node as a whole.
+    #: Faults of the node as a whole.
     notes: tuple[str, ...] = attrs.field(default=(), converter=_normalise_notes)
-    #: Devices that are withheld or ailing but did not fit in the document.
+    #: Devices that are withheld or faulty but did not fit in the document.
     left_out: int = 0
 
     def dumps(self) -> str:
         """The document as JSON, ASCII only, shorter than :data:`LIMIT`.
 
-        What does not fit is left out from the end (withheld devices come
+        Entries that do not fit are omitted from the end (withheld devices come
         first) and counted in ``left_out``.
         """
         for extras in ((self.states, self.kinds), (self.states,), ()):
@@ -145,7 +145,7 @@ class StatsDocument:
         return write_compact_json(self._body(kept, left))
 
     def _kinds(self) -> dict[str, Mapping[str, str]]:
-        """The parts that name devices, the most important first."""
+        """The parts with devices, the most important first."""
         return {"withheld": self.withheld, "differs": self.differs, "in_use": self.in_use}
 
     def _entries(self) -> Iterator[tuple[str, str, str]]:
@@ -178,7 +178,7 @@ class StatsDocument:
 
 
 def format_kind(resource_class: str, traits: Iterable[str]) -> str:
-    """A kind of device, as Placement knows it: the class, and traits that it has."""
+    """A kind of device in Placement's terms: the class, and its traits."""
     return " ".join([resource_class, *sorted(traits)])
 
 
@@ -189,10 +189,10 @@ def parse_kind(kind: str) -> tuple[str, frozenset[str]]:
 
 
 def read_stats(text: object) -> StatsDocument | None:
-    """Read a document; None: there is none, the node does not run this project's driver.
+    """Read a document; None if there is none, so that the node does not run this project's driver.
 
-    :raises WireError: there is one that this release cannot read: what the node says is
-        unknown, which is not the same as nothing.
+    :raises WireError: this release cannot read it: the node's report is
+        unknown, which is not the same as an empty one.
     """
     if text is None:
         return None
@@ -220,29 +220,29 @@ def read_stats(text: object) -> StatsDocument | None:
 
 @attrs.frozen
 class NodeWord:
-    """The worth of one node's word, as everybody who places servers takes it."""
+    """The judgement of one node's report, for all code that places servers."""
 
-    #: None: it says nothing, or nobody can read it.
+    #: None if there is no report, or an unreadable one.
     document: StatsDocument | None = None
-    #: Why what it says cannot be read; None: it can, or it says nothing.
+    #: Why the report cannot be read; None if it can, or if there is none.
     unread: str | None = None
     #: Its devices have tags, and it does not run this project's driver.
     stock: bool = False
 
     @property
     def out(self) -> str | None:
-        """The reason against servers with ``hpc:`` keys, for operators; None: there is none."""
+        """The reason against servers with ``hpc:`` keys, for operators; None if there is none."""
         if self.unread is not None:
             return f"what the node holds back is unknown: {self.unread}"
         return OTHER_DRIVER if self.stock else None
 
 
 def judge_node_stats(text: object, tagged: bool) -> NodeWord:
-    """Read a document, and say whether the node may have servers with ``hpc:`` flavors.
+    """Read a document, and judge whether the node may have servers with ``hpc:`` flavors.
 
-    What cannot be read is unknown, which is never "all is well".
+    An unreadable report means unknown, which never counts as healthy.
 
-    :param text: as the compute node has it; None: there is none.
+    :param text: from the compute node; None if there is none.
     :param tagged: whether any device of the node has ``hpc_*`` tags.
     """
     try:
@@ -253,7 +253,7 @@ def judge_node_stats(text: object, tagged: bool) -> NodeWord:
 
 
 def read_stats_or_none(text: object) -> StatsDocument | None:
-    """The same; None also where it cannot be read. Never raises."""
+    """Like :func:`read_stats`; None also if it cannot be read. Never raises."""
     try:
         return read_stats(text)
     except WireError:
@@ -261,6 +261,7 @@ def read_stats_or_none(text: object) -> StatsDocument | None:
 
 
 def _by_reason(reasons: Mapping[str, str]) -> dict[str, list[str]]:
+    """Address -> reason as reason -> addresses: most devices share a few reasons."""
     grouped: dict[str, list[str]] = {}
     for address, reason in reasons.items():
         grouped.setdefault(reason, []).append(address)
@@ -268,6 +269,7 @@ def _by_reason(reasons: Mapping[str, str]) -> dict[str, list[str]]:
 
 
 def _by_state(states: Mapping[str, tuple[str, float]]) -> dict[str, dict[str, list[str]]]:
+    """The addresses by state, and within a state by the second since which they have it."""
     grouped: dict[str, dict[str, list[str]]] = {}
     for address, (state, since) in states.items():
         grouped.setdefault(state, {}).setdefault(str(int(since)), []).append(address)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads JSON objects into attrs classes strictly: every error says where and what.
+"""Reads JSON objects into attrs classes strictly: every error names the place and the fault.
 
-cattrs knows the classes. What it does not do by itself: it lets ``"7"`` pass for 7 and a
-text for a list of letters, and its errors name Python's types. Here every value has the type
-that it is written with, numbers have bounds, and an error reads "host one: devices
-0000:40:00.0: free is -1; it must be 0 to 1000000". Whether keys may be missing or unknown is
-the document's rule.
+cattrs handles the classes. It has two gaps: it accepts ``"7"`` for 7 and a text for a list of
+letters, and its errors name Python's types. Here every value must have the type of its
+notation, numbers have bounds, and an error reads "host one: devices
+0000:40:00.0: free is -1; it must be 0 to 1000000". Each document decides whether keys may be
+missing or unknown.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ Hook = Callable[[Any, Any], Any]
 
 _Class = TypeVar("_Class")
 
-#: How an object in a list is called: by the first of these that it has.
+#: Keys for the name of an object in a list; the first one that it has counts.
 _NAMES: Final = ("name", "host", "address")
 #: The longest name that is shown, in characters.
 _LONGEST_NAME: Final = 255
 
 
 class WrongError(WireError):
-    """A wrong value; the text goes on where the name of the field ends: "is 7, not a text"."""
+    """A wrong value; the text continues after the name of the field: "is 7, not a text"."""
 
 
 def number_field(least: int = 0, most: int = 1_000_000) -> tuple[type, Hook]:
@@ -58,7 +58,7 @@ def _any_text(value: Any, _: Any) -> str:
     return value
 
 
-#: A text that users have written: any at all.
+#: Any text from users.
 ANY_TEXT: Final = (str, _any_text)
 
 
@@ -81,7 +81,7 @@ def _structure_text(value: Any, kind: Any) -> str:
         return value  # nearly all are
     if not _any_text(value, kind):
         raise WrongError(f"is {show_json_value(value)}, not a text")
-    # It would end in somebody's terminal.
+    # A user's terminal might show it.
     raise WrongError(f"is {show_json_value(value)}, which cannot be printed")
 
 
@@ -92,21 +92,21 @@ def make_strict_converter(
     defaults: bool | Collection[type] = False,
     growing: bool = False,
 ) -> cattrs.Converter:
-    """A converter for documents whose fields are called as those of the classes.
+    """A converter for documents whose fields have the names of the classes' fields.
 
-    :param fields: name of a field, in any class -> how numbers or texts in it are read;
+    :param fields: name of a field, in any class -> reader for its numbers or texts;
         other numbers are 0 to 1000000, other texts printable and not empty.
     :param omit: class -> its fields that are in no document.
-    :param defaults: a key may be missing whose field has a default, in all classes or in these;
-        otherwise none may.
-    :param growing: keys that are unknown are ignored; otherwise they are refused.
+    :param defaults: whether a key may be missing if its field has a default, in all classes or
+        in the listed ones.
+    :param growing: unknown keys are ignored if True, otherwise refused.
     """
     strict_converter = cattrs.Converter(forbid_extra_keys=not growing)
     left_out: dict[type, dict[str, Any]] = {
         kind: {name: gen.override(omit=True) for name in names}
         for kind, names in (omit or {}).items()
     }
-    # Made when it is needed: hooks for parts of such a class may come later.
+    # Created on demand, because hooks for parts of such a class may come later.
     strict_converter.register_unstructure_hook_factory(
         lambda kind: isinstance(kind, type) and kind in left_out,
         lambda kind: gen.make_dict_unstructure_fn(kind, strict_converter, **left_out[kind]),
@@ -135,13 +135,19 @@ def _is_optional(kind: Any) -> bool:
 
 
 def _make_optional_hook(kind: Any, made: cattrs.Converter) -> Hook:
-    """As cattrs does it, but the hook is looked for once and not for each value."""
+    """Like cattrs, but with one lookup of the hook instead of one for each value."""
     inner = kind.__args__[0]
     read = made.get_structure_hook(inner)
     return lambda value, _: None if value is None else read(value, inner)
 
 
 def _make_items_factory(collect: Callable[[list[Any]], Any]) -> Any:
+    """How to read a list into a tuple or a set.
+
+    Items are read without a record of their places, because that is faster. If one of them
+    is wrong, cattrs reads the list again, and its error names the place of the item.
+    """
+
     def factory(kind: Any, made: cattrs.Converter) -> Hook:
         of = kind.__args__[0]
         read = made.get_structure_hook(of)
@@ -153,7 +159,7 @@ def _make_items_factory(collect: Callable[[list[Any]], Any]) -> Any:
             try:
                 return collect([read(item, of) for item in value])
             except (WireError, cattrs.BaseValidationError):
-                return explained(value, kind)  # raises, and says where
+                return explained(value, kind)  # raises, with the place
 
         return hook
 
@@ -176,6 +182,12 @@ def _make_class_factory(
     left_out: Mapping[type, Mapping[str, Any]],
     defaults: bool | Collection[type],
 ) -> Any:
+    """How to read an object into a class, with the hooks of single fields.
+
+    A missing key is reported before cattrs reads the object, so that the message names it
+    in our words.
+    """
+
     def factory(kind: Any, made: cattrs.Converter) -> Hook:
         attrs.resolve_types(kind)
         overrides = {**left_out.get(kind, {})}
@@ -233,8 +245,8 @@ def structure_document(
 ) -> _Class:
     """The *data* of a document as its class.
 
-    :param singular: name of a list -> what one of its objects is called.
-    :raises WireError: says what is wrong, and where.
+    :param singular: name of a list -> word for one of its objects.
+    :raises WireError: names the fault and its place.
     """
     try:
         return converter.structure(data, kind)
@@ -243,7 +255,7 @@ def structure_document(
 
 
 def _explain_wire_error(error: Exception, data: Any, singular: Mapping[str, str]) -> str:
-    """Name the first fault, and where it is."""
+    """Name the first fault and its place."""
     parts: list[str] = []
     while isinstance(error, cattrs.BaseValidationError):
         noted, others = error.group_exceptions()  # type: ignore[attr-defined]
@@ -253,7 +265,7 @@ def _explain_wire_error(error: Exception, data: Any, singular: Mapping[str, str]
         error, note = noted[0]
         key = note.name if isinstance(note, cattrs.AttributeValidationNote) else note.index
         if isinstance(data, dict) and key not in data:
-            continue  # a part of the class that is none of the document
+            continue  # a part of the class that is not in the document
         data = data[key]
         if isinstance(key, int):
             parts[-1] = f"{singular.get(parts[-1], parts[-1])} {_item_name_of(data, key)}"

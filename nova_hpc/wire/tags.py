@@ -50,7 +50,7 @@ SEPARATOR: Final = "/"
 
 
 class TagError(WireError):
-    """Tags that cannot be trusted; the text says which and why."""
+    """Tags that cannot be trusted; the text names the tag and the reason."""
 
 
 @attrs.frozen
@@ -60,12 +60,12 @@ class Tags:
     location: Location
     role: str | None = None
     #: IOMMU unit: the lowest address of a group with several assignable
-    #: functions, which go to one guest together; None when it is alone.
+    #: functions, which go to one guest together; None if there is only one.
     group: str | None = None
     resource_class: str | None = None
     traits: frozenset[str] = frozenset()
-    #: NVLink sets that it is in, as :mod:`nova_hpc.topology.nvlink` writes them.
-    #: Whether they make sense is seen only where all members are together.
+    #: Its NVLink sets, in the form of :mod:`nova_hpc.topology.nvlink`.
+    #: They can be checked only together with all members.
     nvlink: str | None = None
 
     def to_spec(self) -> dict[str, str]:
@@ -90,7 +90,7 @@ def parse_tags(pool: Mapping[str, object]) -> Tags | None:
     """Read the tags of a pool (or of a device specification).
 
     :param pool: any mapping that may hold ``hpc_*`` keys.
-    :returns: None where there is no ``hpc_*`` key at all: an ordinary device.
+    :returns: None if there is no ``hpc_*`` key at all: an ordinary device.
     :raises TagError: unknown schema version, or a value of the wrong form.
     """
     tags = {key: value for key, value in pool.items() if key.startswith("hpc_")}
@@ -123,7 +123,7 @@ def parse_tags(pool: Mapping[str, object]) -> Tags | None:
 
 
 def has_tags(pool: Mapping[str, object]) -> bool:
-    """Whether a pool has ``hpc_*`` tags at all, also such as nobody can read."""
+    """Whether a pool has ``hpc_*`` tags at all, also unreadable ones."""
     return any(key.startswith("hpc_") for key in pool)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lines that ``nova-hpc configure`` has replaced: ``--undo`` gives them back.
+"""The lines that ``nova-hpc configure`` has replaced: ``--undo`` restores them.
 
 ::
 
@@ -22,14 +22,14 @@ from nova_hpc.wire.version import show_json_value
 
 @attrs.frozen
 class Replaced:
-    """One file; None: it was not there."""
+    """One file; a content is None if the file did not exist."""
 
     path: str
     before: str | None
     after: str | None
 
 
-#: What one run has replaced.
+#: The files that one run has replaced.
 Step = tuple[Replaced, ...]
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The mark of a server whose guest was asked to give up devices and did not answer.
+"""The mark of a server whose guest did not answer a request to release devices.
 
-QEMU keeps such a request, and the guest's next reset completes it. The mark says so
-until the guest is started anew. Which devices are gone is read from the guest, and which
-ones it has to have from Nova: the mark only says who has asked.
+QEMU keeps such a request, and the guest's next reset completes it. The mark stands until the
+guest is started again. The missing devices are read from the guest, and the expected ones from
+Nova: the mark only shows that there was a request.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ KEY: Final = "hpc_unplug"
 class Unplug:
     """Requests that QEMU may still keep."""
 
-    #: How many devices the guest was asked for and did not give up.
+    #: Number of devices that the guest was requested to release and did not.
     asked: int
 
     def dumps(self) -> str:
@@ -41,9 +41,9 @@ class Unplug:
 
 
 def read_unplug(text: object) -> Unplug | None:
-    """Read a stored text; None: there is none, and nobody has asked the guest.
+    """Read a stored text; None if there is none, so that there was no request.
 
-    :raises nova_hpc.wire.version.WireError: it cannot be read: who asked is unknown.
+    :raises nova_hpc.wire.version.WireError: it cannot be read: a request is possible.
     """
     if text is None:
         return None

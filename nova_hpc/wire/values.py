@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values of JSON by their very type: True is no number here, and nothing is converted.
+"""Values of JSON by their exact type: True is not a number here, and nothing is converted.
 
-For readers that take a damaged entry for none; :mod:`nova_hpc.wire.strict` says what is wrong.
+For readers that skip a damaged entry; :mod:`nova_hpc.wire.strict` reports the faults.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _T = TypeVar("_T")
 def require_type(value: Any, kind: type[_T]) -> _T:
     """The value.
 
-    :raises TypeError: it is not of this type, but perhaps of one that is derived from it.
+    :raises TypeError: it is not of exactly this type (subclasses are refused).
     """
     if type(value) is not kind:
         raise TypeError(kind.__name__)
@@ -26,14 +26,14 @@ def require_type(value: Any, kind: type[_T]) -> _T:
 
 
 def require_type_or_none(value: Any, kind: type[_T]) -> _T | None:
-    """The same, for a value that may be missing."""
+    """Like :func:`require_type`, for a value that may be missing."""
     return None if value is None else require_type(value, kind)
 
 
 def require_count(value: Any) -> int:
     """A whole number from 0 on.
 
-    :raises TypeError: it is something else.
+    :raises TypeError: it is another value.
     """
     if require_type(value, int) < 0:
         raise TypeError("negative")
@@ -43,7 +43,7 @@ def require_count(value: Any) -> int:
 def require_finite(value: Any) -> float:
     """A finite number.
 
-    :raises TypeError: it is something else.
+    :raises TypeError: it is another value.
     """
     try:
         if type(value) in (int, float) and math.isfinite(value):
@@ -55,5 +55,5 @@ def require_finite(value: Any) -> float:
 
 
 def cut_reason(text: str) -> str:
-    """A reason, cut to what a file keeps of it."""
+    """A reason, cut to the length that a file keeps."""
     return text[:_LONGEST_REASON]

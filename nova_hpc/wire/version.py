@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one rule by which every wire document changes, and its readers judge it.
+"""The one rule for changes of wire documents, and for their readers.
 
 A version is a whole number. Within one, keys may be added; none is removed and none
-changes its meaning, and a reader ignores keys that it does not know (but for the
-snapshot, where a wrong answer is worse than none). Whatever cannot be done so is the
-next version, in two releases: the first reads it and still writes the one before, the
-second writes it and still reads the one before. So neighbours in a rolling upgrade, of
-which either may be the newer one, read each other.
+changes its meaning, and a reader ignores unknown keys (except for the snapshot, because a
+wrong answer is worse than none there). Any other change makes the next version, in two
+releases: the first reads it and still writes the one before, the second writes it and still
+reads the one before. So neighbours in a rolling upgrade read each other, whichever is newer.
 
-A reader that meets a version it does not know, or a text that is broken, says that the
-fact is *unknown*. It never takes that for "there is nothing", and it leaves the text
-where it lies: after the next upgrade it can be read.
+A reader that meets an unknown version, or a broken text, reports the fact as *unknown*. It
+never takes that for an empty document, and it leaves the text in its place: after the next
+upgrade it can be read.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ import attrs
 _LONGEST: Final = 60
 
 #: Longest value of instance system metadata, in characters (nova/db/main/models.py,
-#: InstanceSystemMetadata.value, all releases); what is longer fails the server's save.
+#: InstanceSystemMetadata.value, all releases); a longer value makes the server's save fail.
 LONGEST_METADATA: Final = 255
 
 
 class WireError(ValueError):
-    """A text that must not be acted on. The error says why, for operators."""
+    """A text that must not be acted on. The error contains the reason, for operators."""
 
 
 class LaterError(WireError):
-    """A text of a *version* that only a later release reads: it stays as it is."""
+    """A text of a *version* that only a later release reads: it is kept unchanged."""
 
     def __init__(self, text: str, version: int) -> None:
         super().__init__(text)
@@ -44,33 +43,33 @@ class WireDocument:
     """The common properties of all texts of one kind."""
 
     name: str
-    #: Where it is while nobody reads it.
+    #: Its place between writing and reading.
     lives: str
-    #: What makes it, and what reads it, as ``module:function``; "" where only others do.
+    #: Its writer and readers, as ``module:function``; "" if only other programs write it.
     writer: str
     readers: tuple[str, ...] = ()
     #: Version that this release writes.
     version: int = 1
     #: Versions that it reads: also the one before, and one that it does not write yet.
     reads: tuple[int, ...] = (1,)
-    #: What the key ``schema`` says; None: there is no such key.
+    #: Value of the key ``schema``; None if the document has none.
     schema: str | None = None
-    #: Where the version is said.
+    #: The key of the version.
     key: str = "version"
-    #: Version of a text that does not say one; None: every one says it.
+    #: Version of a text without a version; None if every text has one.
     absent: int | None = None
-    #: The longest that is written, in bytes; None: as long as it needs to be.
+    #: Maximum length that is written, in bytes; None if it is not limited.
     limit: int | None = None
-    #: The longest that is looked at, in characters; None: *limit*.
+    #: Maximum length that is read, in characters; *limit* if None.
     longest: int | None = None
-    #: What helps when it is broken or too old.
+    #: The remedy for a broken or too old text.
     cure: str = ""
 
     def load(self, text: object) -> dict[str, Any]:
-        """The JSON object in *text*, whatever that is.
+        """The JSON object in *text*, which may be any object.
 
         :raises LaterError: only a later release reads it.
-        :raises WireError: it is broken, or of a version that nobody reads any more.
+        :raises WireError: it is broken, or of a version that no release reads any more.
         """
         longest = self.longest or self.limit
         if not isinstance(text, str) or (longest is not None and len(text) > longest):
@@ -106,12 +105,12 @@ class WireDocument:
         raise self.broken(f"has {stated}, and this release of nova-hpc reads {readable}")
 
     def head(self) -> dict[str, Any]:
-        """The beginning of a text of this release."""
+        """The first keys of a text of this release."""
         schema = {} if self.schema is None else {"schema": self.schema}
         return {**schema, self.key: self.version}
 
     def broken(self, problem: str) -> WireError:
-        """The error for a text that is not what it should be."""
+        """The error for an invalid text."""
         return WireError(f"the {self.name} {problem}{self._cure}")
 
     @property
@@ -125,9 +124,9 @@ def write_compact_json(data: object) -> str:
 
 
 def show_json_value(value: object) -> str:
-    """A value as JSON has it, in ASCII and of bounded length, for messages."""
+    """A value in JSON, in ASCII and of bounded length, for messages."""
     try:
         text = json.dumps(value, default=repr)
-    except RecursionError:  # nested just less deep than json.loads minds
+    except RecursionError:  # nested a little less deeply than json.loads refuses
         text = f"{'[' * _LONGEST}..."
     return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."

@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The domain that a group gets, and the place of the next member in it, by the planner. Pure.
 
-The scheduler asks the function that ``nova-hpc fabric plan`` asks
+The scheduler calls the same function as ``nova-hpc fabric plan``
 (:func:`nova_hpc.cluster.plan.search.plan_gang`), with the hosts that Nova offers in place of files.
-What a scheduler has to know beyond that is here: domains whose places are kept for other groups,
+This module adds two conditions of schedulers: domains whose places are kept for other groups,
 and members that come one after the other.
 
 An example. On the map *f* leaf l1 has hosts n1 and n2 with one free place each, l2 has n3 with
 four and n4 with two, l3 has n5 with three; all are in block b1. A group wants one leaf.
 
-#. It has three members: :meth:`Ground.choose` says leaf ``f/l3``, 0 levels above the wanted one.
-#. Another group's room keeps two places of l3, which the caller finds in Placement. It asks again
+#. It has three members: :meth:`Ground.choose` returns leaf ``f/l3``, 0 levels above the wanted one.
+#. Another group's room keeps two places of l3, which the caller finds in Placement. It calls again
    with a *cut* of 1 for l3, and gets leaf ``f/l2``.
 #. A group of seven gets None; with *flexible* it gets block ``f/b1``, one level above.
-#. One of the members is on n4 and three are to come: :meth:`Ground.scores` gives 1.0 to n3
+#. One of the members is on n4 and three remain: :meth:`Ground.scores` gives 1.0 to n3
    and n4, and less than 0.5 to all others.
 """
 
@@ -31,7 +31,7 @@ from nova_hpc.cluster.plan import Gang, GangPlan, GangPolicy, plan_gang
 from nova_hpc.cluster.plan.tree import natural_sort_key
 from nova_hpc.fabric.model import FabricLevel, FabricMap, FabricPlace
 
-#: Enough for any group: all hosts together are no domain that can be full.
+#: Enough for any group: the domain of all hosts can never be full.
 UNBOUNDED: Final = 10**9
 _NONE: Final[Mapping[str, int]] = {}
 
@@ -41,11 +41,11 @@ class FabricSeat:
     """A host, and how many servers of the request fit on it now."""
 
     place: FabricPlace
-    #: The name of the fabric map that knows it; "" where none does.
+    #: The name of the fabric map with this host; "" if no map has it.
     map: str = ""
     fit: int = 0
-    #: Level -> its domain, the tightest first; where that is unknown, the narrower one that is
-    #: sure to lie in it.
+    #: Level -> its domain, the tightest first; if that is unknown, the narrower one that
+    #: certainly lies in it.
     domains: Mapping[FabricLevel, GroupDomain] = attrs.field(init=False, eq=False, repr=False)
 
     @domains.default
@@ -73,7 +73,7 @@ class Ground:
 
     @functools.cached_property
     def hosts(self) -> Mapping[str, int]:
-        """UUID of a domain of any level -> how many hosts in it can take a server."""
+        """UUID of a domain of any level -> number of its hosts that can take a server."""
         host_counts: collections.Counter[str] = collections.Counter()
         for seat in self.seats:
             if seat.fit:
@@ -100,9 +100,9 @@ class Ground:
 
     @functools.cached_property
     def fabric(self) -> FabricMap:
-        """The hosts as a map, with the names that their own map has.
+        """The hosts as a map, with the names of their own map.
 
-        Two maps may have domains of one name: where there are several maps, UUIDs are the names.
+        Two maps may have domains of one name. If there are several maps, UUIDs are the names.
         """
         several = len({seat.map for seat in self.seats if seat.domains}) > 1
         places: dict[str, FabricPlace] = {}
@@ -115,7 +115,7 @@ class Ground:
                     if place.domain(level) is not None
                 }
                 place = FabricPlace(place.host, rails=place.rails, **uuids)
-            # A host of Nova may be there once for each of its nodes.
+            # A host of Nova may be in the list once for each of its nodes.
             places[place.host] = place
         return FabricMap(places=tuple(places.values()))
 
@@ -131,15 +131,15 @@ class Ground:
         return domains
 
     def named(self, domain: GroupDomain) -> tuple[FabricLevel, str] | None:
-        """The planner's name of a domain; None: no host is in it, or all are."""
+        """The planner's name of a domain; None if no host is in it, or all are."""
         keys = (key for key, candidate in self._named.items() if candidate == domain)
         return next(keys, None)
 
     def capacity(self, cut: Mapping[str, int] = _NONE) -> dict[str, int]:
-        """Host -> how many servers fit on it.
+        """Host -> number of servers that fit on it.
 
-        :param cut: UUID of a domain -> no more than so many servers fit into it. Which of its
-            hosts lose their places nobody can tell: the last ones by name do.
+        :param cut: UUID of a domain -> maximum of servers that fit into it. It is unknown which
+            of its hosts lose their places, so the last ones by name do.
         """
         capacity: collections.Counter[str] = collections.Counter()
         for seat in self.seats:
@@ -167,13 +167,13 @@ class Ground:
         """The domain for a group, and how many levels above the wanted one it is.
 
         It is the one that holds the whole plan of ``nova-hpc fabric plan --group GROUP``. Equal
-        domains come in an order of the group's own: groups that are made at the same moment
-        would all want the same one.
+        domains come in an order that the group decides. Otherwise groups that are created at the
+        same moment would all prefer the same one.
 
-        :param flexible: whether a wider domain will do, and at last any hosts.
+        :param flexible: whether a wider domain is acceptable, and at last any hosts.
         :param before: UUID of the domain that the group had before; it comes first.
-        :param cut: UUIDs of domains that have no more than so many places left.
-        :returns: None: no domain holds the group.
+        :param cut: UUIDs of domains -> the number of places that are left in them.
+        :returns: None if no domain holds the group.
         """
         levels = [wider for wider in FabricLevel if wider >= level] if flexible else [level]
         if before is not None and before not in cut:
@@ -194,20 +194,20 @@ class Ground:
                 if enclosing is not None:
                     return step, self._named[enclosing]
         if flexible and EVERYWHERE.uuid not in cut:
-            # Members for whom there is no place now may still find one later.
+            # Members without a place now may still find one later.
             return len(levels), EVERYWHERE
         return None
 
     def scores(self, used: Mapping[str, int], left: int, group: str) -> dict[str, float]:
         """Host -> how good it is for the group's next member: 1.0, and down to more than 0.
 
-        The planner is asked for all members that are still to come, beside those that are there:
-        its leaves (and NVLink domains) come first. Between the hosts of one leaf there is no
-        difference, for that is the other weighers' to decide.
+        The planner places all remaining members beside the present ones. Its leaves (and
+        NVLink domains) come first. Hosts of one leaf get equal scores, because the other
+        weighers decide between them.
 
-        :param used: host -> members that are there. Hosts that are nowhere in the seats do
+        :param used: host -> present members. Hosts that are not in the seats do
             not count.
-        :param left: members that are still to come, the next one included.
+        :param left: remaining members, the next one included.
         """
         capacity = {host: fit for host, fit in self.capacity().items() if fit > 0}
         parts = {host: self._part(host) for host in capacity}
@@ -239,10 +239,10 @@ class Ground:
         return {host: order[part] for host, part in parts.items()}
 
     def _part(self, host: str) -> tuple[str, str]:
-        """The leaf of a host, or, where it is unknown, itself; its NVLink domain and part of it.
+        """The leaf of a host, or the host if unknown; its NVLink domain and the part of it.
 
-        The planner puts a gang into one part of an NVLink domain where it fits, so members that
-        come one after the other have to find it again.
+        The planner puts a gang into one part of an NVLink domain if it fits, so members that
+        come one after the other must find this part again.
         """
         place = self.fabric.place(host) or FabricPlace(host=host)
         leaf = f"leaf {place.leaf}" if place.leaf is not None else f"host {host}"

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The way of a member of a server group to its domain, beside any number of schedulers.
+"""The steps by which a member of a server group gets its domain, with any number of schedulers.
 
-Reads the group's record, or writes it; takes the member's ticket; answers. Every step may be
-the last one of this process, and may meet another scheduler or a reaper at the same place: what
-it leaves is either used by the next member or swept, and nothing is ever changed in place.
+A member reads or writes the group's record, takes its ticket, and answers. Every step may be
+the last one of this process, and may meet another scheduler or a reaper at the same place. The
+result of a step is either used by the next member or swept, and nothing is ever changed in
+place.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ from nova_hpc.cluster.group_domain.records import (
 )
 from nova_hpc.fabric.model import FabricLevel
 
-#: So often all domains are tried where only rooms that are not settled are in the way.
+#: How often all domains are tried while only rooms that are not settled are in the way.
 _PASSES: Final = 8
-#: So often somebody who comes first looks again whether the others have gone.
+#: How often a scheduler with the first room checks again whether the others have gone.
 _LOOKS: Final = 4
-#: So often a member finds that what it wanted to use has just gone.
+#: How often a member may find that a provider for it has just gone.
 _ROUNDS: Final = 50
 
 #: One decision at a time for each group in this process: the others only read it.
@@ -52,15 +53,15 @@ _LOCKS: Final = tuple(threading.Lock() for _ in range(64))
 
 @attrs.frozen
 class Ask:
-    """A member that looks for its domain."""
+    """A member that needs its domain."""
 
     server: str
     group: str
-    #: How many members the group will have; 1: it has not announced any.
+    #: Announced number of members of the group; 1 without an announcement.
     members: int = 1
-    #: Nova knows no member of the group that has a host.
+    #: Whether no member of the group has a host in Nova's records.
     alone: bool = False
-    #: Whether the member goes elsewhere where the domain has no host for it.
+    #: Whether the member goes elsewhere if the domain has no host for it.
     flexible: bool = False
 
 
@@ -70,11 +71,11 @@ class JoinOffer:
 
     #: The hosts that can take it.
     ground: Ground
-    #: Of the domain that the group wants.
+    #: Level of the domain that the group wants.
     level: FabricLevel
-    #: Of the servers that are counted.
+    #: Size of the counted servers.
     size: Size = ANY_SIZE
-    #: UUIDs of the hosts that have room -> servers that were counted as being on them.
+    #: UUIDs of the hosts with room -> servers that were counted as being on them.
     seen: Mapping[str, Collection[str]] = attrs.field(factory=dict)
 
 
@@ -84,9 +85,9 @@ class Joined:
 
     #: UUID of the domain.
     domain: str
-    #: Whether it was taken now; otherwise the member had it.
+    #: Whether it was taken now; otherwise the member already had it.
     new: bool = True
-    #: How many levels above the wanted one the domain is that the group has now; None: it was
+    #: How many levels above the wanted one the group's present domain is; None if it was
     #: decided before.
     step: int | None = None
 
@@ -101,7 +102,7 @@ class DomainMiss:
 
     @property
     def left(self) -> int:
-        """Servers that still fit."""
+        """Number of servers that still fit."""
         return max(0, self.free - self.promised)
 
 
@@ -109,15 +110,15 @@ class DomainMiss:
 class Refused:
     """There is no domain for the member, or none of its hosts can take it."""
 
-    #: UUID of the group's domain, which was decided before; None: it has none.
+    #: UUID of the group's domain, which was decided before; None if it has none.
     domain: str | None = None
-    #: Where it has none; None: no host is in any domain of the level.
+    #: The nearest miss if it has none; None if no host is in any domain of the level.
     nearest: DomainMiss | None = None
 
 
 @attrs.define
 class GroupDomains:
-    """The groups' domains, as Placement has them. One object for each member."""
+    """The groups' domains in Placement. One object for each member."""
 
     records: ProviderRecords
     servers: NovaServers
@@ -125,12 +126,16 @@ class GroupDomains:
     _places: dict[str, frozenset[str]] = attrs.field(factory=dict, init=False)
 
     def where(self, server: str) -> str | None:
-        """UUID of the domain that a server belongs to, whatever became of its group."""
+        """UUID of the domain that a server belongs to, even if its group is gone."""
         ticket = self.records.ticket(server)
         return ticket.root if ticket else None
 
     def join(self, ask: Ask, offer: JoinOffer) -> Joined | Refused:
         """Take the member's ticket.
+
+        A group without a record gets one first. An old record without members is deleted and
+        written again. Then the ticket is created below the record, with the server's UUID. If
+        another process removes the record in between, all of this is repeated.
 
         :raises PlacementSilentError: Placement or Nova's database does not answer.
         """
@@ -150,7 +155,7 @@ class GroupDomains:
                             continue
                         record, step = decision
             elif not retired and (ask.alone or not offer.ground.hosts.get(record.root)):
-                # Whoever finds nobody's record decides anew: the domain may be full by now.
+                # A record without members is decided again, because its domain may be full by now.
                 retired = True
                 if self._retire(record, not offer.ground.hosts.get(record.root)):
                     before = record.root
@@ -164,7 +169,7 @@ class GroupDomains:
             ticket = self.records.ticket(ask.server) if made is Made.TAKEN else None
             if ticket is not None:
                 return Joined(ticket.root, new=False)
-            # The record went, or the ticket, by a reaper's hand.
+            # The record or the ticket went: a reaper has removed it.
             self.records.pause(min(number, 3))
         raise PlacementSilentError(
             f"what server group {ask.group} has in Placement does not settle"
@@ -173,7 +178,7 @@ class GroupDomains:
     def look(self, ask: Ask, offer: JoinOffer) -> tuple[GroupDomain, int] | Refused:
         """The domain for members of one request that have no group, and its step.
 
-        It respects what is kept for groups, and keeps nothing.
+        It respects the places that are kept for groups, and keeps none.
         """
         hunt = _Hunt(ask, offer)
         while (chosen := hunt.next()) is not None:
@@ -187,7 +192,7 @@ class GroupDomains:
     def leave(self, server: str) -> None:
         """Give back a ticket that was taken now, for a member that finds no host.
 
-        With it goes the record, where it was the last one.
+        The record goes with it, if it was the last ticket.
         """
         ticket = self.records.ticket(server)
         if ticket is None or not self.records.remove(server) or ticket.parent is None:
@@ -201,9 +206,9 @@ class GroupDomains:
     # -- an old record -------------------------------------------------------
 
     def _retire(self, record: GroupProvider, empty_too: bool) -> bool:
-        """Delete a record none of whose members is left; False: it stays.
+        """Delete a record none of whose members is left; False if it stays.
 
-        :param empty_too: also one that never had a member, or is about to have its first.
+        :param empty_too: also a record that never had a member, or is about to get its first.
         """
         tree = self.records.tree(record.root)
         for room in tree.rooms:
@@ -219,7 +224,7 @@ class GroupDomains:
                 return False
             self.records.remove(room.uuid)
             return True
-        # In no room: by somebody's hand, or just gone.
+        # It is in no room: its room was removed by hand, or has just gone.
         return self.records.remove(record.uuid)
 
     # -- a new record --------------------------------------------------------
@@ -229,7 +234,11 @@ class GroupDomains:
     ) -> tuple[GroupProvider, int] | Refused | None:
         """Write the group's record.
 
-        :returns: it, and its step of the ladder; None: another scheduler was first.
+        The planner returns one domain after the other until a room holds. If only unsettled
+        rooms are in the way, all domains are tried again after a pause, because these rooms may
+        go. As long as they may, a wider domain is accepted only in the last pass.
+
+        :returns: it, and its step of the ladder; None if another scheduler was first.
         """
         hunt = _Hunt(ask, offer, before)
         for number in range(_PASSES):
@@ -244,7 +253,7 @@ class GroupDomains:
                 hunt.missed(chosen, outcome)
             if hunt.contended is None:
                 break
-            # What nobody has used by then is taken away.
+            # The rooms that are still unused by then are removed.
             self.records.pause(number + 2)
         return Refused(nearest=hunt.nearest or _find_emptiest_domain(offer))
 
@@ -253,8 +262,11 @@ class GroupDomains:
     ) -> GroupProvider | DomainMiss | RoomVerdict | None:
         """Take a room and write the record.
 
-        :returns: the record; why there is no room; YIELD: others are about to take it; None:
-            the group has a record.
+        The room is created before it is checked, so that no other scheduler can overlook it. It
+        is removed again if it does not fit, or if another scheduler has written the record.
+
+        :returns: the record; or why there is no room; YIELD if others are about to take it; None
+            if the group has a record.
         """
         tree = self._room_for(ask, offer, domain, free)
         if not isinstance(tree, DomainTree):
@@ -264,7 +276,7 @@ class GroupDomains:
         room = str(uuid.uuid4())
         made = self.records.make(room_name(ask.group, ask.members, offer.size), room, domain.uuid)
         if made is not Made.MADE:
-            # The domain's provider has just been reaped.
+            # A reaper has just removed the domain's provider.
             return RoomVerdict.YIELD
         verdict = self._stand(ask, offer, domain, free, room)
         if isinstance(verdict, RoomVerdict):
@@ -283,9 +295,9 @@ class GroupDomains:
     def _room_for(
         self, ask: Ask, offer: JoinOffer, domain: GroupDomain, free: int
     ) -> DomainTree | DomainMiss | RoomVerdict:
-        """The domain, where it has room for all members; dead tickets are swept before.
+        """The domain, if it has room for all members; dead tickets are swept before.
 
-        :returns: it; or why it has none; YIELD: rooms that may go again are in the way.
+        :returns: it; or why it has none; YIELD if rooms that may go again are in the way.
         """
         tree = self.records.tree(domain.uuid)
         if tree.rooms:
@@ -303,7 +315,11 @@ class GroupDomains:
     def _stand(
         self, ask: Ask, offer: JoinOffer, domain: GroupDomain, free: int, room: str
     ) -> RoomVerdict | DomainMiss:
-        """Whether a room that was put down may stay."""
+        """Whether a new room may stay.
+
+        A room that comes first waits for the other unsettled rooms. If they stay, their
+        schedulers may be dead: a later sweep removes them.
+        """
         for number in range(_LOOKS):
             tree = self.records.tree(domain.uuid)
             placed = self._placed(tree, ask, offer, free)
@@ -323,10 +339,10 @@ class GroupDomains:
         return RoomVerdict.YIELD
 
     def _placed(self, tree: DomainTree, ask: Ask, offer: JoinOffer, free: int) -> frozenset[str]:
-        """Members of other groups that *free* has no place for any more.
+        """Members of other groups whose places are no longer in *free*.
 
-        They have a claim, on a host that was not offered, or that was offered with what it has
-        left. Asked only as far as it decides something.
+        They have a claim, on a host that was not offered, or that was offered with its remaining
+        places. It is computed only as far as it decides something.
         """
         placed: set[str] = set()
         if ask.members + tree.promised(ask.group, offer.size) <= free:
@@ -347,15 +363,15 @@ class GroupDomains:
 
 @attrs.define
 class _Hunt:
-    """The domains that the planner names, one after the other: those before were full."""
+    """The domains that the planner returns, one after the other: the ones before were full."""
 
     ask: Ask
     offer: JoinOffer
     #: UUID of the domain that the group had before.
     before: str | None = None
-    #: The domain that came nearest, of all that were tried.
+    #: The domain that came nearest, among all that were tried.
     nearest: DomainMiss | None = None
-    #: The lowest step at which only rooms were in the way that may go again.
+    #: The lowest step at which the only obstacles were rooms that may go again.
     contended: int | None = None
     _cut: dict[str, int] = attrs.field(factory=dict)
 
@@ -365,14 +381,14 @@ class _Hunt:
         self._cut.clear()
 
     def next(self, patient: bool = False) -> tuple[int, GroupDomain] | None:
-        """The number of levels above the wanted one, and the domain; None: there are no more.
+        """The number of levels above the wanted one, and the domain; None if there are no more.
 
-        :param patient: a wider domain is none while others may still give way.
+        :param patient: no wider domain is returned while others may still give way.
         """
         chosen = self.offer.ground.choose(
             self.offer.level,
             self.ask.members,
-            # Who has no group has an order of his own, too.
+            # A server without a group has an order of its own, too.
             self.ask.group or self.ask.server,
             flexible=self.ask.flexible,
             before=self.before,
@@ -396,7 +412,7 @@ class _Hunt:
 
 
 def _find_emptiest_domain(offer: JoinOffer) -> DomainMiss | None:
-    """The domain of the wanted level that most servers fit into; None: there is none."""
+    """The domain of the wanted level that holds most servers; None if there is none."""
     free = offer.ground.free(offer.level)
     if not free:
         return None

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The domain of a server group: what Placement holds of it, and what follows from that.
+"""The domain of a server group: its records in Placement, and their meaning.
 
-Pure. Four kinds of providers *without inventory* say everything, each a child of the one
-before, so that they are never allocation candidates and need no service of their own:
+Pure. All records are four kinds of providers *without inventory*, each a child of the one
+before. So they are never allocation candidates and need no service of their own:
 
 =========  ==========================  =====================================================
-domain     ``hpc-fabric:LEVEL:...``    a leaf, say; a root, with a UUID derived from its name
+domain     ``hpc-fabric:LEVEL:...``    for example a leaf; a root, with a UUID from its name
 room       ``hpc-room:N/K/SIZE:...``   keeps N places for a group's members, K to a host
 record     ``hpc-group:GROUP``         the group's domain; the name is unique, so one INSERT of
                                        Placement's decides between any number of schedulers
@@ -14,10 +14,10 @@ ticket     ``hpc-member:SERVER``       one a member, taken before its claim; its
                                        record that goes had no member
 =========  ==========================  =====================================================
 
-**Rooms of any size.** A room is put down first and checked afterwards: whoever puts one down
-reads the domain again, and stays only if all rooms together fit into what is free. Of two
-that came at the same time the later one has seen the other, so two can withdraw, but never
-two stay that do not fit. No number of slots has to be known beforehand.
+**Rooms of any size.** A scheduler creates a room first and checks it afterwards: it reads the
+domain again, and keeps the room only if all rooms together fit into the free places. Of two
+rooms that are created at the same time the later scheduler has seen the other one. So both may
+withdraw, but two that do not fit never both stay. The number of slots need not be fixed before.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from typing import Any, Final
 
 import attrs
 
-#: Of all UUIDs that are derived here; fixed for ever.
+#: Namespace of all UUIDs that are derived here; fixed for ever.
 _NAMESPACE: Final = uuid.UUID("b5a1d7c4-52f4-5a0e-8f57-6e6f76616870")
 
 DOMAIN_PREFIX: Final = "hpc-fabric:"
@@ -52,7 +52,7 @@ _LONGEST: Final = 200
 
 @attrs.frozen(order=True)
 class GroupDomain:
-    """A domain of the fabric, as Placement knows it."""
+    """A domain of the fabric, in Placement."""
 
     #: The word of ``hpc:fabric``, or ANYWHERE.
     level: str
@@ -68,8 +68,8 @@ class GroupDomain:
     def provider_name(self) -> str:
         """The name of its provider.
 
-        Databases compare names without regard to case, accents or blanks at the end, so
-        part of the UUID is in it.
+        It contains a part of the UUID, because databases compare names without regard to case,
+        accents or blanks at the end.
         """
         tail = f":{self.uuid[:8]}"
         head = f"{DOMAIN_PREFIX}{self.level}:"
@@ -80,13 +80,13 @@ class GroupDomain:
         return f"{self.level} {self.name}" if self.name else self.level
 
 
-#: Of servers whose policy is preferred, where no smaller domain holds them.
+#: Domain of servers whose policy is preferred, if no smaller domain holds them.
 EVERYWHERE: Final = GroupDomain(ANYWHERE, "")
 
 
 @attrs.frozen
 class GroupProvider:
-    """A resource provider, as far as it matters here."""
+    """The used fields of a resource provider."""
 
     uuid: str
     name: str
@@ -95,9 +95,9 @@ class GroupProvider:
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> GroupProvider:
-        """Read one of Placement's.
+        """Read a provider from Placement.
 
-        :raises KeyError, TypeError: it is none.
+        :raises KeyError, TypeError: it is not one.
         """
         return cls(
             uuid=str(document["uuid"]),
@@ -120,15 +120,15 @@ class GroupRecord:
 
 @attrs.frozen
 class Size:
-    """The size of servers, as far as rooms have to know."""
+    """The size of servers, in the terms of rooms."""
 
     #: Hexadecimal, equal for servers of the same size.
     key: str = ""
-    #: How many of them an empty host takes.
+    #: Number of such servers that an empty host takes.
     per_host: int = 1
 
 
-#: Of servers of which nothing is known.
+#: Size of servers about which nothing is known.
 ANY_SIZE: Final = Size()
 
 
@@ -138,28 +138,28 @@ class GroupRoom:
 
     uuid: str
     group: str
-    #: How many members the group has announced.
+    #: Number of members that the group has announced.
     members: int
     size: Size = ANY_SIZE
-    #: None: its scheduler is about to write it, or has died.
+    #: None if its scheduler is about to write it, or has died.
     record: GroupRecord | None = None
 
     @property
     def settled(self) -> bool:
-        """Whether a member has used it; otherwise its scheduler is at it, or has died."""
+        """Whether a member has used it; otherwise its scheduler is about to, or has died."""
         return self.record is not None and bool(self.record.tickets)
 
     def outstanding(self, placed: Collection[str] = ()) -> int:
         """Members that are still to come, or have not got their place.
 
-        :param placed: servers that have theirs.
+        :param placed: servers that already have their place.
         """
         tickets = self.record.tickets if self.record else ()
         placed_count = sum(1 for ticket in tickets if ticket in placed)
         return max(self.members, len(tickets)) - placed_count
 
     def cost(self, size: Size, placed: Collection[str] = ()) -> int:
-        """The places that outstanding() takes from servers of *size*.
+        """The places that the outstanding() members take from servers of *size*.
 
         Servers of another size are counted by the hosts that they fill.
         """
@@ -171,18 +171,18 @@ class GroupRoom:
 
 @attrs.frozen
 class DomainTree:
-    """A domain's provider and all that is below it."""
+    """A domain's provider and all providers below it."""
 
     domain: str
-    #: The provider's name; "": there is none.
+    #: The provider's name; "" if there is none.
     name: str = ""
     rooms: tuple[GroupRoom, ...] = ()
-    #: Below it and not of these kinds, or records that are in no room: somebody's hand.
+    #: Providers below it of other kinds, or records in no room, which were created by hand.
     strange: tuple[GroupProvider, ...] = ()
 
     @classmethod
     def of(cls, domain: str, providers: Iterable[GroupProvider]) -> DomainTree:
-        """Make a tree of what ``GET /resource_providers?in_tree=`` gives."""
+        """Make a tree from the answer to ``GET /resource_providers?in_tree=``."""
         children: dict[str | None, list[GroupProvider]] = {}
         by_uuid = {provider.uuid: provider for provider in providers}
         for provider in sorted(by_uuid.values(), key=lambda provider: provider.uuid):
@@ -225,9 +225,9 @@ class DomainTree:
     ) -> int:
         """Places that are kept for other groups than *group*.
 
-        :param size: that of the servers whose places are counted.
-        :param placed: servers that have their place already.
-        :param settled: without rooms that no member has used: they may go again.
+        :param size: of the servers whose places are counted.
+        :param placed: servers that already have their place.
+        :param settled: without rooms that no member has used, because they may go again.
         """
         return sum(
             room.cost(size, placed)
@@ -237,27 +237,30 @@ class DomainTree:
 
 
 class RoomVerdict(enum.Enum):
-    """The next action of whoever has put a room down."""
+    """The next action of a scheduler that has created a room."""
 
     STAY = "stay"
-    #: Only rooms that are not settled are in the way, and this one comes before them.
+    #: The only obstacles are rooms that are not settled, and this one comes before them.
     WAIT = "wait"
-    #: Only such rooms are in the way, and one of them comes first: try elsewhere.
+    #: The only obstacles are such rooms, and one of them comes first: try elsewhere.
     YIELD = "yield"
     FULL = "full"
-    #: Somebody has taken the room away.
+    #: Another process has removed the room.
     GONE = "gone"
 
 
 def judge_new_room(
     tree: DomainTree, room: str, free: int, placed: Collection[str] = ()
 ) -> RoomVerdict:
-    """Whether the room that was just put down may stay; *tree* was read afterwards.
+    """Whether the new room may stay; *tree* was read afterwards.
+
+    If only unsettled rooms of other groups are in the way, the room with the lowest UUID waits
+    and the others yield. So two schedulers never wait for each other.
 
     :param room: UUID of the provider.
-    :param free: servers that fit into the domain, those of other groups not counted that
-        are still to come.
-    :param placed: servers that are not in *free* any more.
+    :param free: servers that fit into the domain, without counting the remaining members of
+        other groups.
+    :param placed: servers that are no longer in *free*.
     """
     own_room = next((candidate for candidate in tree.rooms if candidate.uuid == room), None)
     if own_room is None:
@@ -278,9 +281,9 @@ def room_name(group: str, members: int, size: Size = ANY_SIZE) -> str:
 
 
 def domain_of(provider_name: str) -> GroupDomain | None:
-    """The domain that a provider of this name is; None: none.
+    """The domain of a provider with this name; None if it is not one.
 
-    A long name is cut off, and what is not ASCII is written in escapes: for people alone.
+    A long name is cut off, and characters outside ASCII are escaped, so it is only for people.
     """
     match = _DOMAIN.fullmatch(provider_name)
     return GroupDomain(match[1], match[2]) if match else None

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The providers of :mod:`nova_hpc.cluster.group_domain.model` in a real Placement.
 
-An answer that is lost or a 5xx says nothing: the write may have taken effect. It is settled by
-reading, and what was not there is written again with the same UUID.
+A lost answer or a 5xx proves nothing: the write may have taken effect. A read settles it, and a
+missing provider is written again with the same UUID.
 """
 
 from __future__ import annotations
@@ -36,29 +36,29 @@ _BROKEN: Final = 500
 #: Seconds before the second try; the next ones wait longer, at most _LONGEST.
 _SHORTEST: Final = 0.05
 _LONGEST: Final = 2.0
-#: So often a DELETE is tried whose answer is a 5xx: a child that appeared is one, too.
+#: How often a DELETE is tried if the answer is a 5xx: a new child also causes one.
 _DELETES: Final = 3
 
 
 class PlacementSilentError(RuntimeError):
-    """Placement does not answer, or not as Placement does."""
+    """Placement does not answer, or its answer is invalid."""
 
 
 @attrs.frozen
 class ProviderAnswer:
-    """Placement's answer; status 0: nothing came back."""
+    """Placement's answer; the status is 0 if there was none."""
 
     status: int
     body: Mapping[str, Any] = attrs.field(factory=dict)
 
     @property
     def unsure(self) -> bool:
-        """Whether a write may have taken effect or not."""
+        """Whether it is unknown if a write has taken effect."""
         return self.status == 0 or self.status >= _BROKEN
 
 
 class PlacementSender(Protocol):
-    """Sends one request each; never raises for what came back, or did not."""
+    """Sends one request each; never raises for an answer, or for the lack of one."""
 
     def get(self, path: str) -> ProviderAnswer:
         """Send a GET."""
@@ -71,10 +71,10 @@ class PlacementSender(Protocol):
 
 
 class ServerPresence(enum.Enum):
-    """Nova's word about a server."""
+    """The state of a server in Nova."""
 
     THERE = "there"
-    #: Marked as being deleted, which alone promises nothing.
+    #: Marked as being deleted, which does not guarantee it.
     LEAVING = "leaving"
     GONE = "gone"
 
@@ -83,7 +83,7 @@ class NovaServers(Protocol):
     """Nova's records of servers."""
 
     def states(self, uuids: Collection[str]) -> Mapping[str, ServerPresence]:
-        """The state of each.
+        """The state of each server.
 
         :raises PlacementSilentError: Nova's database does not answer.
         """
@@ -93,18 +93,18 @@ class Made(enum.Enum):
     """The outcome for a new provider."""
 
     MADE = "made"
-    #: Another one has its name or its UUID.
+    #: Another provider has its name or its UUID.
     TAKEN = "taken"
-    #: Its parent is not there any more.
+    #: Its parent no longer exists.
     NO_PARENT = "no parent"
 
 
 @attrs.define
 class ProviderRecords:
-    """Reads and writes providers, until it is known what is.
+    """Reads and writes providers, and repeats requests until the result is known.
 
-    :param limit: seconds after which one request is given up that gets no usable answer. A
-        busy Placement may need longer than that for all the requests of an operation, whose
+    :param limit: seconds after which one request without a usable answer is given up. A busy
+        Placement may need longer than that for all the requests of an operation, whose
         number is bounded.
     """
 
@@ -114,12 +114,12 @@ class ProviderRecords:
     sleep: Callable[[float], None] = time.sleep
 
     def pause(self, number: int) -> None:
-        """Wait before the next try, the longer the more there were."""
+        """Wait before the next try; the time grows with the number of tries."""
         most = min(_LONGEST, _SHORTEST * 2.0**number)
         self.sleep(random.uniform(most / 2, most))
 
     def _again(self, since: float, number: int) -> None:
-        """Wait before a request is sent again that was sent first at *since*.
+        """Wait before a repetition of a request that was first sent at *since*.
 
         :raises PlacementSilentError: the time is over.
         """
@@ -132,16 +132,16 @@ class ProviderRecords:
     # -- reading ------------------------------------------------------------
 
     def ticket(self, server: str) -> GroupProvider | None:
-        """The ticket of a server; None: it has none."""
+        """The ticket of a server; None if it has none."""
         provider = self._one(f"uuid={parse.quote(server)}")
         return provider if provider and provider.name.startswith(TICKET_PREFIX) else None
 
     def record(self, group: str) -> GroupProvider | None:
-        """The record of a server group; None: it has none."""
+        """The record of a server group; None if it has none."""
         return self._one(f"name={parse.quote(RECORD_PREFIX + group)}")
 
     def tree(self, domain: str) -> DomainTree:
-        """The domain with this UUID and all below it."""
+        """The domain with this UUID and all providers below it."""
         return DomainTree.of(domain, self.providers(f"in_tree={domain}"))
 
     def providers(self, query: str = "") -> list[GroupProvider]:
@@ -154,7 +154,7 @@ class ProviderRecords:
             raise PlacementSilentError(f"Placement answered {path} strangely: {error!r}") from error
 
     def allocated(self, server: str) -> frozenset[str]:
-        """The providers that a server has allocations of."""
+        """The providers from which a server has allocations."""
         return frozenset(self._read(f"/allocations/{parse.quote(server)}").get("allocations") or ())
 
     def _one(self, query: str) -> GroupProvider | None:
@@ -174,9 +174,9 @@ class ProviderRecords:
     # -- writing ------------------------------------------------------------
 
     def make(self, name: str, uuid: str, parent: str | None = None) -> Made:
-        """Make a provider.
+        """Create a provider.
 
-        :raises PlacementSilentError: Placement does not say whether it is there.
+        :raises PlacementSilentError: Placement does not show whether it exists.
         """
         body = {"name": name, "uuid": uuid} | (
             {"parent_provider_uuid": parent} if parent is not None else {}
@@ -191,7 +191,7 @@ class ProviderRecords:
                     raise PlacementSilentError(f"Placement refuses {name}: {answer.body}")
                 return Made.NO_PARENT
             if answer.status == _CONFLICT:
-                # Perhaps by our own first try, whose answer was lost.
+                # Perhaps our own first try created it, and its answer was lost.
                 return Made.MADE if number and self._is(uuid, name) else Made.TAKEN
             if not answer.unsure:
                 raise PlacementSilentError(
@@ -201,7 +201,7 @@ class ProviderRecords:
             number += 1
             if self._is(uuid, name):
                 return Made.MADE
-            # A parent that went meanwhile is a 5xx, too (the foreign key).
+            # A parent that went in between also causes a 5xx (the foreign key).
             if parent is not None and not self._one(f"uuid={parent}"):
                 return Made.NO_PARENT
 
@@ -210,11 +210,11 @@ class ProviderRecords:
         return provider is not None and provider.name == name
 
     def make_domain(self, domain: GroupDomain) -> None:
-        """Make a domain's provider where there is none."""
+        """Create a domain's provider if there is none."""
         self.make(domain.provider_name, domain.uuid)
 
     def remove(self, uuid: str) -> bool:
-        """Delete a provider; False: something is below it, so it stays."""
+        """Delete a provider; False if another one is below it, so that it stays."""
         for number in range(_DELETES):
             answer = self.placement.delete(f"/resource_providers/{uuid}")
             if answer.status in (_NO_CONTENT, _OK, _NOT_FOUND):
@@ -227,12 +227,12 @@ class ProviderRecords:
         return self._one(f"uuid={uuid}") is None
 
 
-# --- who is gone ---------------------------------------------------------------
+# --- the sweep -----------------------------------------------------------------
 
 
 @attrs.frozen
 class SweptProviders:
-    """The providers that a sweep has taken away, by kind."""
+    """The numbers of providers that a sweep has removed, by kind."""
 
     tickets: int = 0
     records: int = 0
@@ -247,9 +247,9 @@ class SweptProviders:
 def find_dead_tickets(
     records: ProviderRecords, servers: NovaServers, tickets: Iterable[str]
 ) -> frozenset[str]:
-    """The tickets whose servers are no more.
+    """The tickets whose servers no longer exist.
 
-    A server is in Nova's database before it is scheduled: who is not there now will not come.
+    A server is in Nova's database before it is scheduled, so a missing server will not come.
     """
     states = servers.states(frozenset(tickets))
     return frozenset(
@@ -263,13 +263,13 @@ def find_dead_tickets(
 def sweep_domain_tree(
     records: ProviderRecords, servers: NovaServers, tree: DomainTree, stale: set[str] | None = None
 ) -> SweptProviders:
-    """Take away what nobody has any more; safe at any time, beside anybody.
+    """Remove the providers without a user; safe at any time, also beside other processes.
 
-    Who is about to use what goes away finds no parent, and begins anew.
+    A scheduler that is about to use a removed provider finds no parent, and begins again.
 
-    :param stale: a record without tickets and a room without a record, which somebody may
-        be about to use, are taken away only where their UUIDs are in it, and put into it
-        otherwise. None: no such grace.
+    :param stale: UUIDs seen by an earlier sweep. A record without tickets and a room without a
+        record may be about to be used. They are removed only if their UUIDs are in it; otherwise
+        the UUIDs are added to it. None removes them at once.
     """
     gone = find_dead_tickets(records, servers, tree.tickets)
     swept = SweptProviders(tickets=sum(records.remove(ticket) for ticket in sorted(gone)))

@@ -27,7 +27,7 @@ def build_gang_plan(
     hosts: Mapping[str, int],
     proven: bool,
 ) -> GangPlan:
-    """The answer, from the hosts that were chosen."""
+    """The answer, from the chosen hosts."""
     used = [spot for spot in free_spots if spot.name in hosts]
     places = [*(spot.place for spot in used), *home]
     leaves: dict[str, int] = {}
@@ -68,9 +68,9 @@ def _explain_plan(
     counted: tuple[int, int, int],
     reached: bool,
 ) -> str:
-    """The sentence.
+    """The sentence about the plan.
 
-    :param counted: the hosts, the leaves that they are in, and the hosts whose leaf is unknown.
+    :param counted: the hosts, their leaves, and the hosts whose leaf is unknown.
     """
     hosts, leaves, leafless = counted
     if word == HOST:
@@ -136,7 +136,7 @@ def _home_domains_of(
 def _find_larger_domain(
     free_spots: Sequence[FreeSpot], gang: Gang, home: Sequence[FabricPlace]
 ) -> GangMiss | None:
-    """The tightest domain above the asked level that holds the gang."""
+    """The tightest domain above the requested level that holds the gang."""
     for level in (wider for wider in FabricLevel if wider > gang.level):
         homes = {place.enclosing(level) for place in home}
         miss = _find_largest_domain(
@@ -148,9 +148,9 @@ def _find_larger_domain(
 
 
 def _find_largest_domain(free_spots: Sequence[FreeSpot], level: FabricLevel) -> GangMiss | None:
-    """The domain of a level, or a narrower one whose own is unknown, with most free places.
+    """The domain with most free places at a level, or a narrower one if its own is unknown.
 
-    The first by name of several.
+    Among several it is the first by name.
     """
     free: dict[tuple[FabricLevel, str], int] = {}
     for spot in free_spots:
@@ -168,13 +168,13 @@ def _format_holding(miss: GangMiss, members: int) -> str:
 
 
 def _shared_domain_of(places: Sequence[FabricPlace], level: FabricLevel) -> str | None:
-    """The domain that all of these are in."""
+    """The domain that contains all of these places, if there is one."""
     names = {place.domain(level) for place in places}
     return names.pop() if len(names) == 1 else None
 
 
 def describe_domain(level: str, domain: str) -> str:
-    """A domain, as people read it."""
+    """A domain in words for people."""
     if level == ANYWHERE:
         return "all hosts together"
     noun = level if level == HOST else FabricLevel.from_word(level).noun(1)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The blocks (or spines) of a gang that needs several: the fewest, the smallest.
 
-A choice of groups is good if its *leaves*, at most so many of them, hold the gang. So the
-least number of groups and the leaves interact: a table says what the groups from the i-th
-on can hold with k groups and j leaves. With it no choice is begun that cannot be finished.
+A choice of groups is good if its *leaves*, up to a maximum of them, hold the gang. So the
+least number of groups and the leaves interact. A table has the capacity of the groups from the
+i-th on with k groups and j leaves. With it no choice is begun that cannot be finished.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ import attrs
 from nova_hpc.cluster.plan.packing import iterate_unlike_choices
 from nova_hpc.cluster.plan.tree import Part
 
-#: So many choices that were begun are looked at for one question.
+#: Maximum of begun choices that are examined for one plan.
 MOST_WORK: Final = 20_000
-#: So many choices that are equally good so far are kept.
+#: Maximum of equally good choices that are kept.
 MOST_TIES: Final = 256
 
 
 @attrs.define
 class GroupBudget:
-    """The remaining work for one question."""
+    """The remaining work for one plan."""
 
     left: int = MOST_WORK
-    #: Whether nothing was left out.
+    #: Whether no choice was left out.
     proven: bool = True
 
     def spend(self) -> bool:
-        """Use up one step; False: there are none left."""
+        """Use up one step; False if none is left."""
         if not self.left:
             self.proven = False
             return False
@@ -42,10 +42,10 @@ class GroupBudget:
 
 @attrs.frozen
 class _Begun:
-    """A choice that is not finished."""
+    """An unfinished choice."""
 
     groups: tuple[Part, ...]
-    #: j -> the most that j of their leaves hold.
+    #: j -> the maximum that j of their leaves hold.
     most: tuple[int, ...]
 
 
@@ -55,11 +55,11 @@ class _GroupTable:
 
     leaves: int
     wanted: int
-    #: The groups, those with most room first.
+    #: The groups, the ones with most room first.
     groups: tuple[Part, ...]
-    #: Of each group: j -> what its j largest leaves hold.
+    #: For each group: j -> capacity of its j largest leaves.
     gains: tuple[tuple[int, ...], ...]
-    #: k -> i -> j -> what the groups from the i-th on hold with k groups and j leaves.
+    #: k -> i -> j -> capacity of the groups from the i-th on with k groups and j leaves.
     rest: tuple[tuple[tuple[int, ...], ...], ...]
 
     @property
@@ -78,7 +78,7 @@ class _GroupTable:
         )
 
     def with_group(self, begun: _Begun, index: int) -> _Begun:
-        """The choice and one more group."""
+        """The choice with one more group."""
         most = _sum_gains(begun.most, self.gains[index], self.leaves)
         return _Begun((*begun.groups, self.groups[index]), most)
 
@@ -93,12 +93,12 @@ def leaves_of(part: Part, height: int) -> list[Part]:
 def choose_fewest_groups(
     groups: Sequence[Part], height: int, leaves: int, wanted: int, budget: GroupBudget
 ) -> list[tuple[Part, ...]]:
-    """The fewest groups whose leaves hold a gang; of these choices the smallest groups.
+    """The fewest groups whose leaves hold a gang; among these choices the smallest groups.
 
     :param height: how many levels the groups are above the leaves, at least 1.
-    :param leaves: so many leaves are used at most; so many of these groups hold the gang.
-    :returns: all choices that are equally good, but for interchangeable groups; fewer
-        where the budget has an end, and never none.
+    :param leaves: maximum of leaves; so many leaves of these groups hold the gang.
+    :returns: all equally good choices, except exchanges of interchangeable groups; fewer
+        if the budget ends, but at least one.
     """
     table = _build_group_table(groups, height, leaves, wanted)
     classes: dict[int, list[int]] = {}
@@ -115,7 +115,11 @@ def choose_fewest_groups(
 def _extend_choices(
     table: _GroupTable, states: list[_Begun], indices: Sequence[int], budget: GroupBudget
 ) -> list[_Begun]:
-    """The choices with as few groups of one size as possible; () without a budget."""
+    """The choices with as few groups of one size as possible; () without a budget.
+
+    The sizes come in descending order, so few groups of this size leave large groups whole. A
+    choice is kept only if smaller groups can complete it.
+    """
     place = {id(table.groups[index]): index for index in indices}
     shapes: dict[int, list[Part]] = {}
     for index in indices:
@@ -147,7 +151,7 @@ def _pair_choices(
 
 
 def _choose_greedily(table: _GroupTable) -> tuple[Part, ...]:
-    """A choice of the fewest groups that leaves out the largest one by one."""
+    """A choice of the fewest groups that leaves out the largest ones, one by one."""
     begun = _Begun((), (0,) * (table.leaves + 1))
     for index in range(len(table.groups)):
         if not table.possible(begun, index + 1):
@@ -158,6 +162,7 @@ def _choose_greedily(table: _GroupTable) -> tuple[Part, ...]:
 def _build_group_table(
     groups: Sequence[Part], height: int, leaves: int, wanted: int
 ) -> _GroupTable:
+    """Compute the table; it has one layer more for each group until the gang fits."""
     order = tuple(sorted(groups, key=lambda group: -group.free))
     gains = tuple(_leaf_gains_of(group, height, leaves) for group in order)
     layers: list[tuple[tuple[int, ...], ...]] = [((0,) * (leaves + 1),) * (len(order) + 1)]
@@ -176,7 +181,7 @@ def _leaf_gains_of(group: Part, height: int, leaves: int) -> tuple[int, ...]:
 
 
 def _sum_gains(first: Sequence[int], second: Sequence[int], leaves: int) -> tuple[int, ...]:
-    """The most that j leaves of two choices together hold."""
+    """The maximum that j leaves of two choices together hold."""
     best = list(first)
     for used, held in enumerate(second):
         for number in range(leaves - used + 1):

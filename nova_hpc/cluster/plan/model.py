@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The questions to the planner, and its answers. Data only."""
+"""The input of the planner, and its answers. Data only."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MOST_MEMBERS: Final = 1_000_000
 class GangPolicy(enum.StrEnum):
     """The rule for a gang that no domain of the level holds."""
 
-    #: It is refused.
+    #: The gang is refused.
     REQUIRED = "required"
     #: The next larger domain takes it, and at last any hosts.
     PREFERRED = "preferred"
@@ -32,9 +32,9 @@ class GangPolicy(enum.StrEnum):
 class GangOrder(enum.StrEnum):
     """The order in which members are dealt to the hosts of the leaves that the gang gets."""
 
-    #: To the fewest hosts.
+    #: On the fewest hosts.
     PACK = "pack"
-    #: As evenly as possible, to the most hosts.
+    #: As evenly as possible, on the most hosts.
     SPREAD = "spread"
 
 
@@ -50,28 +50,28 @@ def _validate_count(_: object, attribute: attrs.Attribute[Any], value: object) -
 
 @attrs.frozen
 class Gang:
-    """Members that want to be near each other, all or none.
+    """Members that are to be near each other, all or none.
 
-    :raises ValueError: names the field that makes no sense.
+    :raises ValueError: names the invalid field.
     """
 
-    #: How many are to be placed now.
+    #: Number of members to place now.
     members: int = attrs.field(validator=_validate_count)
     #: The largest domain that they may be spread over.
     level: FabricLevel = attrs.field(
         default=FabricLevel.LEAF, validator=attrs.validators.instance_of(FabricLevel)
     )
     policy: GangPolicy = attrs.field(default=GangPolicy.REQUIRED, converter=GangPolicy)
-    #: So many on one host at most; None: as many as fit.
+    #: Maximum on one host; None for as many as fit.
     max_per_host: int | None = attrs.field(default=None, validator=_validate_count)
     order: GangOrder = attrs.field(default=GangOrder.PACK, converter=GangOrder)
     #: Hosts with fewer rails do not count.
     rails: int = attrs.field(default=0, validator=_validate_count)
-    #: Only hosts of this domain count: a gang that has one already stays in it.
+    #: Only hosts of this domain count: a gang that has a domain stays in it.
     within: tuple[FabricLevel, str] | None = None
-    #: Host -> members that are there already, and that no capacity counts any more.
+    #: Host -> its present members, which no capacity counts any more.
     placed: Mapping[str, int] = attrs.field(factory=dict, hash=False)
-    #: UUID of the server group: equal domains come in an order of its own; "": by name.
+    #: UUID of the server group, which decides the order of equal domains; "" orders them by name.
     group: str = ""
 
 
@@ -79,28 +79,28 @@ class Gang:
 class GangPlan:
     """The places of the members."""
 
-    #: Host -> how many members, in the order of the hosts' names.
+    #: Host -> number of members, in the order of the hosts' names.
     hosts: Mapping[str, int] = attrs.field(hash=False)
     #: The tightest level that all of them share: a word of ``hpc:fabric``, ``host`` or
     #: ``anywhere``.
     level: str
-    #: The domain of that level; the host's name; "" where they share none.
+    #: The domain of that level; the host's name; "" if they share none.
     domain: str
     #: All domains that hold the whole gang, the tightest first.
     around: tuple[tuple[FabricLevel, str], ...]
-    #: Leaf -> how many members, in the order of the names. Hosts whose leaf is unknown are in
-    #: none: a host may be called like a leaf.
+    #: Leaf -> number of members, in the order of the names. Hosts whose leaf is unknown are in
+    #: none, because a host may have the name of a leaf.
     leaves: Mapping[str, int] = attrs.field(hash=False)
-    #: Whether the gang got the level that it asked for.
+    #: Whether the gang got the requested level.
     reached: bool
-    #: Whether no other plan is better; False: the search was cut short, and only the level,
+    #: Whether no other plan is better. False if the search was cut short, so that only the level,
     #: the number of leaves and the choice of the domain are proven.
     proven: bool
     #: One sentence for operators.
     why: str
 
     def enclosing(self, level: FabricLevel) -> tuple[FabricLevel, str] | None:
-        """As :meth:`nova_hpc.fabric.model.FabricPlace.enclosing`, of the whole gang."""
+        """Like :meth:`nova_hpc.fabric.model.FabricPlace.enclosing`, for the whole gang."""
         shared: dict[str, Any] = {around_level.word: name for around_level, name in self.around}
         return FabricPlace(host="?", **shared).enclosing(level)
 
@@ -120,11 +120,11 @@ class GangRefusal:
     """The reason why the gang has no place."""
 
     members: int
-    #: Of the level that was asked for; None: the map has no such domain with a free host.
+    #: At the requested level; None if the map has no such domain with a free host.
     nearest: GangMiss | None
-    #: The tightest domain that would hold the gang; None: not even all hosts together do.
+    #: The tightest domain that would hold the gang; None if not even all hosts together do.
     instead: GangMiss | None
-    #: How many fit on all hosts together.
+    #: Number of members that fit on all hosts together.
     total: int
-    #: One sentence for operators: the nearest miss, and what would help.
+    #: One sentence for operators: the nearest miss, and a possible remedy.
     reason: str

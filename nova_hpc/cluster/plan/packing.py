@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Takes places from interchangeable parts: the fewest parts, the smallest, all of one piece.
 
-The three rules of a level, in this order: use as few parts as possible; of these choices
-the one whose parts are the smallest, compared from the largest part down, so that large parts
-stay whole; and use up all of them but one, so that what is left is in one piece. If k is
-the least number of parts that hold n, any k - 1 of them hold less than n; so what is left
-over is less than any part that is used, and one part can have all of it.
+The three rules of a level, in this order. Use as few parts as possible. Among these choices
+take the one whose parts are the smallest, compared from the largest part down, so that large
+parts stay whole. Use up all of them but one, so that the remaining places are in one piece. If
+k is the least number of parts that hold n, any k - 1 of them hold less than n. So the remainder
+is less than any part that is used, and one part can have all of it.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import attrs
 
 from nova_hpc.cluster.plan.tree import Cost, Part, add_level_costs, tally_sizes
 
-#: So many choices of equally good leaves are compared for a gang that is to be spread.
+#: Maximum of choices of equally good leaves that are compared for a gang that is to be spread.
 MOST_TIES: Final = 256
 
 
 @attrs.frozen(eq=False)
 class Filled:
-    """Members on hosts, and what they cost; the smaller cost is better."""
+    """Members on hosts, and the cost; a smaller cost is better."""
 
     cost: Cost
     hosts: Mapping[str, int]
@@ -34,7 +34,7 @@ class Filled:
 
 
 def count_fewest_parts(frees: Sequence[int], wanted: int) -> int:
-    """Count how many of these numbers, at least, have a sum of *wanted*.
+    """Count how many of these numbers, at least, are needed for a sum of *wanted*.
 
     :param frees: the largest first; their sum is at least *wanted*.
     """
@@ -44,7 +44,9 @@ def count_fewest_parts(frees: Sequence[int], wanted: int) -> int:
 
 
 def choose_smallest_parts(frees: Sequence[int], wanted: int) -> dict[int, int]:
-    """Free places -> of how many parts with so many, so that large parts stay whole.
+    """Free places -> number of chosen parts of that size, so that large parts stay whole.
+
+    For example, nine places in parts with 6, 5 and 4 free ones need two parts: 5 and 4.
 
     :param frees: the largest first; their sum is at least *wanted*.
     """
@@ -59,7 +61,7 @@ def choose_smallest_parts(frees: Sequence[int], wanted: int) -> dict[int, int]:
             end += 1
         for number in range(min(count, end - start) + 1):
             left = count - number
-            # The most that those after this size can hold.
+            # The maximum that the parts after this size can hold.
             rest = before[min(end + left, len(frees))] - before[end]
             if left <= len(frees) - end and number * value + rest >= wanted:
                 break
@@ -72,9 +74,12 @@ def choose_smallest_parts(frees: Sequence[int], wanted: int) -> dict[int, int]:
 
 
 def pack_places(parts: Sequence[Part], wanted: int) -> Filled:
-    """Take *wanted* places by the rules, at this level and at all below it.
+    """Take *wanted* places by the rules, at this level and at all levels below it.
 
-    :param parts: of one level, in the order of their names; they hold as much.
+    The sizes of the parts are chosen first. If places remain, each different part is tried as
+    the one that is not used up, and the rules apply again inside it.
+
+    :param parts: of one level, in the order of their names; they hold at least *wanted*.
     """
     classes = _by_free(parts)
     frees = [value for value, members in classes.items() for _ in members]
@@ -96,7 +101,7 @@ def pack_places(parts: Sequence[Part], wanted: int) -> Filled:
 class _PackChoice:
     whole: Sequence[Part]
     partly: Part | None = None
-    #: Of the part that is not used up: what is taken of it, and what that costs.
+    #: For the part that is not used up: the places taken from it, and their cost.
     below: Cost = ()
     hosts: Mapping[str, int] = attrs.Factory(dict)
     cost: Cost = attrs.field(init=False)
@@ -110,7 +115,7 @@ class _PackChoice:
 def _iterate_pack_choices(
     classes: Mapping[int, Sequence[Part]], base: Mapping[int, Sequence[Part]], left: int
 ) -> Iterator[_PackChoice]:
-    """One part of each shape is the one that is not used up."""
+    """One part of each shape in turn is the part that is not used up."""
     for value, members in base.items():
         seen = set()
         for part in classes[value]:
@@ -135,7 +140,7 @@ def _iterate_pack_choices(
 
 
 def _by_free(parts: Sequence[Part]) -> dict[int, list[Part]]:
-    """Free places -> the parts that have so many, the cheapest first; the largest first."""
+    """Free places -> the parts of that size, the cheapest first; the largest size first."""
     classes: dict[int, list[Part]] = {}
     for part in sorted(parts, key=lambda part: -part.free):
         if part.free:
@@ -154,9 +159,9 @@ def hosts_of_part(part: Part) -> Iterator[tuple[str, int]]:
 
 
 def spread_places(parts: Sequence[Part], wanted: int) -> Filled:
-    """Take *wanted* places: the fewest and smallest parts, but as few a host as possible.
+    """Take *wanted* places: the fewest and smallest parts, but as few per host as possible.
 
-    :param parts: leaves; they hold as much.
+    :param parts: leaves; they hold at least *wanted*.
     """
     classes = _by_free(parts)
     frees = [value for value, members in classes.items() for _ in members]
@@ -178,7 +183,7 @@ def spread_places(parts: Sequence[Part], wanted: int) -> Filled:
 
 
 def _iterate_part_sets(wanted: Sequence[tuple[Sequence[Part], int]]) -> Iterator[list[Part]]:
-    """The choices of so many parts of each class that are not alike."""
+    """The different choices of a number of parts from each class."""
     if not wanted:
         yield []
         return
@@ -192,7 +197,7 @@ def _iterate_part_sets(wanted: Sequence[tuple[Sequence[Part], int]]) -> Iterator
 
 
 def iterate_unlike_choices(groups: Sequence[Sequence[Part]], number: int) -> Iterator[list[Part]]:
-    """The ways to take so many parts of groups whose members are interchangeable."""
+    """The ways to take *number* parts from groups whose members are interchangeable."""
     if not groups:
         if not number:
             yield []
@@ -205,10 +210,11 @@ def iterate_unlike_choices(groups: Sequence[Sequence[Part]], number: int) -> Ite
 
 
 def _deal_places(hosts: Sequence[tuple[str, int]], wanted: int) -> tuple[Cost, dict[str, int]]:
-    """Deal places evenly: so many on the fullest host, and on how many such hosts.
+    """Deal places evenly: the number on the fullest host, and how many such hosts there are.
 
-    What the hosts cannot take evenly goes to those with most room; of hosts that get
-    one or none, the smallest get one.
+    The remainder of an even dealing goes to the hosts with most room. Among hosts that get
+    one or none, the smallest get one. For example, five places on hosts with 4, 2 and 1 free ones
+    are dealt as 2, 2 and 1.
     """
     # The least number on the fullest host with which all have a place.
     high = 1 + bisect.bisect_left(

@@ -2,7 +2,7 @@
 """The planner: the smallest domain that holds a gang, and the places in it. Pure.
 
 An example. Leaf l1 has hosts n1 and n2 with one free place each, l2 has n3 with four and n4
-with two, l3 has n5 with three; all are in block b1. Asked for one leaf:
+with two, l3 has n5 with three; all are in block b1. Plans for one leaf:
 
 * 3 members: host n5, whose three places they fill.
 * 6 members: leaf l2, four on n3 and two on n4; no host and no other leaf holds six.
@@ -47,16 +47,16 @@ from nova_hpc.fabric.model import OF_NVLINK, FabricLevel, FabricMap, FabricPlace
 #: The levels above the leaves, the widest first.
 _ABOVE: Final = (FabricLevel.CORE, FabricLevel.SPINE, FabricLevel.BLOCK)
 
-#: So many equally good domains are compared to the end.
+#: Maximum of equally good domains that are compared completely.
 _MOST_DOMAINS: Final = 64
 
 
 def plan_gang(fabric: FabricMap, capacity: Mapping[str, int], gang: Gang) -> GangPlan | GangRefusal:
     """Plan the places of the members of *gang*: all of them, or a refusal.
 
-    :param fabric: where the hosts are. A host that it does not name has no domain.
-    :param capacity: host -> how many members fit on it now. Others hold none.
-    :returns: the same for the same question, in whatever order hosts are given.
+    :param fabric: the places of the hosts. A host that is not in it has no domain.
+    :param capacity: host -> number of members that fit on it now. Other hosts hold none.
+    :returns: the same for the same input, whatever the order of the hosts.
     """
     free_spots = find_free_spots(fabric, capacity, gang)
     home = [fabric.place(host) or FabricPlace(host=host) for host in gang.placed]
@@ -91,7 +91,7 @@ def domains_at_level(
 ) -> list[GangDomain]:
     """The domains of a level with their free hosts.
 
-    :param home: where members of the gang are already: only domains with all of them count.
+    :param home: places of present members of the gang: only domains with all of them count.
     """
     members: dict[tuple[str, tuple[FabricLevel, str] | None], list[FreeSpot]] = {}
     for spot in free_spots:
@@ -111,8 +111,8 @@ def _domain_key_of(
 ) -> tuple[str, tuple[FabricLevel, str] | None] | None:
     """The domain that a host belongs to.
 
-    An NVLink domain may cross the domain that the gang has to be in: then it is one for
-    each of them.
+    An NVLink domain may cross the domain that the gang has to be in. It then counts as one
+    domain in each of them.
     """
     if level == ANYWHERE:
         return "", None
@@ -125,7 +125,7 @@ def _domain_key_of(
 
 
 def _order_domains(some: Iterable[GangDomain], group: str) -> list[GangDomain]:
-    """In the order in which equal domains are taken: of their names, or of the group's own."""
+    """The order in which equal domains are taken: by their names, or as the group decides."""
     if not group:
         return sorted(some, key=lambda domain: natural_sort_key(domain.name))
     return sorted(
@@ -134,7 +134,7 @@ def _order_domains(some: Iterable[GangDomain], group: str) -> list[GangDomain]:
 
 
 def holds_gang(domain: GangDomain, gang: Gang) -> bool:
-    """Whether the members that are to be placed fit."""
+    """Whether the domain has room for the members that are to be placed."""
     return domain.free >= gang.members
 
 
@@ -159,7 +159,11 @@ class _DomainSearch:
     budget: groups.GroupBudget = attrs.Factory(groups.GroupBudget)
 
     def best(self, fitting: Sequence[GangDomain]) -> GangPlan:
-        """The plan in the best of these domains."""
+        """The plan in the best of these domains.
+
+        Domains with the fewest further leaves come first, then the ones with least free places,
+        also around them. Only domains of different shapes are planned, and the cheapest plan wins.
+        """
         ranked = [(self._leaves(domain), domain) for domain in fitting]
         least = min(rank for rank, _ in ranked)
         near = [domain for rank, domain in ranked if rank == least]
@@ -187,7 +191,7 @@ class _DomainSearch:
     # --- between domains -----------------------------------------------------------
 
     def _leaves(self, domain: GangDomain) -> int:
-        """The number of leaves more that the gang gets there, at least."""
+        """The least number of further leaves that the gang needs there."""
         old, new = _by_leaf(domain.spots, self.home)
         missing = self.gang.members - sum(old.values())
         return packing.count_fewest_parts(sorted(new.values(), reverse=True), missing)
@@ -213,7 +217,7 @@ class _DomainSearch:
     # --- in one domain ---------------------------------------------------------------
 
     def _pieces(self, domain: GangDomain) -> list[tuple[Part, ...]]:
-        """The tree of the domain: of the leaves that the gang has, and of the others."""
+        """The trees of the domain: the leaves where the gang already is, and the others."""
         old = {leaf_of(place) for place in self.home}
         sides: list[list[FreeSpot]] = [[], []] if old else [[]]
         for spot in domain.spots:
@@ -242,7 +246,7 @@ class _DomainSearch:
         return levels
 
     def _inside(self, domain: GangDomain, pieces: Sequence[tuple[Part, ...]]) -> _PlacedDomain:
-        """The best places: first beside the members that are there, then in other leaves."""
+        """The best places: first beside the present members, then in other leaves."""
         hosts: dict[str, int] = {}
         costs: list[LevelCost] = []
         left = self.gang.members
@@ -257,7 +261,11 @@ class _DomainSearch:
         return _PlacedDomain(domain, hosts, tuple(costs))
 
     def _filled(self, parts: Sequence[Part], height: int, wanted: int) -> Filled:
-        """The best places in these parts, which are *height* levels above the leaves."""
+        """The best places in these parts, which are *height* levels above the leaves.
+
+        At each level above the leaves the fewest groups are chosen, and all equally good choices
+        are followed down. The members are then dealt to the leaves of each choice.
+        """
         frees = sorted(
             (leaf.free for part in parts for leaf in groups.leaves_of(part, height)), reverse=True
         )
@@ -287,7 +295,7 @@ class _DomainSearch:
 def _by_leaf(
     free_spots: Sequence[FreeSpot], home: Sequence[FabricPlace]
 ) -> tuple[dict[tuple[bool, str], int], dict[tuple[bool, str], int]]:
-    """Leaf -> free places: of leaves where members are already, and of others."""
+    """Leaf -> free places: of leaves where members already are, and of others."""
     old = {leaf_of(place) for place in home}
     sides: tuple[dict[tuple[bool, str], int], dict[tuple[bool, str], int]] = ({}, {})
     for spot in free_spots:
@@ -300,7 +308,7 @@ def _by_leaf(
 def _choose_cheapest(
     choices: Sequence[tuple[Part, ...]],
 ) -> tuple[LevelCost, list[tuple[Part, ...]]]:
-    """The fewest and smallest groups, and all choices that are as good."""
+    """The fewest and smallest groups, and all equally good choices."""
     costs = [(len(choice), tally_sizes(group.free for group in choice), 0) for choice in choices]
     least = min(costs)
     return least, [choice for choice, cost in zip(choices, costs, strict=True) if cost == least]

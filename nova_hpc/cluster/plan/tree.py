@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of a fabric that one question is about: hosts with free places, and their domains."""
+"""The part of a fabric for one plan: hosts with free places, and their domains."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _DIGITS: Final = re.compile(r"(\d+)")
 #: The domains of a place, by level.
 _ALL: Final = operator.attrgetter(*(level.word for level in FabricLevel))
 
-#: How often which number of free places occurs, the largest number first. Of two, the
-#: smaller tuple leaves larger domains whole.
+#: Each number of free places and how often it occurs, the largest number first. The
+#: smaller of two tuples leaves larger domains whole.
 Sizes = tuple[tuple[int, int], ...]
 
-#: What a choice costs at one level: how many parts are used, their free places, and how
+#: Cost of a choice at one level: the number of parts, their free places, and how
 #: many of them are not used up.
 LevelCost = tuple[int, Sizes, int]
 Cost = tuple[LevelCost, ...]
@@ -32,7 +32,7 @@ Cost = tuple[LevelCost, ...]
 
 @functools.lru_cache(maxsize=1 << 16)
 def natural_sort_key(name: str) -> tuple[tuple[int, str], ...]:
-    """Sorts names as people do: ``node9`` before ``node10``."""
+    """Sorts names in the natural order: ``node9`` before ``node10``."""
     words = _DIGITS.split(name)
     return tuple((int(word), word) if word.isdecimal() else (-1, word) for word in words)
 
@@ -44,32 +44,32 @@ def tally_sizes(values: Iterable[int]) -> Sizes:
 
 @attrs.frozen
 class FreeSpot:
-    """A host that has free places."""
+    """A host with free places."""
 
     name: str
     free: int
     place: FabricPlace
-    #: The domain of each level; None: unknown. There are many hosts, and many questions.
+    #: The domain of each level; None if unknown. Stored, because it is read very often.
     domains: tuple[str | None, ...]
-    #: The domain that encloses it at the gang's level; see ``Place.enclosing``.
+    #: The domain that encloses it at the gang's level; see ``FabricPlace.enclosing``.
     enclosing: tuple[FabricLevel, str] | None
 
     def domain(self, level: FabricLevel) -> str | None:
-        """The domain of *level* that it is in; None: unknown."""
+        """Its domain of *level*; None if unknown."""
         return self.domains[level]
 
 
 @attrs.frozen(eq=False)
 class Part:
-    """A domain or a host with free places, and what it is made of."""
+    """A domain or a host with free places, and its parts."""
 
     name: str
     free: int
     #: () for a host.
     parts: tuple[Part, ...] = ()
-    #: Parts of equal shape are interchangeable but for their names.
+    #: Parts of equal shape are interchangeable, apart from their names.
     shape: int = 0
-    #: What it costs below itself to use all of it.
+    #: The cost below itself of using all of it.
     full: Cost = ()
 
 
@@ -85,8 +85,8 @@ class GangDomain:
 def find_free_spots(fabric: FabricMap, capacity: Mapping[str, int], gang: Gang) -> list[FreeSpot]:
     """The hosts that count for *gang*, in the order of their names.
 
-    With the policy ``required`` these are the hosts of which a domain of the gang's level is
-    known, or a narrower one.
+    With the policy ``required`` these are the hosts with a known domain of the gang's level, or
+    of a narrower one.
     """
     free_spots = []
     for host in sorted(capacity, key=natural_sort_key):
@@ -109,7 +109,7 @@ def may_belong_to_gang(place: FabricPlace, gang: Gang) -> bool:
 
 
 def leaf_of(place: FabricPlace) -> tuple[bool, str]:
-    """The leaf of a host: whether it is a real one, and its name; the host's if not."""
+    """The leaf of a host: whether it is a real one, and its name; otherwise the host's name."""
     return (True, place.leaf) if place.leaf is not None else (False, place.host)
 
 
@@ -118,9 +118,9 @@ def build_part_tree(
 ) -> tuple[Part, ...]:
     """The tree of these hosts.
 
-    :param levels: of the domains that are parts of each other, the widest first. What is
-        not known at a level is a domain of its own there.
-    :param shapes: what has which shape; one for all trees that are compared.
+    :param levels: of the domains that are parts of each other, the widest first. A host with an
+        unknown domain at a level is a domain of its own there.
+    :param shapes: content -> shape; one for all trees that are compared.
     """
     if not levels:
         return tuple(
@@ -147,10 +147,10 @@ def build_part_tree(
 
 
 def _tree_key_of(spot: FreeSpot, levels: Sequence[FabricLevel]) -> tuple[int, str]:
-    """The domain of the first level; unknown: that of the next of the tree that is known."""
+    """The domain of the first level; if unknown, of the next level of the tree that is known."""
     for number, level in enumerate(levels):
         name = spot.domain(level)
-        # An NVLink domain is no part of the tree: it stands for nothing but itself.
+        # An NVLink domain is not a part of the tree: it stands only for itself.
         if name is not None and (number == 0 or level not in OF_NVLINK):
             return number, name
     return len(levels), spot.name

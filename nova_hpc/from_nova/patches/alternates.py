@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Alternates of a request for several servers: each names devices of its own.
 
-Nova gives every server of a request the same alternates, with the same allocation
-candidate of each host (a note in its source says so). A second server that has to go
-there finds the devices taken, and the retry is lost; where it was the last alternate
-Nova's conductor fails, because it notifies of an exception that was never raised.
+Nova gives every server of a request the same alternates, with the same allocation candidate
+of each host (a note in its source mentions it). A second server that has to go there finds
+the devices taken, and the retry is lost. If it was the last alternate, Nova's conductor
+fails, because it notifies of an exception that was never raised.
 
 Report: ``docs/source/contributor/upstream/reschedule-lost.rst`` (its end, in the conductor). No
-bug is known to be filed; the note in Nova's source proposes the cure.
+bug is known to be filed; the note in Nova's source proposes the remedy.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MARK: Final = "hpc_alternates"
 
 
 def install_alternates_patch() -> None:
-    """Wrap Nova's class: the filters are made before there is an object of it."""
+    """Wrap Nova's class, because the filters are made before there is an object of it."""
     plain = manager.SchedulerManager._get_alternate_hosts
     if not hasattr(plain, _MARK):
         wrap_method(manager.SchedulerManager, ALTERNATES, _deal_alternates)
@@ -44,6 +44,10 @@ def install_alternates_patch() -> None:
 
 
 def _deal_alternates(call: Call) -> Any:
+    """Nova's selections, with alternates that are dealt over all servers of the request.
+
+    Nova's own result is kept for a request for one server, and for flavors without ``hpc:`` keys.
+    """
     given = call.given
     spec, most = given["spec_obj"], given["num_alts"]
     several = len(given["selected_hosts"]) > 1 and most > 0
@@ -53,7 +57,7 @@ def _deal_alternates(call: Call) -> Any:
         or not flavor.has_hpc_keys(spec.flavor.extra_specs or {})
     ):
         return call()
-    # As Nova does it there; at index 0 it takes the hosts as they come.
+    # Nova does it in this way there; at index 0 it takes the hosts in their order.
     hosts = given["hosts"]
     if given["index"] > 0:
         hosts = given["self"]._get_sorted_hosts(spec, hosts, given["index"])
@@ -66,21 +70,21 @@ def _deal_alternates(call: Call) -> Any:
 
 
 class _PromisedHosts:
-    """Hosts in their order, and which of their devices are promised."""
+    """Hosts in their order, with their devices that are already promised."""
 
     def __init__(self, given: Mapping[str, Any], hosts: list[Any]) -> None:
         self._given = given
-        #: Nothing of them is promised.
+        #: Hosts without promised devices.
         self._fresh = [host for host in hosts if host.allocation_candidates]
-        #: What is offered next would collide with what is promised.
+        #: Hosts whose first candidate names promised devices.
         self._used: list[Any] = []
 
     def deal(self, cells: Sequence[str], most: int) -> list[list[objects.Selection]]:
         """Alternates of all servers, one to each in turn: none gets a second before all have one.
 
-        :param cells: of each server, the cell that it can be built in.
-        :param most: how many of one server.
-        :returns: of each server, alternates on different hosts.
+        :param cells: for each server, the cell in which it can be built.
+        :param most: maximum for one server.
+        :returns: for each server, alternates on different hosts.
         """
         alternates: list[list[objects.Selection]] = [[] for _ in cells]
         hosts: list[list[Any]] = [[] for _ in cells]
@@ -97,7 +101,7 @@ class _PromisedHosts:
         return objects.Selection.from_host_state(host, host.allocation_candidates[0], version)
 
     def _next(self, cell: str, but: Sequence[Any]) -> Any:
-        """A host of the cell, first one of which nothing is promised; None: there is none.
+        """A host of the cell, first one without promised devices; None if there is none.
 
         :param but: hosts that the server has already.
         """
@@ -108,7 +112,7 @@ class _PromisedHosts:
                 return host
         for host in tuple(self._used):
             if host.cell_uuid == cell and host not in but:
-                # What is promised least goes first the next time.
+                # The host with the fewest promises goes first the next time.
                 self._used.remove(host)
                 if self._consume(host):
                     self._used.append(host)
@@ -116,7 +120,7 @@ class _PromisedHosts:
         return None
 
     def _consume(self, host: Any) -> bool:
-        """Take what the host offers from it, as for a server; whether it offers more."""
+        """Take the host's offer from it, as for a server; returns whether it offers more."""
         spec, this = self._given["spec_obj"], self._given["self"]
         groups = spec.requested_resources
         before = [group.provider_uuids for group in groups]

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The scheduler's answer where there is no host for a server with an ``hpc:`` flavor.
+"""The scheduler's answer if there is no host for a server with an ``hpc:`` flavor.
 
-A filter may raise the exception that tells the user why. Then Nova neither gives back
-what earlier servers of the same request have claimed, nor logs which filter removed the
-last host. So the filter answers as any other, with no hosts, and puts its reason down:
-Nova's own way of saying that there is no host takes it along from here.
+A filter may raise the exception that shows the user the reason. Then Nova neither returns the
+claims of earlier servers of the same request, nor logs which filter removed the last host. So
+the filter answers like any other, with no hosts, and stores its reason on the request. Nova's
+own exception for a missing host then includes it.
 
-Placement may have no candidate for all that a server asks for. Then no filter runs, and
-Nova tells nobody what was missing.
+Placement may have no candidate for all that a server requests. Then no filter runs, and Nova
+does not report which part was missing.
 
-No bug is known to be filed: this is no fault of Nova's, but a place where it asks nobody. A
-filter answers yes or no, and no plug-in stands between Placement's answer and the user.
+No bug is known to be filed: Nova has no hook here; this is not a bug. A filter answers yes or
+no, and no plug-in stands between Placement's answer and the user.
 """
 
 from __future__ import annotations
@@ -57,18 +57,18 @@ DECIDE: Final = Patch(
     until="a filter can say why, and Nova warns of an answer that was cut off",
 )
 
-#: A fault's message holds 255 characters, Nova's own words included.
+#: A fault's message holds 255 characters, Nova's own text included.
 _LONGEST: Final = 220
 _MARK: Final = "hpc_answers"
 #: On a request specification: the reason of the filter that ran last.
 _REASON: Final = "_hpc_reason"
-#: Likewise: for how many servers, and whether Placement's answer was cut off.
+#: Also there: the number of servers, and whether Placement's answer was cut off.
 _SERVERS: Final = "_hpc_servers"
 _CUT: Final = "_hpc_cut"
 
 
 def install_answers_patches() -> None:
-    """Wrap Nova's class: the filters are made before there is an object of it."""
+    """Wrap Nova's class, because the filters are made before there is an object of it."""
     for patch, around in ((SELECT, _select_with_reason), (DECIDE, _decide_with_reason)):
         if not hasattr(getattr(manager.SchedulerManager, patch.name), _MARK):
             wrap_method(manager.SchedulerManager, patch, around)
@@ -76,17 +76,17 @@ def install_answers_patches() -> None:
 
 
 def are_answers_installed() -> bool:
-    """Whether a reason that is put down reaches the user."""
+    """Whether a stored reason reaches the user."""
     return hasattr(manager.SchedulerManager._select_destinations, _MARK)
 
 
 def put_down_reason(spec: objects.RequestSpec, reason: str | None) -> None:
-    """Say why no host is left for *spec*; None: there are some."""
+    """Store why no host is left for *spec*; None if there are some."""
     setattr(spec, _REASON, None if reason is None else shorten_fault_reason(reason))
 
 
 def reason_put_down_for(spec: objects.RequestSpec) -> str | None:
-    """The reason that was put down for *spec*."""
+    """The reason that was stored for *spec*."""
     reason: str | None = getattr(spec, _REASON, None)
     return reason
 
@@ -97,11 +97,11 @@ def shorten_fault_reason(reason: str) -> str:
 
 
 def count_asked_servers(spec: objects.RequestSpec) -> int:
-    """For how many servers Nova asks for hosts now, at once."""
+    """The number of servers for which Nova needs hosts now, at once."""
     count: int | None = getattr(spec, _SERVERS, None)
     if count is not None:
         return count
-    # Of a server that moves it is what it was made with.
+    # For a server that moves, it is the number with which it was created.
     return int(spec.num_instances) if "num_instances" in spec else 1
 
 
@@ -111,6 +111,10 @@ def is_answer_cut(spec: objects.RequestSpec) -> bool:
 
 
 def _decide_with_reason(call: Call) -> Any:
+    """Nova's decision about hosts, whose refusal gets the filter's reason.
+
+    Placement's answer lies on the request specification while the filters run.
+    """
     spec = call.given["spec_obj"]
     if _is_hpc_request(spec):
         uuids = call.given["instance_uuids"]
@@ -128,13 +132,17 @@ def _decide_with_reason(call: Call) -> Any:
             raise
         raise exception.NoValidHost(reason=reason) from error
     finally:
-        # A specification holds on to itself (each of its lists knows its owner), and so would
-        # all host states and the answer of a request stay until a full pass of the collector.
+        # A specification has reference cycles (each of its lists refers to its owner). So all
+        # host states and the answer of a request would stay until a full pass of the collector.
         placement_answer.keep_answer(spec, None)
         claims.put_down_choice(spec, None)
 
 
 def _select_with_reason(call: Call) -> Any:
+    """Nova's selection of hosts; its refusal without candidates gets a reason.
+
+    The filters never run then. So Placement is queried for the wishes that no host meets.
+    """
     asked_spec = call.given["spec_obj"]
     try:
         if not _is_hpc_request(asked_spec):
@@ -142,7 +150,7 @@ def _select_with_reason(call: Call) -> Any:
         with FULL_COLLECTIONS.put_off(), candidate_question.serve_question(asked_spec):
             return call()
     except ExpectedException as expected:
-        # What Nova's decorator makes of it (oslo_messaging/rpc/server.py).
+        # Nova's decorator raises it (oslo_messaging/rpc/server.py).
         error = expected.exc_info[1]
         spec = call.given["spec_obj"]
         # The one place with an empty reason: scheduler/manager.py:296 of release 34.
@@ -180,10 +188,11 @@ def _is_shared_request(spec: Any) -> bool:
 
 
 def _explain_missing_candidates(this: Any, context: Any, spec: objects.RequestSpec) -> str | None:
+    """The sentence for the user if Placement has no candidate; None to keep Nova's answer."""
     try:
         task = server.read_server_task(spec)
         request_shortage = _log_shortage(this, context, spec, task)
-        # With a wrong flavor nothing would ever fit, whatever is free.
+        # No host ever fits a wrong flavor, whatever is free.
         _check_flavor_of_task(task)
     except FlavorError as error:
         return f"Flavor: {error}"
@@ -199,7 +208,7 @@ def _explain_missing_candidates(this: Any, context: Any, spec: objects.RequestSp
 def _describe_nearest_host(
     this: Any, context: Any, spec: objects.RequestSpec, task: server.ServerTask, shortage: Shortage
 ) -> str:
-    """The nearest host's resources, for users who may read of them: no name, no address."""
+    """The nearest host's resources, for users who may see them: no name, no address."""
     host = shortage.nearest
     if host is None:
         return ""
@@ -211,19 +220,19 @@ def _describe_nearest_host(
 def _check_flavor_of_task(task: server.ServerTask) -> None:
     """Refuse a flavor that contradicts itself.
 
-    :raises nova_hpc.placement.grouping.FlavorError: it does.
+    :raises nova_hpc.placement.grouping.FlavorError: the flavor contradicts itself.
     """
     try:
         task.server.request({})
     except UnknownNameError:
-        # A role, perhaps, and the hosts that have it are full.
+        # It may be a role whose hosts are full.
         LOG.debug("A name in hpc:group may be a role of devices that are all in use")
 
 
 def _log_shortage(
     this: Any, context: Any, spec: objects.RequestSpec, task: server.ServerTask
 ) -> Shortage | None:
-    """Why there is no candidate, said in the log; None: Placement does not tell."""
+    """Why there is no candidate, also logged; None if Placement cannot be queried."""
     name, uuid = spec.flavor.flavorid, spec.instance_uuid if "instance_uuid" in spec else None
     try:
         request_shortage = shortage.ask_for_shortage(context, spec, task, this.host_manager)
@@ -264,7 +273,7 @@ def _name_of_host(host: str | None) -> str:
 def _read_stats_of_host(
     this: Any, context: Any, spec: objects.RequestSpec, host: str | None
 ) -> StatsDocument | None:
-    """The stats of a host's node; None: none that can be read."""
+    """The stats of a host's node; None if they cannot be read."""
     if host is None:
         return None
     try:
@@ -283,7 +292,7 @@ def _reaches_limit(call: Call) -> bool:
 
 
 def _warn_of_limit(call: Call, spec: objects.RequestSpec) -> None:
-    """Warn where Placement's answer was cut off and hosts are not in it."""
+    """Warn if Placement's answer was cut off, so that hosts are missing in it."""
     if not is_answer_cut(spec):
         return
     limit = CONF.scheduler.max_placement_results

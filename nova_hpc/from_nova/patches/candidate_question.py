@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What nova-scheduler asks Placement for a server with an ``hpc:`` flavor: hosts, not devices.
+"""Nova-scheduler's query to Placement for a server with an ``hpc:`` flavor: hosts, not devices.
 
-Placement looks at all providers of the cloud once for each group of the question, and Nova
-asks in one group for each device: see :mod:`nova_hpc.from_nova.host_question`, which
-decides. Here is the wrap, and when Nova's own question is asked all the same: whenever the
-shorter one could answer less.
+Placement visits all providers of the cloud once for each group of the query, and Nova makes
+one group for each device: see :mod:`nova_hpc.from_nova.host_question`, which decides. This
+module has the wrap, and the conditions for Nova's own query: it is used whenever the shorter
+one could miss hosts.
 
-No bug is known to be filed: Nova's question is right, and takes long.
+No bug is known to be filed: Nova's query is right, but slow.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ _SPEC: Final[contextvars.ContextVar[objects.RequestSpec | None]] = contextvars.C
 
 
 class LimitMemory:
-    """Remembers that an answer was cut off, so that the shorter question is not asked in vain.
+    """Remembers that an answer was cut off, because the shorter query is then useless.
 
     Safe between threads: it only replaces a time by a later one.
     """
 
-    #: Seconds after which the shorter question is tried again: hosts come and go.
+    #: Seconds after which the shorter query is tried again: the set of hosts changes.
     SECONDS: Final = 300.0
 
     def __init__(self) -> None:
@@ -59,11 +59,11 @@ class LimitMemory:
         self._reached: dict[int, float] = {}
 
     def note(self, limit: int) -> None:
-        """An answer has reached *limit*."""
+        """Record that an answer has reached *limit*."""
         self._reached = {**self._reached, limit: time.monotonic()}
 
     def holds(self, limit: int | None) -> bool:
-        """Whether an answer would reach *limit* again; None: there is no limit."""
+        """Whether an answer would reach *limit* again; *limit* is None if there is none."""
         if limit is None or limit not in self._reached:
             return False
         return time.monotonic() - self._reached[limit] < self.SECONDS
@@ -73,12 +73,12 @@ class LimitMemory:
         self._reached = {}
 
 
-#: Of this process.
+#: The object of this process.
 LIMITS: Final = LimitMemory()
 
 
 def install_question_patch() -> None:
-    """Wrap Nova's class, of which there is one object in a process (idempotent)."""
+    """Wrap Nova's class; a process has one object of it (idempotent)."""
     if not hasattr(report.SchedulerReportClient.get_allocation_candidates, _MARK):
         wrap_method(report.SchedulerReportClient, ASK, _ask_for_hosts)
         setattr(report.SchedulerReportClient.get_allocation_candidates, _MARK, True)
@@ -86,7 +86,7 @@ def install_question_patch() -> None:
 
 @contextlib.contextmanager
 def serve_question(spec: objects.RequestSpec) -> Iterator[None]:
-    """Say for which request Nova asks Placement in this thread."""
+    """Mark the request for which Nova queries Placement in this thread."""
     token = _SPEC.set(spec)
     try:
         yield
@@ -105,10 +105,10 @@ def _ask_for_hosts(call: Call) -> Any:
         return answer
     candidates, summaries, version = answer
     if candidates is None:
-        # It refuses the question; whether it takes Nova's own, it will say.
+        # It refuses the query; Nova's own query shows whether it accepts that one.
         return call()
     if resources._limit is not None and len(candidates) >= resources._limit:
-        # Hosts may be missing in it, and those that it has may have too few devices.
+        # Hosts may be missing in it, and the listed ones may have too few devices.
         LIMITS.note(resources._limit)
         return call()
     if not candidates:
@@ -118,17 +118,17 @@ def _ask_for_hosts(call: Call) -> Any:
     except CandidateError as error:
         LOG.debug("Placement is asked for each device: %s", error)
         return call()
-    # A limit of Placement's own may have hidden the hosts that have enough.
+    # A limit of Placement itself may have hidden the hosts with enough devices.
     return (completed, left, version) if completed else call()
 
 
 def _question_for(spec: objects.RequestSpec, resources: Any) -> HostQuestion | None:
-    """The shorter question; None: Nova's own has to be asked."""
+    """The shorter query; None if Nova's own query is needed."""
     if CONF.hpc.placement_question != "hosts":
         return None
     try:
         return HostQuestion.of(resources, server.read_server_task(spec).units)
     except Exception as error:
-        # What is wrong with the request is said where it is read for a decision.
+        # The decision reads the request again, and reports its fault.
         LOG.debug("Placement is asked for each device: %s", error)
         return None

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A claim that another scheduler was faster with: other devices of the same host.
+"""A claim that another scheduler has won: other devices of the same host.
 
-Nova gives a host up once its first allocation candidate cannot be claimed. With devices
-that the candidate names, that loses a host which may have others just as good: of several
-schedulers that fill the same host, as packing makes them do, all but one lose it. So the
-filter chooses again there, from what Placement says now, and the claim is tried again.
+Nova gives a host up once its first allocation candidate cannot be claimed. The candidate names
+devices, so that may lose a host with others that are just as good. With packing, several
+schedulers fill the same host, and all but one lose it. So the filter chooses again on this host,
+from Placement's present data, and the claim is tried again.
 
-No bug is known to be filed; a note in Nova's own scheduler/manager.py says that the other
-candidates are not tried. A filter cannot do it: it has answered when Nova claims.
+No bug is known to be filed; a note in Nova's own scheduler/manager.py mentions that the other
+candidates are not tried. A filter cannot do it: it has answered before Nova claims.
 """
 
 from __future__ import annotations
@@ -36,27 +36,31 @@ CLAIM: Final = Patch(
 _MARK: Final = "hpc_claims"
 #: On a request specification: chooses other devices for a candidate.
 _AGAIN: Final = "_hpc_choose_again"
-#: How often devices are chosen again on one host. Who loses that often is better off elsewhere.
+#: How often devices are chosen again on one host. After so many losses another host is better.
 _MOST: Final = 3
 
-#: Changes a candidate in its place, so that Nova goes on with what was claimed; False:
-#: there is nothing else that could be claimed.
+#: Changes a candidate in place, so that Nova continues with the new claim. Returns False if no
+#: other devices could be claimed.
 ChooseAgain = Callable[[dict[str, Any]], bool]
 
 
 def install_claims_patch() -> None:
-    """Wrap Nova's function, which its scheduler finds in the module each time."""
+    """Wrap Nova's function, which its scheduler looks up in the module each time."""
     if not hasattr(utils.claim_resources, _MARK):
         wrap_method(utils, CLAIM, _claim_with_retries)
         setattr(utils.claim_resources, _MARK, True)
 
 
 def put_down_choice(spec: objects.RequestSpec, choose: ChooseAgain | None) -> None:
-    """Say how devices are chosen again for *spec*; None: they are not."""
+    """Store how devices are chosen again for *spec*; None if they are not."""
     setattr(spec, _AGAIN, choose)
 
 
 def _claim_with_retries(call: Call) -> Any:
+    """Nova's claim, repeated with other devices of the same host if it is lost.
+
+    Each win and each loss also changes the number of hosts that later servers choose from.
+    """
     claimed = call()
     choose: ChooseAgain | None = getattr(call.given["spec_obj"], _AGAIN, None)
     if choose is None:
@@ -71,7 +75,7 @@ def _claim_with_retries(call: Call) -> Any:
             if not choose(call.given["alloc_req"]):
                 return claimed
         except Exception:
-            # Nova goes on to the next host, as it would anyway.
+            # Nova continues with the next host, as without this wrap.
             LOG.exception("Other devices could not be chosen after a claim was lost")
             return claimed
         LOG.debug(

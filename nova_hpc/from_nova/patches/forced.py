@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A host that an operator forces (``--availability-zone az:host``), which skips all filters.
 
-The node's own check before the start decides then. A node that runs Nova's own driver has
-no such check: it is no host for a server with an ``hpc:`` flavor, forced or not.
+The node's own check before the start decides then. A node with Nova's own driver has no such
+check, so it is not a host for a server with an ``hpc:`` flavor, forced or not.
 
-No bug is known to be filed: Nova means it so, and what is forced is the operator's decision. It
-is wrapped because nobody else would notice a misaligned server on such a node.
+No bug is known to be filed: Nova intends it, and forcing is the operator's decision. It
+is wrapped because nothing else would detect a misaligned server on such a node.
 """
 
 from __future__ import annotations
@@ -42,6 +42,11 @@ def install_forced_patch() -> None:
 
 
 def _drop_unchecked_hosts(call: Call) -> Any:
+    """Nova's filtering, without forced hosts whose node does not check devices.
+
+    Nova is called a second time with only these hosts if none is left. So the log and the reason
+    name them only if Nova would have taken them.
+    """
     spec = call.given["spec_obj"]
     if not _is_forced(spec):
         return _filter_with_reason(call, spec)
@@ -65,7 +70,7 @@ def _drop_unchecked_hosts(call: Call) -> Any:
 
 
 def _filter_with_reason(call: Call, spec: Any) -> Any:
-    """As Nova; where a rule that is none of this project's leaves no host, that is said."""
+    """Nova's filtering, with a reason if a rule outside this project leaves no host."""
     if not isinstance(spec, objects.RequestSpec) or not flavor.has_hpc_keys(
         spec.flavor.extra_specs or {}
     ):
@@ -80,7 +85,7 @@ def _filter_with_reason(call: Call, spec: Any) -> Any:
     try:
         wants = server.read_server_task(spec).server.wants
     except Exception as error:
-        # What is wrong with the request is said where it is read for a decision.
+        # The decision reads the request again, and reports its fault.
         LOG.debug("The request cannot be read for its reason: %s", error)
         return passed_hosts
     text = (

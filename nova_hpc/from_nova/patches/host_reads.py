@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nova's scheduler reads again only what has changed of the hosts.
+"""Nova's scheduler reads only the changed records of hosts again.
 
-For requests with ``hpc:`` flavors alone; :mod:`nova_hpc.from_nova.kept_hosts` says what is
-kept and why it is exact. The records are read in threads of their own, with a copy of the
-context, so the list of uuids itself says that the request is one of these. Where the versions
-cannot be read, everything is read as Nova does it.
+Only for requests with ``hpc:`` flavors; :mod:`nova_hpc.from_nova.kept_hosts` describes the kept
+data and why it is exact. The records are read in threads of their own, with a copy of the
+context, so the list of uuids itself marks such a request. If the versions cannot be read,
+everything is read as in Nova.
 
-No bug is known to be filed: this is no fault of Nova's, whose earlier ``CachingScheduler`` did
-it by time and not by what has changed.
+No bug is known to be filed: Nova is not at fault. Its earlier ``CachingScheduler`` kept hosts for
+a time, and not until their records change.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ _ONCE: Final = Once()
 
 
 class _ChangedOnly(list[str]):
-    """Providers, the compute nodes among which are read again only if they have changed."""
+    """Providers; the compute nodes among them are read again only if they have changed."""
 
 
 def install_host_reads_patch() -> None:
-    """Wrap Nova's classes: the host manager makes the filters, and is not there yet."""
+    """Wrap Nova's classes: the host manager creates the filters, and does not exist yet."""
     for owner, patch, around in (
         (host_manager.HostManager, STATES, _ask_for_changed),
         (compute_node.ComputeNodeList, RECORDS, _read_changed),
@@ -77,9 +77,10 @@ def install_host_reads_patch() -> None:
 
 
 def _ask_for_changed(call: Call) -> Any:
+    """Nova's reading of host states; the type of the list of uuids marks an ``hpc:`` request."""
     uuids, spec = call.given["compute_uuids"], call.given["spec_obj"]
     if (
-        # A host manager of somebody else may read more of a record.
+        # A host manager outside Nova may read more of a record.
         type(call.given["self"]) is not host_manager.HostManager
         or not uuids
         or CONF.hpc.kept_hosts < 1
@@ -91,6 +92,10 @@ def _ask_for_changed(call: Call) -> Any:
 
 
 def _read_changed(call: Call) -> Any:
+    """The compute nodes of one cell: kept hosts, and new records for changed versions.
+
+    The time is taken before the versions are read, so that a later write is never missed.
+    """
     context, uuids = call.given["context"], call.given["compute_uuids"]
     if not isinstance(uuids, _ChangedOnly):
         return call()
@@ -112,7 +117,7 @@ def _read_changed(call: Call) -> Any:
     if changed:
         records = call(compute_uuids=changed)
         hosts |= {host.uuid: host for host in KEPT_HOSTS.keep(cell, records, read_at)}
-    # One may have been deleted since.
+    # A host may have been deleted since.
     return [hosts[version[0]] for version in versions if version[0] in hosts]
 
 

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Puts a guest's cells on given NUMA nodes, so that each has room and its own pins.
 
-``numa_fit_instance_to_host`` remembers which cell fits which node under the cell's id, which
-it overwrites with the node's as soon as the cell fits. From the second permutation on one
-cell's answer is another's: a cell is taken without pins, with those of another node, or where
-it has no room, and cells that would fit are refused (``docs/source/contributor/upstream/
-numa-fit-cache.rst`` has the numbers). Its *first* permutation asks about each pair anew. So
-Nova is asked about one cell on one node at a time, the permutation is chosen from these
-answers, and Nova's function gets the nodes in that order: what it makes of any other is not
-taken.
+``numa_fit_instance_to_host`` remembers which cell fits which node under the cell's id, and
+overwrites that id with the node's as soon as the cell fits. From the second permutation on it
+uses the answer for one cell for another. A cell is then taken without pins, with the pins of
+another node, or on a node without room, and cells that would fit are refused
+(``docs/source/contributor/upstream/numa-fit-cache.rst`` has the numbers). Its *first*
+permutation checks each pair itself. So Nova checks one cell on one node at a time, the
+permutation is chosen from these answers, and Nova's function gets the nodes in that order. Its
+result for any other order is discarded.
 
-Whether devices and networks are near enough depends on which nodes they are, not on their
+The nearness of devices and networks depends only on the set of nodes, not on their
 order.
 
 No bug is known to be filed for it; this wrap goes with
@@ -40,16 +40,16 @@ NETWORKS: Final = Patch(
     overridden=True,
 )
 
-#: Of so many cells Nova's permutations cost more than asking for the devices before.
+#: With so many cells Nova's permutations cost more than a check of the devices before them.
 _MANY: Final = 3
 
-#: Nova's function: the same arguments with those that are named changed.
+#: Nova's function with the same arguments, except the named ones.
 Fit = Callable[..., Any]
 
 
 @attrs.frozen
 class Values:
-    """A guest's topology as it was; a clone of Nova's costs ten times as much."""
+    """A copy of a guest's topology; a clone of Nova's costs ten times as much."""
 
     own: Mapping[str, Any]
     cells: tuple[Mapping[str, Any], ...]
@@ -62,14 +62,14 @@ class Values:
         return cls(own, tuple(_values_of_fields(cell) for cell in guest.cells))
 
     def guest(self) -> objects.InstanceNUMATopology:
-        """The same once more."""
+        """A new object with the same values."""
         return self._guest(self.cells)
 
     def alone(self, index: int) -> objects.InstanceNUMATopology:
-        """One cell of the guest as a guest of its own."""
+        """One cell of the guest as a guest with one cell."""
         own = self._guest(self.cells[index : index + 1])
         if index and "emulator_threads_policy" in self.own:
-            # Nova counts their CPU with the first cell.
+            # Nova counts the CPU of the emulator threads with the first cell.
             own.emulator_threads_policy = None
         return own
 
@@ -79,7 +79,7 @@ class Values:
 
     @property
     def alike(self) -> bool:
-        """Whether it makes no difference to Nova which of the cells goes where."""
+        """Whether Nova treats all cells alike, so that only the set of nodes matters."""
         first, *others = [_needs_of_cell(cell) for cell in self.cells]
         isolated = self.own.get("emulator_threads_policy") is not None
         return not isolated and all(needs == first for needs in others)
@@ -92,12 +92,12 @@ def _values_of_fields(thing: Any) -> dict[str, Any]:
 
 
 def _copy_pinned_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values; those that Nova changes in place (pinned CPUs) are copied."""
+    """A copy of the values; values that Nova changes in place (pinned CPUs) are copied, too."""
     return {k: copy.copy(v) if isinstance(v, dict | set) else v for k, v in values.items()}
 
 
 def _needs_of_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
-    """A cell's needs of a node: the number of its CPUs, not which of the guest's they are."""
+    """A cell's needs of a node: the number of its CPUs, not their numbers in the guest."""
     needs = {key: value for key, value in cell.items() if key != "id"}
     for key in ("cpuset", "pcpuset"):
         needs[key] = len(needs.get(key) or ())
@@ -106,9 +106,9 @@ def _needs_of_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
 
 @attrs.define
 class Fitter:
-    """One guest on one host, whatever the nodes that its cells are to be on."""
+    """One guest on one host, for any choice of nodes for its cells."""
 
-    #: Nova's function, bound to all else that it is asked.
+    #: Nova's function, bound to all other arguments.
     fit: Fit
     host: objects.NUMATopology
     guest: Values
@@ -116,11 +116,16 @@ class Fitter:
     requests: Any = None
     stats: Any = None
     mapping: Any = None
-    #: Node, cell (by position) -> whether it has room for that cell alone.
+    #: Node, cell (by position) -> whether the node has room for that cell by itself.
     _known: dict[tuple[int, int], bool] = attrs.field(factory=dict, init=False)
 
     def on(self, choice: frozenset[int]) -> objects.InstanceNUMATopology | None:
-        """The guest with one cell on each of these nodes, pins and all; None: it does not fit."""
+        """The guest with one cell on each of these nodes, with pins; None if it does not fit.
+
+        Networks, and with many cells also devices, are checked for the set of nodes first. Then
+        each pair of node and cell is checked at most once, and Nova gets the first permutation
+        that fits.
+        """
         part = [cell for cell in self.host.cells if cell.id in choice]
         if not self._networks(part) or (len(part) >= _MANY and not self._devices(part)):
             return None
@@ -130,6 +135,7 @@ class Fitter:
         return None if order is None else self._in_order([part[node] for node in order])
 
     def _in_order(self, part: Sequence[objects.NUMACell]) -> objects.InstanceNUMATopology | None:
+        """Nova's result for these nodes in this order; None if it used another order."""
         fitted = self.fit(
             host_topology=objects.NUMATopology(cells=list(part)),
             instance_topology=self.guest.guest(),
@@ -143,6 +149,7 @@ class Fitter:
         return fitted if pinned else None
 
     def _fits(self, node: objects.NUMACell, cell: int) -> bool:
+        """Whether the node has room for one cell by itself, without devices and networks."""
         key = (node.id, cell)
         if key not in self._known:
             self._known[key] = bool(
@@ -157,7 +164,7 @@ class Fitter:
         return self._known[key]
 
     def _quiet(self) -> Any:
-        """The limits without networks, which are asked for the nodes together."""
+        """The limits without networks, which are checked for all nodes together."""
         if not self._network_metadata():
             return self.limits
         quiet = self.limits.obj_clone()
@@ -197,7 +204,7 @@ def _is_pinned(cell: objects.InstanceNUMACell, node: objects.NUMACell) -> bool:
 
 
 def _first_fitting_order(count: int, fits: Callable[[int, int], bool]) -> tuple[int, ...] | None:
-    """Node of each cell, in the first permutation in which each fits; None: there is none.
+    """Node of each cell, in the first permutation that fits; None if there is none.
 
     :param fits: whether a node (the first argument) takes a cell.
     """

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A guest's cells go where its devices are.
+"""A guest's cells go to the nodes of its devices.
 
-``numa_fit_instance_to_host`` orders the host's NUMA nodes by all free devices that they
-have, also those that nobody asked for, and takes the first order that fits: with
-``hw:pci_numa_affinity_policy=preferred`` that may be any. Here it is asked for one
+``numa_fit_instance_to_host`` orders the host's NUMA nodes by all their free devices, also those
+that the request does not need, and takes the first order that fits. With
+``hw:pci_numa_affinity_policy=preferred`` that may be any. This wrap calls it for one
 choice of nodes after the other, the best first
-(:func:`nova_hpc.placement.numa_choice.order_node_tiers`). Whether CPUs, pages, devices and
-networks fit is Nova's to say, as ever; of several cells it is asked as
-:mod:`~nova_hpc.from_nova.patches.numa_cells` does.
+(:func:`nova_hpc.placement.numa_choice.order_node_tiers`). Nova still decides whether CPUs, pages,
+devices and networks fit; for several cells it is called as in
+:mod:`~nova_hpc.from_nova.patches.numa_cells`.
 
 Reports: ``docs/source/contributor/upstream/numa-fit-order.rst`` (the order) and
 ``numa-fit-cache.rst`` (cells that are mixed up). No bug is known to be filed for either. No
@@ -61,7 +61,7 @@ FIT: Final = Patch(
 _MARK: Final = "hpc_nodes"
 _ONCE: Final = Once()
 
-#: What a device is, without its provider and how many are free.
+#: The properties of a device, without its provider and its free count.
 _PoolItems = tuple[tuple[str, Any], ...]
 
 _TIERS: Final[Cache[numa_choice.Tiers]] = Cache()
@@ -69,21 +69,26 @@ _TIERS: Final[Cache[numa_choice.Tiers]] = Cache()
 
 @attrs.frozen
 class _TakenProvider:
-    """One provider of which a server gets devices."""
+    """One provider that gives a server devices."""
 
     said: _PoolItems
-    #: Want.key -> how many.
+    #: Want.key -> number of devices.
     taken: tuple[tuple[str, int], ...]
 
 
 def install_numa_fit_patch() -> None:
-    """Wrap the function of Nova's module, through which all call it."""
+    """Wrap the function in Nova's module, through which all callers use it."""
     if not hasattr(hardware.numa_fit_instance_to_host, _MARK):
         wrap_method(hardware, FIT, _fit_beside_devices)
         setattr(hardware.numa_fit_instance_to_host, _MARK, True)
 
 
 def _fit_beside_devices(call: Call) -> Any:
+    """Nova's fit, tried on one choice of nodes after the other.
+
+    Nova's own order is kept for flavors without ``hpc:`` keys, and if the places of the devices
+    are unknown.
+    """
     asked = current_served_flavor()
     host, guest = call.given["host_topology"], call.given["instance_topology"]
     if asked is None or not host or not guest or len(host) < len(guest):
@@ -93,7 +98,7 @@ def _fit_beside_devices(call: Call) -> Any:
     choices = _list_node_choices(asked, call.given)
     if choices is None:
         return call()
-    # Nova writes into the guest's cell, also where it does not fit.
+    # Nova writes into the guest's cell, even if it does not fit.
     pristine = Values.of(guest)
     for choice in choices:
         part = restrict_to_nodes(host, choice, call.given["limits"])
@@ -104,7 +109,7 @@ def _fit_beside_devices(call: Call) -> Any:
 
 
 def _fit_several_cells(call: Call) -> Any:
-    """The same for a guest of several cells, each of which needs room of its own."""
+    """Fit a guest of several cells, each of which needs room of its own."""
     given = dict(call.given)
     host, guest = given["host_topology"], Values.of(given["instance_topology"])
     choices = _list_node_choices(current_served_flavor(), given)
@@ -127,7 +132,7 @@ def _fit_several_cells(call: Call) -> Any:
 def _list_node_sets(
     call: Call, given: Mapping[str, Any], fitter: Fitter
 ) -> Iterator[frozenset[int]]:
-    """Sets of host nodes where nothing is known of the devices: Nova's own, then all others."""
+    """Sets of host nodes for unknown devices: Nova's own choice, then all others."""
     ids = [cell.id for cell in fitter.host.cells]
     count = len(fitter.guest.cells)
     if len(ids) > count:
@@ -135,7 +140,7 @@ def _list_node_sets(
         if fitted:
             yield frozenset(cell.id for cell in fitted.cells)
         elif fitter.guest.alike:
-            return  # then Nova has forgotten nothing
+            return  # then Nova has overwritten no answer
     yield from map(
         frozenset, itertools.islice(itertools.combinations(ids, count), numa_choice.MOST)
     )
@@ -144,7 +149,7 @@ def _list_node_sets(
 def _list_node_choices(
     asked: Served | None, given: Mapping[str, Any]
 ) -> Iterator[frozenset[int]] | None:
-    """Sets of host nodes, the best first; None: it is Nova's choice."""
+    """Sets of host nodes, the best first; None if Nova chooses."""
     host, guest = given["host_topology"], given["instance_topology"]
     if asked is None:
         return None
@@ -158,14 +163,14 @@ def _list_node_choices(
             given["provider_mapping"],
         )
     except Exception as error:
-        # The check before the guest starts has the last word.
+        # The check before the guest starts decides.
         if _ONCE.first(str(error)):
             LOG.exception("The NUMA nodes of a server with devices are Nova's choice")
         return None
     if tiers is None:
         return None
     if len(guest) == 1:
-        # Of equally good nodes, the one that Nova likes best.
+        # Among equally good nodes Nova chooses.
         return (frozenset(itertools.chain(*tier)) for tier in tiers)
     return (frozenset(choice) for tier in tiers for choice in tier)
 
@@ -180,12 +185,12 @@ def order_node_choices(
 ) -> numa_choice.Tiers | None:
     """The choices of host nodes for a guest, the best first.
 
-    :param mapping: as Nova's functions take it; None: the requests name their providers.
-    :returns: None where nothing is known of the guest's devices.
+    :param mapping: as Nova's functions take it; None if the requests name their providers.
+    :returns: None if the places of the guest's devices are unknown.
     :raises nova_hpc.placement.grouping.FlavorError: the flavor contradicts itself.
     """
     wanted = objects.InstancePCIRequests(requests=list(requests or ()))
-    # The adapters of ports are chosen for the nodes, not the nodes for them.
+    # The adapters of ports are chosen by the nodes, and not the nodes by the adapters.
     spec = attrs.evolve(server.read_server_spec(asked.flavor, asked.image, wanted, guest), ports=())
     taken = _count_taken_devices(server.alias_requests(wanted), stats, mapping)
     if not spec.wants or taken is None:
@@ -214,13 +219,18 @@ def _recall_tiers(
     try:
         return _TIERS.get(key, lambda: _build_tiers(spec, devices, sockets))
     except TypeError:
-        # Something of a pool is no string or number: not Nova's doing.
+        # A value in a pool is not a string or number, so it is not Nova's.
         return _build_tiers(spec, devices, sockets)
 
 
 def _build_tiers(
     spec: ServerSpec, devices: Sequence[_TakenProvider], sockets: Mapping[int, int | None]
 ) -> numa_choice.Tiers:
+    """Order the choices of nodes on a host that contains only the server's devices.
+
+    Nova's NUMA node of a pool wins over the one in its tags. Broken tags raise, and Nova then
+    chooses.
+    """
     host_devices = []
     claimed: dict[str, list[str]] = {}
     for number, device in enumerate(devices):
@@ -262,7 +272,7 @@ def _count_taken_devices(
     stats: Any,
     mapping: Mapping[str, Sequence[str]] | None,
 ) -> dict[str, dict[str, int]] | None:
-    """Provider -> want -> how many; None: Placement was not asked for all of them."""
+    """Provider -> want -> count; None if Placement has not allocated all of them."""
     taken: dict[str, dict[str, int]] = {}
     for index, request in enumerate(requests):
         providers = stats._get_rp_uuids_for_request(mapping, request) if stats else ()
@@ -277,7 +287,7 @@ def _count_taken_devices(
 def _list_taken_providers(
     pools: Iterable[Mapping[str, Any]], taken: Mapping[str, Mapping[str, int]]
 ) -> tuple[_TakenProvider, ...] | None:
-    """The pools of these providers, in an order of their own; None: not all are there."""
+    """The pools of these providers, in a fixed order; None if some are missing."""
     providers = [
         _TakenProvider(
             tuple(sorted((k, v) for k, v in pool.items() if k not in _OWN)),
@@ -288,11 +298,11 @@ def _list_taken_providers(
     ]
     if len(providers) != len(taken):
         return None
-    # By address, which begins what they say.
+    # By address, which comes first in the items.
     return tuple(sorted(providers, key=lambda device: (str(device.said[:1]), device.taken)))
 
 
-#: What of a pool is not the devices': the node's has more than the scheduler's.
+#: Keys of a pool that do not describe its devices: the node has more of them than the scheduler.
 _OWN: Final = frozenset({"count", "devices", "rp_uuid"})
 
 
@@ -304,10 +314,10 @@ def _socket_of_cell(cell: objects.NUMACell) -> int | None:
 def restrict_to_nodes(
     host: objects.NUMATopology, choice: frozenset[int], limits: Any
 ) -> objects.NUMATopology:
-    """*host* with no other nodes than these.
+    """*host* with only these nodes.
 
-    Nova asks whether a network is bound to a node that the guest is *not* on: then the
-    others stay, without any room.
+    Nova checks whether a network is bound to a node that the guest is *not* on. The other nodes
+    then stay, without any room.
     """
     networks = limits and "network_metadata" in limits and limits.network_metadata
     cells = []
@@ -320,6 +330,7 @@ def restrict_to_nodes(
 
 
 def _close_cell(cell: objects.NUMACell) -> objects.NUMACell:
+    """A node without CPUs and memory, whose networks Nova still sees."""
     more = {"network_metadata": cell.network_metadata} if "network_metadata" in cell else {}
     return objects.NUMACell(
         id=cell.id,

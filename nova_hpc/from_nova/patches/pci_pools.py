@@ -3,10 +3,10 @@
 
 ``PciDeviceStats._filter_pools`` drops the pools that are off the guest's NUMA nodes,
 if the rest has *enough free devices*, and only then those that Placement has not
-allocated. Where one adapter beside the guest has enough free functions, an allocated
-function of another adapter is dropped without a word, and the server starts with less
-than it asked for. Here only the allocated pools are asked, with as many devices as are
-allocated of them.
+allocated. If one adapter beside the guest has enough free functions, an allocated
+function of another adapter is silently dropped, and the server starts with fewer
+devices than requested. This wrap passes only the allocated pools, each with its number of
+allocated devices.
 
 Report: ``docs/source/contributor/upstream/filter-pools.rst``. No bug is known to be filed.
 """
@@ -34,13 +34,18 @@ _MARK: Final = "hpc_pools"
 
 
 def install_pci_pools_patch() -> None:
-    """Wrap the method of Nova's class, which makes statistics anew for each host."""
+    """Wrap the method of Nova's class, which makes new statistics for each host."""
     if not hasattr(stats.PciDeviceStats._filter_pools, _MARK):
         wrap_method(stats.PciDeviceStats, POOLS, _filter_allocated_pools)
         setattr(stats.PciDeviceStats._filter_pools, _MARK, True)
 
 
 def _filter_allocated_pools(call: Call) -> Any:
+    """Nova's filtering of the allocated pools, with their allocated numbers of devices.
+
+    For example, two functions of adapter *a* and one of *b* are allocated. Nova then gets *a*
+    with two free functions and *b* with one, and must keep both for three devices.
+    """
     server, providers = current_served_flavor(), call.given["rp_uuids"]
     if server is None or not providers:
         return call()
@@ -55,6 +60,6 @@ def _filter_allocated_pools(call: Call) -> Any:
     )
     if filtered is None:
         return None
-    # Nova takes devices out of the pools that it is given here: its own.
+    # Nova removes devices from the pools that it gets here, so they must be its own.
     real = {id(counted): pool for pool, counted in own_pools}
     return [real[id(counted)] for counted in filtered]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Wraps of nova-scheduler alone: which server it serves, what it answers, its alternates.
+"""Wraps only for nova-scheduler: the server that it serves, its answers, its alternates.
 
-Nova's functions about NUMA nodes and devices do not get the flavor, so those that call them are
-wrapped, to say it (:mod:`nova_hpc.from_nova.patches.serving`). They have no fault of their own,
+Nova's functions for NUMA nodes and devices do not get the flavor. So their callers are wrapped to
+provide it (:mod:`nova_hpc.from_nova.patches.serving`). These have no fault of their own,
 and no bug is known to be filed: they go with the wraps that need the flavor.
 """
 
@@ -65,11 +65,11 @@ _LOCK: Final = threading.Lock()
 
 
 def install_scheduler_patches() -> None:
-    """Install what the scheduler needs, that of both services included (idempotent).
+    """Install the wraps of the scheduler, including the shared ones (idempotent).
 
-    Nova's classes are wrapped, of which there are new objects for each request.
+    Nova's classes are wrapped, because each request has new objects of them.
 
-    :raises nova.exception.InvalidConfiguration: this Nova is not known; then nothing is
+    :raises nova.exception.InvalidConfiguration: this Nova is not supported; then nothing is
         wrapped.
     """
     for patch in ALL:
@@ -103,21 +103,21 @@ def _consume_as_served(call: Call) -> Any:
 
 
 class _LightRequestSpec(request_spec.RequestSpec):
-    """A request of which a clone costs next to nothing.
+    """A request with an almost free clone.
 
-    What Nova's filter does with its clone changes the guest's topology and nothing else
+    Nova's filter changes only the guest's topology of its clone
     (``hardware.numa_fit_instance_to_host``), so the rest is shared.
     """
 
     @classmethod
     def of(cls, spec: request_spec.RequestSpec) -> _LightRequestSpec:
-        """The same request; *spec* is not changed by what is done with its clones."""
+        """A copy of the request; its clones do not change *spec*."""
         light: _LightRequestSpec = _copy_shallowly(spec)
         light.__class__ = cls
         return light
 
     def obj_clone(self) -> _LightRequestSpec:
-        """For one host."""
+        """A clone for one host."""
         new: _LightRequestSpec = _copy_shallowly(self)
         if "numa_topology" in self and self.numa_topology is not None:
             new.numa_topology = Values.of(self.numa_topology).guest()
@@ -126,7 +126,7 @@ class _LightRequestSpec(request_spec.RequestSpec):
 
 def _copy_shallowly(spec: Any) -> Any:
     new = copy.copy(spec)
-    # The names of the fields that have been set since it was loaded.
+    # The names of the fields that were set since it was loaded.
     new._changed_fields = set(spec._changed_fields)
     return new
 
@@ -136,7 +136,7 @@ def _filter_as_served(call: Call) -> Any:
     if "flavor" not in spec:
         return call()
     with serve_flavor(spec.flavor, spec.image if "image" in spec else None):
-        # A class of somebody else may have clones of its own.
+        # A class outside Nova may have clones of its own.
         if current_served_flavor() is None or type(spec) is not request_spec.RequestSpec:
             return call()
         return call(spec_obj=_LightRequestSpec.of(spec))

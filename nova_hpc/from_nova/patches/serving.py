@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which server Nova is choosing NUMA nodes and devices for at this moment.
+"""The server for which Nova is choosing NUMA nodes and devices at this moment.
 
-Nova's functions get the guest's topology and its PCI requests, and neither says which
-flavor they come from. What is around them does.
+Nova's functions get the guest's topology and its PCI requests, and neither names its
+flavor. The callers have it.
 
-The flavor's NUMA policy is kept here, too: Nova forgets it when a server moves
+The flavor's NUMA policy is kept here, too: Nova loses it when a server moves
 (``docs/source/contributor/upstream/resize-policy.rst``; no bug is known to be filed).
 """
 
@@ -25,15 +25,15 @@ from nova_hpc.placement import flavor as flavors
 
 @attrs.frozen(eq=False)
 class Served:
-    """A flavor with ``hpc:`` keys, and the image that goes with it."""
+    """A flavor with ``hpc:`` keys, and its image."""
 
     flavor: objects.Flavor
     image: objects.ImageMeta
-    #: What flavor or image say of the devices' NUMA nodes; None: nothing.
+    #: NUMA policy for devices of flavor or image; None if they have none.
     policy: str | None
 
     def asked(self, request: objects.InstancePCIRequest) -> objects.InstancePCIRequest:
-        """*request* with the policy that flavor or image name, which Nova forgets on moves."""
+        """*request* with the policy of flavor or image, which Nova loses on moves."""
         own_policy = request.numa_policy if "numa_policy" in request else None
         if self.policy is None or own_policy == self.policy:
             return request
@@ -42,20 +42,20 @@ class Served:
         return changed_request
 
 
-# Of one thread, and of one green thread where Nova has these.
+# One value per thread, and per green thread if Nova uses these.
 _SERVED: Final[contextvars.ContextVar[Served | None]] = contextvars.ContextVar(
     "hpc_served", default=None
 )
 
 
 def current_served_flavor() -> Served | None:
-    """The flavor that Nova serves in this thread; None: none with ``hpc:`` keys."""
+    """The flavor that Nova serves in this thread; None if it has no ``hpc:`` keys."""
     return _SERVED.get()
 
 
 @contextlib.contextmanager
 def serve_flavor(flavor: objects.Flavor, image: objects.ImageMeta | None) -> Iterator[None]:
-    """While Nova serves a server with this flavor; nothing for one without ``hpc:`` keys."""
+    """Mark the flavor that Nova serves in this thread, unless it has no ``hpc:`` keys."""
     token = _SERVED.set(_read_served_flavor(flavor, image))
     try:
         yield
@@ -71,6 +71,6 @@ def _read_served_flavor(flavor: objects.Flavor, image: objects.ImageMeta | None)
     try:
         policy = hardware.get_pci_numa_policy_constraint(flavor, image)
     except exception.NovaException:
-        # The two contradict each other: refused elsewhere, with the reason.
+        # The two contradict each other; another check refuses them with the reason.
         policy = None
     return Served(flavor, image, policy)

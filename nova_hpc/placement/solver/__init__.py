@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """The exact search behind choose_device_sets() and judge_claimed_devices().
 
-Nobody else imports from here.
+Internal to :mod:`nova_hpc.placement`; schedulers use only :class:`costs.PassWork`.
 """

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which guest cell goes to which NUMA node of the host.
+"""The mapping of guest cells to NUMA nodes of the host.
 
-Exact, over the nodes in order: alike cells are interchangeable, so a state is
+Exact, over the nodes in order. Alike cells are interchangeable, so a state counts
 how many cells of each sort have a node and how many of them hold one group
 more than the others. The best *limit* mappings are kept, not only one, so
-that there is an alternative when Nova's own check rejects the first.
+that there is an alternative if Nova's own check rejects the first.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Seating:
 
 
 def fits_on_node(cell: WantedCell, node: HostNode) -> bool:
-    """Whether *node* has what *cell* needs; what is unknown is not checked."""
+    """Whether *node* has the resources that *cell* needs; unknown amounts are not checked."""
     if cell.host_node is not None:
         return cell.host_node == node.id  # Nova has already claimed it
     if cell.nodes is not None:
@@ -78,7 +78,7 @@ def list_seatings(
     :param rank: the rank of a region: which groups are local to a cell
     :param tables: for each region the cost of each possible number of groups
     :param total: groups of the server, spread evenly over the cells
-    :param appeal: how well a cell sits on a node, where the tables leave that
+    :param appeal: how well a cell sits on a node, if the tables leave that
         open; smaller is better
     """
     order = sorted(cells, key=lambda cell: cell.id)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The host as a tree of domains, in which equal subtrees have one class.
 
-Two subtrees are of one class if nothing but names tells them apart; the search
+Two subtrees are of one class if they differ only in names; the search
 computes one table for each class.
 """
 
@@ -16,7 +16,7 @@ from nova_hpc.placement.model import HostNode
 from nova_hpc.placement.solver.domains import ALONE, Item, Key, Rank, node_region
 from nova_hpc.placement.solver.problem import SearchProblem
 
-#: What an outer choice has decided about a device.
+#: The decision of an outer choice about a device.
 FORCED: Final = 1  # must be taken, as part of a unit
 HIT: Final = 2  # is taken, as part of an NVLink set
 CLOSED: Final = 3  # must not be taken
@@ -39,12 +39,12 @@ class Alike:
     unit: bool
     #: the devices, by name; not part of the signature
     items: tuple[tuple[Item, ...], ...]
-    #: What can be taken in its place, and not beside it: an adapter itself, or its functions.
+    #: An exclusive alternative: the adapter itself, or its functions.
     instead: Alike | None = None
 
     @property
     def signature(self) -> tuple[object, ...]:
-        """All that matters of it."""
+        """Everything that matters for the search."""
         return (self.unit, self.many, None if self.instead is None else self.instead.signature)
 
 
@@ -55,7 +55,7 @@ class DomainClass:
     number: int
     rank: Rank
     real: bool
-    #: Several devices in it are not known to be near each other.
+    #: True if several devices in it are not known to be near each other.
     alone: bool
     #: Whether it is on a known NUMA node.
     on_node: bool
@@ -63,11 +63,11 @@ class DomainClass:
     children: tuple[int, ...]
     #: free devices of each label
     free: tuple[int, ...]
-    #: of them those in NVLink sets that are taken
+    #: of them, devices in NVLink sets that are taken
     held: tuple[int, ...]
     #: devices that may be taken, for each name
     avail: tuple[int, ...]
-    #: devices that can serve a countable name, and those of them that are held
+    #: devices that can serve a countable name, and how many of them are held
     tidy: tuple[int, int]
     #: NVLink sets that lie in it
     sets: int
@@ -117,11 +117,12 @@ class Forest:
     ) -> DomainNode:
         """The tree of the host.
 
-        :param marks: item id -> what is decided about it
+        :param marks: item id -> the decision about it
         :param sets: the NVLink sets that are taken
         :param local: names of units inside one leaf, which are chosen there
-        :param banned: NUMA nodes that get no guest cell
+        :param banned: NUMA nodes without a guest cell
         """
+        # The tree grows from the leaves: at each rank the nodes of one domain get a parent.
         homes: dict[tuple[int, Key], list[int]] = {}
         for number, members in enumerate(sets):
             rank, key = smallest_domain_of(members)
@@ -137,6 +138,7 @@ class Forest:
                 key = node.up[rank]
                 parents.setdefault(key, []).append(node)
                 ups.setdefault(key, node.up)
+            # A NUMA node without devices may take a guest cell, too.
             if rank is Rank.NUMA and self.problem.sorts:
                 for key, host in hosts.items():
                     if key not in parents:
@@ -165,6 +167,12 @@ class Forest:
         homes: Mapping[tuple[int, Key], list[int]],
         local: frozenset[str],
     ) -> DomainNode:
+        """The node of a PIX domain, whose parts are sorts of equal devices.
+
+        Devices of NVLink sets that are taken count only for the damage. An adapter that is free
+        as a whole and as functions is one part with an alternative. An IOMMU unit that lies in
+        the leaf is one part, which is used up or not used.
+        """
         problem = self.problem
         labels = len(problem.profile.labels)
         free, held, avail = [0] * labels, [0] * labels, [0] * len(problem.demand.names)
@@ -212,7 +220,7 @@ class Forest:
                     tuple(tuple(same) for _, same in ordered),
                 )
             )
-        # Stable: of equal parts the first by name stays the first.
+        # The sort is stable: among equal parts the first by name stays the first.
         parts.sort(
             key=lambda part: (
                 part.unit,
@@ -259,6 +267,12 @@ class Forest:
         host: HostNode | None,
         banned: frozenset[int],
     ) -> DomainNode:
+        """The node of a larger domain.
+
+        The classes of its children decide its own class, whatever their order. At NUMA rank the
+        guest cells that fit also decide and, if they limit any shape of the profile, the free
+        CPUs and pages.
+        """
         problem = self.problem
         if len(below) > 1:
             below.sort(key=lambda node: (node.cls.number, -node.most, node.first))
@@ -335,7 +349,7 @@ class Forest:
 
 
 def _list_free_rivals(items: Sequence[Item], marks: Mapping[str, int]) -> frozenset[str]:
-    """Adapters of a leaf that could be taken themselves, or functions of them."""
+    """Adapters of a leaf that are free as a whole and also as functions."""
     sides: dict[str, set[bool]] = {}
     for item in items:
         if item.rival is not None and item.kind and item.unit is None and not marks.get(item.id):

@@ -2,8 +2,8 @@
 """The exact search's spending: steps, and the costs of devices.
 
 Costs are packed into one integer. From the left: spread, damage, groups lost,
-devices left over, crowding, aliases, appeal. All but the spread are sums over domains;
-those that depend on nothing but what is taken from a domain are added by
+devices left over, crowding, aliases, appeal. All but the spread are sums over domains.
+Costs that depend only on the devices taken from a domain are added by
 :class:`Charges`, once the domain's states are complete. :class:`Leaves` has the
 tables of alike devices, where the merging begins.
 """
@@ -19,16 +19,16 @@ from nova_hpc.placement.solver.domains import TIDY, Rank
 from nova_hpc.placement.solver.problem import Layout, SearchProblem
 from nova_hpc.topology.level import Level
 
-#: Steps that the exact search of one call of choose_device_sets() may take, a
-#: fraction of a second: pairs of states that are merged, and states that are looked at.
+#: Maximum of steps in the exact search of one call of choose_device_sets(), a fraction of a
+#: second: pairs of states that are merged, and states that are visited.
 #: Servers of a few GPUs and virtual functions need some thousand.
 MAX_WORK: Final = 1_500_000
 
 
-#: Steps of all searches that one pass over hosts may take together; some seconds. A host
+#: Maximum of steps in all searches of one pass over hosts, some seconds. A host
 #: with sixteen GPUs and 256 virtual functions takes some ten thousand.
 PASS_WORK: Final = 6_000_000
-#: The same as MAX_WORK once they are used up: what is left is for finding a set at all.
+#: Replaces MAX_WORK once they are used up: it is enough to find a set at all.
 SPARE_WORK: Final = 50_000
 
 
@@ -58,19 +58,19 @@ class StepBudget:
 class PassWork:
     """The remaining steps of one pass over hosts.
 
-    Where it is used up, device sets are chosen without the damage term: the level, the
-    distance and the spread are as good as ever, and what is left to others is not looked
-    at. So one request on many unlike hosts takes bounded time, whatever they look like.
+    If it is used up, device sets are chosen without the damage term. The level, the distance
+    and the spread are as good as ever, but the damage to later servers is ignored. So one
+    request on many unlike hosts takes bounded time, whatever their devices.
     """
 
     def __init__(self, most: int | None = None) -> None:
         self.left = PASS_WORK if most is None else most
-        #: Hosts that were judged without damage.
+        #: Hosts that were searched without damage.
         self.unmeasured = 0
 
     @property
     def used_up(self) -> bool:
-        """Whether no more damage is to be measured."""
+        """Whether damage is no longer measured."""
         return self.left <= 0
 
 
@@ -116,7 +116,7 @@ class Leaves:
         return avail
 
     def either(self, signature: tuple[object, ...]) -> Costs:
-        """The table of a part, or of what can be taken instead."""
+        """The table of a part, combined with the table of its alternative."""
         own = self.part(signature)[-1]
         instead: tuple[object, ...] | None = signature[2]  # type: ignore[assignment]
         if instead is None:
@@ -150,6 +150,12 @@ class Leaves:
         return table
 
     def _alike(self, many: Many) -> Costs:
+        """The states of taking a number of these devices, for each split over their names.
+
+        The devices are spread evenly over the adapters, which has the least crowding: the sum of
+        the squared numbers of functions that each adapter gives. For example, four functions of
+        two adapters cost 2² + 2² = 8, and not 4² = 16.
+        """
         kind, free, label, count, forced, capped, aliases = many
         lay = self.layout
         names = [i for i in range(len(lay.names)) if kind >> i & 1]
@@ -199,9 +205,11 @@ def _iterate_splits(total: int, limits: Sequence[int]) -> Iterator[tuple[int, ..
 
 
 class Charges:
-    """The units of the packed cost, and what taking devices from a domain costs.
+    """The units of the packed cost, and the cost of taking devices from a domain.
 
-    The widths of the fields are the same for all outer choices of one problem.
+    The widths of the fields are the same for all outer choices of one problem. Each unit is a
+    power of two above the maximum of everything to its right. So comparing two packed costs
+    compares their fields from left to right.
     """
 
     def __init__(self, problem: SearchProblem, layout: Layout) -> None:
@@ -233,7 +241,11 @@ class Charges:
         )
 
     def add(self, cls: DomainClass, costs: Costs) -> Costs:
-        """Add what the devices taken from this domain are worth to others."""
+        """Add the damage to later servers of the devices taken from this domain.
+
+        It depends only on the taken devices and, at NUMA rank, on the seated cell. So it is
+        computed once for all states that agree in these fields.
+        """
         if not cls.real or cls.rank is Rank.PIX:
             return costs
         lay = self.layout
@@ -251,6 +263,7 @@ class Charges:
         return after
 
     def _of(self, cls: DomainClass, state: int) -> int:
+        """The damage, the lost groups and the leftovers of a state in one domain."""
         problem, lay = self.problem, self.layout
         gone = list(cls.held)
         tidy = cls.tidy[1]

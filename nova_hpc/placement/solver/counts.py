@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many groups each part of the host can hold, and at what cost.
+"""How many groups each part of the host can hold, and the cost of holding them.
 
 Devices of one domain are interchangeable, so these tables count groups in
 domains and never enumerate combinations of devices: one table per domain,
 from a number of groups to its least cost, merged upwards along the tree. The
 bounded choice takes its plans from them, and refusals their numbers.
 
-A table that knows nothing but a number of groups can not measure the damage of a
-profile; the costs here are what is left over in the domains that are touched.
+A table with only a number of groups cannot measure the damage of a profile. The costs here
+are the devices left over in the domains that are touched.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _crowding_cost(
 ) -> Cost:
     """Cost of several functions of one adapter in one server.
 
-    The sum of the squares of how many functions each adapter gives, if they
+    The sum of the squared numbers of functions that the adapters give, if these
     are spread evenly over the adapters among *items*.
     """
     total = 0
@@ -82,7 +82,7 @@ class CountedDomain:
     split: dict[int, tuple[int, ...]] = attrs.field(factory=dict)
     #: in a leaf: groups -> names of the units that are used up
     units: dict[int, tuple[str, ...]] = attrs.field(factory=dict)
-    #: in a leaf: wide units that are used up whatever the number of groups
+    #: in a leaf: wide units that are used up for any number of groups
     forced: tuple[str, ...] = ()
 
     def leaves(self, groups: int) -> Iterator[tuple[CountedDomain, int]]:
@@ -105,8 +105,8 @@ def build_regions(
 ) -> dict[Key, CountedDomain]:
     """The tree of every region, with tables, for one choice of wide units.
 
-    :param chosen: wide units that have to be used up
-    :param closed: names of the units that may not be used here
+    :param chosen: wide units that must be used up
+    :param closed: names of the units that must not be used here
     """
     forced = frozenset(unit.name for unit in chosen)
     parts: dict[Key, list[Item]] = {}
@@ -133,6 +133,11 @@ def _grow_domain(
     units: Mapping[str, IommuUnit],
     forced: frozenset[str],
 ) -> CountedDomain:
+    """The tree of a domain with its tables, down to domains of rank *bottom*.
+
+    Groups lie in a domain of rank *bottom* or below. The table of such a leaf also counts how
+    much wider the groups are than the tightest possible ones.
+    """
     domain = CountedDomain(key, rank, items)
     caps = capacities_by_kind(items)
     if rank <= bottom:
@@ -152,7 +157,7 @@ def _grow_domain(
         domain.children = tuple(
             _grow_domain(demand, tuple(part), name, Rank(rank - 1), bottom, counted, units, forced)
             for name, part in sorted(
-                # What is equally good is taken where most functions are free,
+                # Among equally good domains the one with most free functions is taken,
                 # so that servers share an adapter as late as possible.
                 parts.items(),
                 key=lambda pair: (-max(item.free for item in pair[1]), pair[1][0].order),
@@ -167,7 +172,7 @@ def _grow_domain(
 
 
 def _list_tighter_limits(demand: Demand, items: Sequence[Item], rank: Rank) -> list[int]:
-    """For each rank below *rank*: how many groups could be that tight."""
+    """For each rank below *rank*: the number of groups that could be that tight."""
     result = []
     for step in list(Rank)[:rank]:
         parts: dict[Key, dict[int, int]] = {}
@@ -181,14 +186,17 @@ def _list_tighter_limits(demand: Demand, items: Sequence[Item], rank: Rank) -> l
 
 
 def _merge_children(limit: int, domain: CountedDomain) -> None:
-    """Min-plus convolution of the children's tables."""
+    """Merge the children's tables: the least cost of each sum of groups, and its shares.
+
+    :param limit: maximum of groups in total.
+    """
     table: dict[int, Cost] = {0: ZERO}
     split: dict[int, tuple[int, ...]] = {0: ()}
     for child in domain.children:
         merged: dict[int, Cost] = {}
         shares: dict[int, tuple[int, ...]] = {}
         for before, cost in table.items():
-            # More groups first, so that of equal costs the earlier child wins.
+            # More groups first, so that the earlier child wins among equal costs.
             for groups, own in child.table.items():
                 total = before + groups
                 if total > limit:
@@ -211,6 +219,11 @@ def _fill_leaf(
     units: Mapping[str, IommuUnit],
     forced: frozenset[str],
 ) -> None:
+    """Fill the table of a leaf: each possible number of groups, and the units that it uses up.
+
+    Devices of a chosen unit must all be used, so their number is a lower bound for the groups.
+    Units inside the leaf are used up as a whole or not at all.
+    """
     free: dict[int, int] = {}
     must: dict[int, int] = {}
     local: dict[str, IommuUnit] = {}

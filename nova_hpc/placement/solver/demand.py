@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The needs of a request, in counts; and when given capacities can serve it.
+"""The needs of a request, in counts; and which capacities can serve it.
 
 Wants with one name are the same alias written twice and are one need here.
 A device may serve several needs (two aliases may match one device), so
 "enough" is Hall's theorem: every subset of the needs must find enough devices
 that serve any of it.
+
+For example, a group needs one ``a`` and one ``b``. Two devices that serve only ``a`` are
+enough for ``a`` but not for both. One device for ``a`` and one for both names are enough.
 """
 
 from __future__ import annotations
@@ -87,14 +90,14 @@ class Demand:
         return self.weights[-1]
 
     def kind(self, serves: Collection[str]) -> int:
-        """Bit mask of the names that a pool serving these want keys serves."""
+        """Bit mask of the names that a pool with these want keys serves."""
         return sum(1 << i for i, keys in enumerate(self.keys) if not keys.isdisjoint(serves))
 
     def most(self, caps: Mapping[int, int]) -> int:
-        """How many whole groups devices of these kinds can make, together."""
+        """The number of whole groups that devices of these kinds can form together."""
         best = self.groups
         if not any(kind & (kind - 1) for kind in caps):
-            # No device serves several needs: each need by itself.
+            # No device serves several needs, so each need is checked by itself.
             for index, need in enumerate(self.per_group):
                 best = min(best, caps.get(1 << index, 0) // need)
             return best
@@ -131,9 +134,9 @@ def assign_devices_to_names(
 ) -> dict[tuple[int, int], int]:
     """Decide how many devices of each kind serve each name.
 
-    All of *must* and as many of *free* as needed. First the devices that have
-    to be used find a need, then the needs that are left find a device; an
-    augmenting path never takes away what the first round gave a device
+    All of *must* are used, and as many of *free* as needed. First the devices that must
+    be used find a need, then the remaining needs find a device. An augmenting path never
+    takes away the need that the first round gave a device
     (the theorem of Mendelsohn and Dulmage).
 
     :returns: (kind, index of the name) -> count

@@ -2,8 +2,8 @@
 """The host as the solver sees it: usable pools in a tree of nested domains.
 
 Ranks are finer than the levels of ``hpc:affinity``: below one switch the
-solver also tells apart whether there is one switch between two devices (PIX)
-or several (PXB), because the first is faster.
+solver also separates devices with one switch between them (PIX) from devices with
+several (PXB), because the first are faster.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ class Item:
     keys: tuple[Key, ...]  # its domain at each rank
     location: Location
     unit: str | None
-    #: What damage counts the devices as: the role, or for pools without one
-    #: the name of the want that they serve; None: not counted.
+    #: Label under which damage counts the devices: the role, or for pools without one
+    #: the name of the want that they serve; None if they are not counted.
     label: str | None = None
-    #: As :attr:`DevicePool.rival` where both are in one place; which of the two it is.
+    #: As :attr:`DevicePool.rival` and `whole`, if both pools are in one place.
     rival: str | None = None
     whole: bool = False
     #: As :attr:`DevicePool.aliases`.
@@ -80,7 +80,7 @@ class Item:
 
     @property
     def order(self) -> tuple[str, str]:
-        """The fixed order among items that are otherwise alike."""
+        """The fixed order among items that are otherwise equal."""
         return (self.name, self.id)
 
     def rank_to(self, peer: Item) -> Rank:
@@ -94,7 +94,7 @@ class Item:
     def region(self, rank: Rank) -> Key | None:
         """The place of a guest cell that is local to it, at NUMA or wider.
 
-        None where the item is known to be local to no cell.
+        None if the item is known to be local to no cell.
         """
         if rank is Rank.HOST:
             return self.keys[Rank.HOST]
@@ -129,17 +129,17 @@ class IommuUnit:
 
 @attrs.frozen
 class Site:
-    """All that is usable on a host for one demand, in a fixed order."""
+    """All usable pools of a host for one demand, in a fixed order."""
 
     items: tuple[Item, ...]  # those without a unit, and those of the units
     units: tuple[IommuUnit, ...]
     nodes: tuple[HostNode, ...]
     #: names of devices left out, because another function of their unit
-    #: serves nothing that was asked for
+    #: serves no want
     useless: tuple[str, ...] = ()
-    #: what else is free; counted by the damage only
+    #: other free pools, which only the damage counts
     rest: tuple[Item, ...] = ()
-    #: what is not believed, each with the reason
+    #: contradictory entries that are ignored, each with the reason
     ignored: tuple[str, ...] = ()
 
 
@@ -152,7 +152,10 @@ def capacities_by_kind(items: Iterable[Item]) -> dict[int, int]:
 
 
 def survey_host(demand: Demand, host: FreeHost) -> Site:
-    """Translate *host*: merge duplicates, drop what cannot serve, sort.
+    """Translate *host*: merge duplicates, drop pools that serve nothing, sort.
+
+    A device of an IOMMU unit is usable only if every function of the unit is free and serves a
+    want. Unusable devices still count for the damage, as :attr:`Site.rest`.
 
     :raises ValueError: the host lists one NUMA node twice, with different data.
     """
@@ -205,7 +208,7 @@ def survey_host(demand: Demand, host: FreeHost) -> Site:
 
 
 def _rivals_in_one_place(pools: Iterable[DevicePool], places: Iterable[Location]) -> dict[str, str]:
-    """Adapters that are where their functions are, each with a name for a place of its own."""
+    """Adapters in the same place as their functions, each with a key for a domain of their own."""
     places_by_rival: dict[str, set[Location]] = {}
     for pool, place in zip(pools, places, strict=True):
         if pool.rival is not None and pool.free > 0:
@@ -216,7 +219,7 @@ def _rivals_in_one_place(pools: Iterable[DevicePool], places: Iterable[Location]
 def _keep_believed_pools(
     pools: Iterable[DevicePool],
 ) -> tuple[list[DevicePool], list[str], set[str]]:
-    """The pools by name, each once, what is wrong with the others, and their units."""
+    """The pools by name, each once, the faults of the others, and their units."""
     by_id: dict[str, DevicePool] = {}
     twice: dict[str, str] = {}
     ignored = []
@@ -227,7 +230,7 @@ def _keep_believed_pools(
         if attrs.evolve(kept_pool, free=pool.free) != pool:
             twice[pool.id] = min(pool.name, kept_pool.name)
         elif pool.free < kept_pool.free:
-            # Of a pool that is listed twice the smaller count is believed.
+            # The smaller count of a pool that is listed twice is used.
             by_id[pool.id] = pool
     broken = {pool.unit for pool in pools if pool.id in twice and pool.unit is not None}
     for identifier, name in sorted(twice.items()):
@@ -243,7 +246,7 @@ def _keep_believed_pools(
 
 
 def locations_by_pool(host: FreeHost) -> dict[str, Location]:
-    """Pool id -> where it is, as far as that can be relied on."""
+    """Pool id -> its place, as far as that can be relied on."""
     _, socket_of = _nodes_and_sockets(host.nodes, host.pools)
     settled = settle_locations([pool.location for pool in host.pools], socket_of)
     return {pool.id: place for pool, place in zip(host.pools, settled, strict=True)}
@@ -252,11 +255,10 @@ def locations_by_pool(host: FreeHost) -> dict[str, Location]:
 def settle_locations(
     places: Sequence[Location], socket_of: Mapping[int, int | None]
 ) -> list[Location]:
-    """Make the domains nest, by distrusting what contradicts itself.
+    """Make the domains nest, by discarding contradictory places.
 
-    A PCIe root whose devices claim several NUMA nodes is no place that can be
-    relied on, and a device without a node below a root that has one is not
-    known to be anywhere.
+    A PCIe root whose devices claim several NUMA nodes is not a reliable place. The place of a
+    device without a node is unknown if it is below a root that has one.
     """
     numas: dict[str, set[int]] = {}
     sockets: dict[str, set[int | None]] = {}
@@ -286,7 +288,7 @@ def settle_locations(
 def _nodes_and_sockets(
     nodes: Sequence[HostNode], pools: Sequence[DevicePool]
 ) -> tuple[tuple[HostNode, ...], dict[int, int | None]]:
-    """The NUMA nodes of the host, and the socket of each where it is known."""
+    """The NUMA nodes of the host, and the socket of each if it is known."""
     claims: dict[int, set[int]] = {}
     for pool in pools:
         place = pool.location
@@ -305,7 +307,7 @@ def _nodes_and_sockets(
         if node.socket is not None:
             socket_of[node.id] = node.socket
     if not by_id:
-        # The host says nothing about its nodes: those of the devices exist.
+        # The host lists no nodes, so the nodes of its devices count.
         by_id = {numa: HostNode(id=numa) for numa in claims}
     known_nodes = tuple(
         HostNode(number, socket_of.get(number), node.dedicated_cpus, node.pages)
@@ -329,7 +331,7 @@ def _domain_keys_of(identifier: str, place: Location) -> tuple[Key, ...]:
         key = ("pix", place.root, *place.switches)
     keys = [key]
     for level in Level:
-        # Where a wider place is unknown, the tighter one is all that is sure.
+        # If a wider place is unknown, only the tighter one is certain.
         key = place.domain(level) or key
         keys.append(key)
     return tuple(keys)

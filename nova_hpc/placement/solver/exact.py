@@ -21,7 +21,7 @@ from nova_hpc.placement.solver.problem import Layout, SearchProblem
 
 @attrs.frozen
 class SearchStep:
-    """How a state came about in one pass: from which, closing how many."""
+    """The origin of a state in one pass: the state before it, and the groups that were closed."""
 
     before: int
     groups: int = 0
@@ -41,7 +41,7 @@ class TablePass:
 
 @attrs.frozen(eq=False)
 class ClassTable:
-    """The table of a class, and how its states came about."""
+    """The table of a class, and the origins of its states."""
 
     prefixes: list[Costs]  # after so many children or parts
     passes: list[TablePass]
@@ -72,13 +72,15 @@ class ExactSearch:
         self.leaves = Leaves(problem, self.layout, self.charges, budget, self._merge)
 
     def solve(self, reach: Rank, bind: Rank) -> tuple[int, int] | None:
-        """Least cost and final state, where groups close within *reach*.
+        """Least cost and final state, if groups close within *reach*.
 
-        :param reach: widest rank of a domain in which the devices of a group are
-        :param bind: widest rank in which a group and its guest cell are
+        :param reach: widest rank of a domain that contains the devices of a group
+        :param bind: widest rank of a domain that contains a group and its guest cell
         """
         lay = self.layout
         table = self.table(self.root.cls, reach, bind).final
+        # The final state: all groups are closed, all their devices are taken, all cells are
+        # seated. The counts of tracked labels and caps may have any value.
         want = lay.closed * (self.problem.demand.groups - self.hits) + lay.hit * self.hits
         want += sum(n * unit for n, unit in zip(lay.totals, lay.names, strict=True))
         want += sum(
@@ -92,7 +94,7 @@ class ExactSearch:
 
     def table(self, cls: DomainClass, reach: Rank, bind: Rank) -> ClassTable:
         """The table of a class for one stage."""
-        # Below its reach, a stage is like any other.
+        # Below its reach, all stages have the same table.
         key = (cls.number, reach if reach <= cls.rank else 99, bind)
         table = self._tables.get(key)
         if table is None:
@@ -100,6 +102,12 @@ class ExactSearch:
         return table
 
     def _make(self, cls: DomainClass, reach: Rank, bind: Rank) -> ClassTable:
+        """Compute the table of a class.
+
+        First the tables of its parts or children are merged one by one. Then the passes close
+        groups and seat cells. Last, impossible states are dropped and the domain's own cost is
+        added. The tables between the steps are kept, so that a solution can be traced back.
+        """
         if cls.rank is Rank.PIX:
             tables = [self.leaves.either(signature) for signature in cls.parts]
             avails: list[Sequence[int]] = [self.leaves.avail(signature) for signature in cls.parts]
@@ -128,6 +136,22 @@ class ExactSearch:
         return ClassTable(prefixes, passes, self.charges.add(cls, costs))
 
     def _passes(self, cls: DomainClass, reach: Rank, bind: Rank) -> Iterator[tuple[str, int]]:
+        """The passes for a class, each with the price of one group.
+
+        A group costs the rank of the smallest domain that contains it. A guest cell on its NUMA
+        node adds nothing; with any other cell it costs the domain of both.
+
+        local
+            A group closes here. With guest cells it gets the cell of this NUMA node.
+        waiting
+            A group closes here, but its cell may be on another node. It is paid when it is bound.
+        seat
+            The NUMA node may take one guest cell.
+        joined
+            A group whose devices are on several nodes closes here, and gets a cell below.
+        bind
+            A waiting group gets a cell below.
+        """
         rank = cls.rank
         near = not cls.alone or self.problem.demand.size == 1
         price = rank * self.charges.spread
@@ -149,7 +173,10 @@ class ExactSearch:
                 yield "bind", price
 
     def _merge(self, left: Costs, right: Costs) -> Costs:
-        """Min-plus convolution."""
+        """Min-plus convolution: the least cost of each sum of a left and a right state.
+
+        A sum in which a field exceeds its maximum is dropped (see :class:`Layout`).
+        """
         self.budget.spend(len(left) * len(right))
         if len(left) == 1 and 0 in left and not left[0]:
             return right
@@ -171,7 +198,7 @@ class ExactSearch:
         return out
 
     def _needed(self, costs: Costs, have: Sequence[int]) -> Costs:
-        """Drop states that take too little for all others to make up for it."""
+        """Drop states that take so little that all other domains cannot make up for it."""
         lay = self.layout
         low = 0
         for total, all_, had, unit in zip(
@@ -192,7 +219,12 @@ class ExactSearch:
     def _close(
         self, cls: DomainClass, costs: Costs, name: str, price: int
     ) -> tuple[Costs, dict[int, SearchStep]]:
-        """Close groups of what is loose, any number of them."""
+        """Close any number of groups from the loose devices.
+
+        Loose devices are taken, but belong to no closed group. Each new group subtracts its
+        devices from them, and each new hit its devices that are not in the NVLink set. The top
+        bits in *borrow* show whether a subtraction was possible for every name.
+        """
         lay = self.layout
         most = self.problem.demand.groups - self.hits
         mask, borrow, need, rest = lay.name_mask, lay.borrow, lay.need, lay.rest
@@ -246,11 +278,15 @@ class ExactSearch:
     def _seat(
         self, cls: DomainClass, costs: Costs, bind: Rank
     ) -> tuple[Costs, dict[int, SearchStep]]:
-        """Put at most one guest cell on the node; its groups have to fit it."""
+        """Put at most one guest cell on the node; its groups have to fit it.
+
+        A cell gets the base number of groups, or one more if the groups do not divide evenly.
+        Without binding across nodes its groups must all be local to it.
+        """
         lay = self.layout
         extra = self.problem.demand.groups % len(self.problem.request.cells)
         after, back = dict[int, int](), dict[int, SearchStep]()
-        # Where a cell's place makes no other difference, it goes to devices.
+        # A cell whose place makes no other difference goes near devices.
         appeal = max(self.charges.most - sum(cls.avail), 0) if bind > Rank.NUMA else 0
         for state, cost in costs.items():
             local = lay.groups(state) + lay.hits(state) - lay.waits(state)
@@ -272,7 +308,11 @@ class ExactSearch:
         return after, back
 
     def _complete(self, cls: DomainClass, costs: Costs, reach: Rank, bind: Rank) -> Costs:
-        """Drop states in which something is left over that can not close above."""
+        """Drop states with loose devices that cannot be closed further up.
+
+        From the reach on, every taken device must be in a closed group. From the widest rank for
+        binding on, no group may wait and no cell may lack groups.
+        """
         lay = self.layout
         if cls.rank >= reach:
             mask, need, rest, sets = lay.name_mask, lay.need, lay.rest, cls.sets

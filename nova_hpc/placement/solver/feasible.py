@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether groups fit at all, by counts alone; asked before anything is enumerated.
+"""Whether groups fit at all, by counts alone; checked before anything is enumerated.
 
-Which NVLink sets a server takes is chosen from outside, one tree of the host for each
-choice. Where the groups do not even fit as if every device were linked with every other,
-no choice helps, and none has to be looked at.
+NVLink sets are chosen outside of the tree search, with one tree of the host for each
+choice. If the groups do not fit even as if every device were linked with every other,
+no choice helps, and none has to be searched.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def list_stages(request: Request) -> list[SearchStage]:
 def tightest_rank_of(request: Request, demand: Demand, site: Site) -> Rank | None:
     """The tightest rank within which all groups fit, with their cells, without NVLink.
 
-    :returns: None: they do not fit at all. Never a wider rank than the true one: where
-        there are more choices of wide units than are counted, the stage counts as possible.
+    :returns: None if they do not fit at all. Never a wider rank than the true one: if there
+        are more choices of wide units than are counted, the stage counts as possible.
     """
     for stage in list_stages(request):
         if _fits_in_stage(request, demand, site, stage):
@@ -68,9 +68,9 @@ def _fits_in_stage(request: Request, demand: Demand, site: Site, stage: SearchSt
 
 
 def narrow_to_sets(site: Site, names: Sequence[int], held: Collection[str]) -> Site:
-    """The host as it is where nothing but the chosen sets serves what NVLink devices serve.
+    """The host if only the chosen sets serve the names of NVLink devices.
 
-    A device outside of them still serves the other names that it can.
+    A device outside of the sets still serves its other names.
 
     :param names: indices of the names that NVLink devices serve.
     :param held: ids of the devices that serve them.

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bounded way to a good device set, where the exact search would take too long.
+"""The bounded way to a good device set, if the exact search would take too long.
 
 Exact for the level that every group reaches and for the balance over the
-guest's cells; the devices inside the widest domain are taken greedily, so that as
-many groups as possible are tighter than the domain itself, and so that what is left
-stays whole.
+guest's cells. The devices inside the widest domain are taken greedily, so that as
+many groups as possible are tighter than the domain itself, and so that the remaining
+devices stay together.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ MAX_TRIES = 32
 
 @attrs.frozen
 class _GroupPlan:
-    """Groups in numbers: where, before devices are named."""
+    """Groups as counts per domain, before devices are named."""
 
     stage: SearchStage
     seating: Seating
@@ -69,7 +69,7 @@ class _PlacedGroup:
 
 
 def solve_greedily(solver: Solver, limit: int) -> list[DeviceSet]:
-    """The best sets that are found, best first; [] if none is."""
+    """The best sets that it finds, best first; [] if there are none."""
     problem, links = solver.problem, solver.links
     device_sets = []
     if problem.request.nvlink is not Nvlink.NONE:
@@ -148,7 +148,7 @@ class _GroupPlanner:
         return plans[:limit]
 
     def _appeal(self, node: HostNode) -> int:
-        """Cells go where the devices are, even where they do not have to."""
+        """Prefer nodes with devices for cells, even if the cells may be elsewhere."""
         where = node_region(node, Rank.NUMA)
         return -sum(item.free for item in self.site.items if item.region(Rank.NUMA) == where)
 
@@ -204,7 +204,7 @@ def _no_appeal(node: HostNode) -> int:
 
 
 def _rank_of_group(built: Members, node: HostNode | None) -> Rank:
-    """The rank that the devices of a group, and its cell, have in common."""
+    """The tightest rank that contains the devices of a group, and its cell."""
     first = built[0].item
     rank = max((first.rank_to(part.item) for part in built[1:]), default=Rank.PIX)
     if node is None:
@@ -274,15 +274,15 @@ def _label_devices(
 ) -> dict[tuple[int, Item], int]:
     """Exactly the devices to use, each with its name.
 
-    For domains with units that have to be used up, or with devices that serve
-    several names: which device serves what is then a flow, not a free choice.
+    For domains with units that must be used up, or with devices that serve several
+    names: the assignment of devices to names is then a flow, not a free choice.
     """
     forced = [item for item in usable if item.unit is not None]
     others = [item for item in usable if item.unit is None]
     flow = assign_devices_to_names(
         demand, capacities_by_kind(others), capacities_by_kind(forced), groups
     )
-    # Devices near those that are used anyway come first.
+    # Devices near the forced ones come first.
     others.sort(
         key=lambda item: (
             min((item.rank_to(f) for f in forced), default=0),
@@ -331,12 +331,12 @@ def _take_nearest_devices(
 ) -> Members:
     """Choose the devices of one group among *items*, which suffice."""
     built: list[GroupMember] = []
-    # Devices given one by one are the scarcer ones, so they choose the place.
+    # Devices given one by one are scarcer, so they choose the place.
     order = sorted(
         range(len(demand.names)), key=lambda i: (i not in counted, -demand.per_group[i], i)
     )
     for index in order:
-        # How far each is from the devices that the group has, together.
+        # The sum of the ranks between each item and the devices already in the group.
         away: dict[Item, int] = {
             item: sum(item.rank_to(member.item) for member in built)
             for item in items

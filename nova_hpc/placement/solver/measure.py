@@ -2,7 +2,7 @@
 """The worth of a finished choice: its level, its distance and its score.
 
 Computed from the devices alone, by the definitions and not by the search, so
-that the two can be held against each other.
+that tests can compare the two.
 """
 
 from __future__ import annotations
@@ -40,7 +40,20 @@ def measure_choice(
     groups: Sequence[tuple[Members, int | None]],
     cells: Mapping[int, int],
 ) -> Measured:
-    """Measure groups of devices, each with its guest cell."""
+    """Measure groups of devices, each with its guest cell.
+
+    The parts of the score, the most important first:
+
+    1. the widest level of a group with its cell;
+    2. groups that are not exactly a legal NVLink set, if NVLink is requested;
+    3. the longest distance inside a group;
+    4. the spread: the sum of the ranks of all groups with their cells;
+    5. the damage, and the groups that later servers lose (see :mod:`nova_hpc.placement.profile`);
+    6. devices left over in touched domains;
+    7. crowding: the sum of the squared numbers of devices taken from each pool;
+    8. free devices that remain;
+    9. aliases that the taken devices could serve.
+    """
     nodes = {node.id: node for node in problem.site.nodes}
     widest, far, spread, misses = Rank.PIX, Rank.PIX, 0, 0
     wanted = problem.request.nvlink is not Nvlink.NONE
@@ -87,7 +100,7 @@ def _common_rank(built: Members) -> Rank:
 
 
 def _rank_added_by_node(item: Item, node: HostNode) -> Rank:
-    """How much wider a group gets by a cell on this node."""
+    """The rank that a cell on this node adds to a group."""
     if item.region(Rank.NUMA) == node_region(node, Rank.NUMA):
         return Rank.PIX  # the cell is no farther than the other devices
     if item.region(Rank.SOCKET) == node_region(node, Rank.SOCKET):
@@ -98,7 +111,10 @@ def _rank_added_by_node(item: Item, node: HostNode) -> Rank:
 def _measure_damage(
     problem: SearchProblem, used: Mapping[str, int], cells: Mapping[int, int]
 ) -> tuple[int, int]:
-    """Devices that later servers cannot use any more, and groups of them that are lost."""
+    """Devices that later servers cannot use any more, and groups of them that are lost.
+
+    Each real domain is measured before and after, and the differences are added up.
+    """
     profile = problem.profile
     if not profile.shapes:
         return 0, 0

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sentences: what was chosen, and the nearest miss.
+"""Sentences about the chosen set, and about the nearest miss.
 
-The texts for users name counts and levels only. Those for operators may name
+The texts for users name counts and levels only. The texts for operators may name
 NUMA nodes and devices; the caller puts the host's name in front.
 """
 
@@ -53,7 +53,7 @@ def explain_chosen_set(
     far: Distance,
     misses: int,
 ) -> str:
-    """Why a set is what it is."""
+    """The reason for the level of a set, and for the level that it misses."""
     what = format_counts(demand.names, demand.per_group)
     prefix = "" if demand.groups == 1 else f"{format_groups(demand.groups)} of "
     text = f"{prefix}{what} {PLACES[level]} ({far.name})"
@@ -71,7 +71,7 @@ def explain_chosen_set(
 
 
 def nearest_miss_of(request: Request, demand: Demand, site: Site, links: LinkedSets) -> DeviceMiss:
-    """The nearest that the host comes to *request*, which it does not fit."""
+    """The nearest miss of a host that does not fit *request*."""
     nearest = _find_nearest_miss(request, demand, site, links)
     if not site.ignored:
         return nearest
@@ -129,7 +129,7 @@ def _find_nearest_miss(
 
 
 def _unknown_miss(request: Request, demand: Demand, site: Site, widest: Rank) -> DeviceMiss | None:
-    """Too few of the devices say on which NUMA node they are; None: it is not that."""
+    """The miss if too few devices have a known NUMA node; None if that is not the cause."""
     if widest is Rank.HOST or (not request.cells and widest < Rank.NUMA):
         return None
     rank = max(widest, Rank.NUMA)
@@ -150,7 +150,7 @@ def _unknown_miss(request: Request, demand: Demand, site: Site, widest: Rank) ->
 
 
 def _nvlink_miss(request: Request, demand: Demand, links: LinkedSets) -> DeviceMiss:
-    """The devices are there, but not as whole NVLink sets in the right place."""
+    """The miss if the devices exist, but not as whole NVLink sets in the right place."""
     if not links.known:
         text = "no NVLink sets are known or wholly free here"
         return DeviceMiss(operator=text, user=text, unmet=Unmet.NVLINK)
@@ -186,7 +186,7 @@ def count_most_groups(demand: Demand, site: Site, stage: SearchStage) -> int:
 
 
 def _explain_level(demand: Demand, site: Site, request: Request, level: Level | None = None) -> str:
-    """Why a level can not be reached, without a look at the cells."""
+    """Why a level cannot be reached, regardless of the cells."""
     level = request.level if level is None else level
     caps = capacities_by_kind(site.items)
     have = [demand.serving(caps, i) for i in range(len(demand.names))]
@@ -239,7 +239,7 @@ def _best_domain(demand: Demand, site: Site, rank: Rank) -> list[int]:
 
 
 def _cells_miss(request: Request, demand: Demand, site: Site, widest: Rank) -> DeviceMiss:
-    """The devices fit, the guest's cells do not."""
+    """The miss if the devices fit and the guest's cells do not."""
     cells, nodes = sorted(request.cells, key=lambda cell: cell.id), site.nodes
     need = f"{len(cells)} guest NUMA cell" + ("s" if len(cells) != 1 else "")
     if len(cells) > len(nodes):
@@ -310,7 +310,7 @@ def _list_lacking_nodes(cells: Sequence[WantedCell], site: Site) -> list[str]:
 
 
 def _join_first_texts(texts: Sequence[str], limit: int = 4) -> str:
-    """The texts in one line; of many only the first."""
+    """The texts in one line; only the first ones if there are many."""
     rest = len(texts) - limit
     return "; ".join(texts[:limit]) + (f"; and {rest} more" if rest > 0 else "")
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything about one request on one host that the exact search looks up.
+"""The data about one request on one host that the exact search looks up.
 
-States of the search are counts, packed into one integer each: adding two
-states is one addition, and whether a sum exceeds what may be taken is one mask.
+States of the search are counts, packed into one integer each. So adding two
+states is one addition, and one mask shows whether a sum exceeds a limit.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ class SearchProblem:
     sorts: tuple[CellSort, ...]
     #: indices of the names that are served by devices given one by one
     countable: frozenset[int]
-    #: label index of each item by its id, -1 where it does not count
+    #: label index of each item by its id, -1 if it does not count
     label: Mapping[str, int]
-    #: for each name the label of all devices that serve it; None: several
+    #: for each name the label of all devices that serve it; None if there are several
     label_of: tuple[int | None, ...]
-    #: labels whose taken devices have to be counted by themselves
+    #: labels whose taken devices are counted separately
     tracked: tuple[int, ...]
-    #: item id -> which of the request's caps it counts for, as a bit mask; 0 is left out
+    #: item id -> the request's caps that it counts for, as a bit mask; 0 is left out
     capped: Mapping[str, int]
-    #: for how many servers of each shape CPUs and pages allow, before and after
+    #: the number of servers of each shape that CPUs and pages allow, before and after
     host_limits: tuple[Limits | None, Limits | None]
     #: which shapes the host can hold, before and after: the devices that may
     #: have any of several labels are not counted as taken
@@ -53,9 +53,9 @@ class SearchProblem:
 
     @classmethod
     def of(cls, request: Request, demand: Demand, site: Site, profile: Profile) -> SearchProblem:
-        """Prepare the search; ValueError for a profile that makes no sense."""
-        # A name that shares a device with a plentiful one is plentiful, too: so
-        # the devices that count do not depend on which name they serve.
+        """Prepare the search; ValueError if the profile is invalid."""
+        # A name that shares a device with a plentiful one is plentiful, too. So the devices
+        # that count do not depend on the name that they serve.
         plenty, before = 0, -1
         while plenty != before:
             before = plenty
@@ -72,6 +72,8 @@ class SearchProblem:
         )
         index = {label: number for number, label in enumerate(host_profile.labels)}
         label = {item.id: index.get(item.label or "", -1) for item in everything}
+        # Devices of several labels may serve one name. The search must then count how many of
+        # each label it takes; otherwise the count for the name is enough.
         seen: list[set[int]] = [set() for _ in demand.names]
         for item in site.items:
             for i in range(len(demand.names)):
@@ -81,6 +83,7 @@ class SearchProblem:
             (next(iter(labels)) if labels else -1) if len(labels) < 2 else None for labels in seen
         )
         tracked = {number for labels in seen if len(labels) > 1 for number in labels if number >= 0}
+        # Cells with equal requirements are one sort: the search only counts them.
         sorts: dict[tuple[object, ...], list[WantedCell]] = {}
         for cell in sorted(request.cells, key=lambda cell: cell.id):
             alike = (
@@ -125,7 +128,7 @@ class SearchProblem:
         )
 
     def suits(self, node: HostNode) -> tuple[bool, ...]:
-        """Which sorts of guest cells the node has room for."""
+        """For each sort of guest cells whether the node has room for one."""
         return tuple(fits_on_node(sort.cell, node) for sort in self.sorts)
 
     def limits(self, node: HostNode | None, sort: int | None) -> Limits | None:
@@ -140,9 +143,13 @@ class Layout:
 
     *closed* groups, *hits* (closed groups around an NVLink set), *waiting*
     groups (closed, without a guest cell yet), seated cells of each sort, *more*
-    (cells with one group more than others), devices taken for each name (those
-    of NVLink sets apart), devices taken of each tracked label, devices that count
+    (cells with one group more than others), devices taken for each name (devices
+    of NVLink sets separately), devices taken of each tracked label, devices that count
     for each cap.
+
+    Each field has one bit more than its maximum needs. *offset* adds so much to every field that
+    this bit (in *guard*) is set exactly if the field exceeds its maximum. For example, a field
+    with the maximum 5 has 4 bits and the offset 2: 5 + 2 is 0111, 6 + 2 is 1000.
     """
 
     def __init__(self, problem: SearchProblem, hits: int, nvlink: Sequence[int]) -> None:
@@ -159,7 +166,7 @@ class Layout:
         self.seat_mask = 0
         if cells:
             self.seat_mask = (1 << first) - self.seats[0]
-        #: Devices of each name that the groups take, without those of hits.
+        #: Devices of each name that the groups take, without the hits' devices.
         self.totals = tuple(
             need * (groups - hits if i in nvlink else groups)
             for i, need in enumerate(demand.per_group)
@@ -169,15 +176,15 @@ class Layout:
         self.names = [unit for unit, _ in pairs]
         self.names_at = [at for _, at in pairs]
         self.name_mask = (1 << self._shift) - (1 << first)
-        # Top bits of the names' fields: what is there before a subtraction
-        # is still there after it exactly if nothing was borrowed.
+        # Top bits of the names' fields: a bit that is set before a subtraction is
+        # still set after it exactly if nothing was borrowed.
         self.borrow = self.guard & self.name_mask
         pairs = [self._field(demand.size * groups) for _ in problem.tracked]
         self.tracked = [unit for unit, _ in pairs]
         self.tracked_at = [at for _, at in pairs]
         self.taken_mask = (1 << self._shift) - (1 << first)
         first = self._shift
-        #: Unit, the most, and the indices of the names, of each cap.
+        #: For each cap: its unit, its maximum, and the indices of its names.
         self.caps = [
             (
                 self._field(cap.most)[0],
@@ -206,7 +213,7 @@ class Layout:
         self.base = groups // cells if cells else 0
 
     def _field(self, most: int) -> tuple[int, int]:
-        """Add a field of values up to *most*; its unit and its position."""
+        """Add a field for values up to *most*; returns its unit and its position."""
         at = self._shift
         width = most.bit_length() + 1
         self.guard |= 1 << at + width - 1
@@ -215,7 +222,7 @@ class Layout:
         return 1 << at, at
 
     def groups(self, state: int) -> int:
-        """Closed groups that are no hits."""
+        """Closed groups that are not hits."""
         return state & self.group_mask
 
     def hits(self, state: int) -> int:
@@ -227,7 +234,7 @@ class Layout:
         return state >> self.waiting_at & self.waiting_mask
 
     def quota(self, state: int) -> int:
-        """Groups that the seated cells have to get."""
+        """Groups that the seated cells must get."""
         seated = sum(
             state >> at & mask for at, mask in zip(self.seats_at, self.seats_masks, strict=True)
         )
@@ -239,13 +246,13 @@ class Layout:
         return self.quota(state) - local
 
     def taken(self, state: int) -> list[int]:
-        """Devices taken for each name, without those of hits."""
+        """Devices taken for each name, without the hits' devices."""
         return [
             state >> at & (1 << width) - 1
             for at, width in zip(self.names_at, self.width, strict=True)
         ]
 
     def tracks(self, state: int) -> list[int]:
-        """Devices taken of each tracked label, without those of hits."""
+        """Devices taken of each tracked label, without the hits' devices."""
         mask = (1 << self.tracked_width) - 1
         return [state >> at & mask for at in self.tracked_at]

@@ -53,7 +53,12 @@ class _Bag:
 
 
 class Realiser:
-    """Names the devices of one solution."""
+    """Names the devices of one solution.
+
+    It walks down the tree and undoes the steps of the search: each pass of a table, from the last
+    to the first, then the merges of its children. On the way back up it repeats the passes with
+    real devices.
+    """
 
     def __init__(
         self, search: ExactSearch, sets: Sequence[Sequence[Item]], reach: Rank, bind: Rank
@@ -78,6 +83,7 @@ class Realiser:
         return GroupChoice(tuple(groups), cells)
 
     def _domain(self, node: DomainNode, state: int) -> _Bag:
+        """The devices, groups and cells of a state in one domain."""
         if not state and not node.cls.sets:
             return _Bag([[] for _ in self.demand.names])
         table = self.search.table(node.cls, self.reach, self.bind)
@@ -104,7 +110,7 @@ class Realiser:
         return bag
 
     def _shares(self, node: DomainNode, prefixes: Sequence[Costs], state: int) -> list[int]:
-        """The share of each child or part; of equals the first gives most."""
+        """The share of each child or part; among equals the first gives most."""
         if node.parts:
             tables = [self.search.leaves.either(part.signature) for part in node.parts]
         else:
@@ -121,7 +127,7 @@ class Realiser:
         return shares[::-1]
 
     def _part(self, part: Alike, state: int, bag: _Bag) -> None:
-        """Take devices of one part; evenly, where they have several functions."""
+        """Take devices of one part, evenly if they have several functions."""
         if not state:
             return
         prefixes = self.search.leaves.part(part.signature)
@@ -146,6 +152,7 @@ class Realiser:
                 del devices[:count]
 
     def _sit(self, node: DomainNode, sort: int, more: int, bag: _Bag) -> None:
+        """Put a cell on the node, with its local groups; it may still lack groups."""
         assert node.node is not None
         quota = self.search.layout.base + more
         seat = OpenSeat(sort, node.node.id, quota - len(bag.local))
@@ -154,6 +161,7 @@ class Realiser:
         bag.local = []
 
     def _close(self, name: str, groups: int, hits: int, bag: _Bag) -> None:
+        """Repeat a pass of the search that closed groups, with the devices of the bag."""
         if name == "bind":
             closed = [bag.waiting.pop(0) for _ in range(groups)]
         else:
@@ -172,6 +180,7 @@ class Realiser:
             bag.done += [(built, None) for built in closed]
 
     def _group(self, bag: _Bag, indices: Sequence[int]) -> Members:
+        """Take the devices of one group for these names from the loose ones."""
         built = []
         for index in indices:
             need = self.demand.per_group[index]
@@ -180,6 +189,7 @@ class Realiser:
         return tuple(built)
 
     def _around(self, number: int, bag: _Bag) -> Members:
+        """A group of an NVLink set and of loose devices for its other names."""
         others = [i for i in range(len(self.demand.names)) if i not in self.search.nvlink]
         named = assign_names_in_set(self.demand, sorted(self.search.nvlink), self.sets[number])
         assert named is not None
@@ -187,7 +197,11 @@ class Realiser:
 
 
 def _least_share_of(before: Costs, own: Costs, state: int, cost: int) -> int:
-    """The least that the last part can contribute to a state of this cost."""
+    """The least share of the last part in a state of this cost.
+
+    :param before: the table before the last part was merged.
+    :param own: the table of the last part.
+    """
     if len(own) == 1:
         return next(iter(own))
     for share in sorted(own):

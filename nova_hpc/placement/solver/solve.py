@@ -34,7 +34,7 @@ from nova_hpc.placement.solver.spanning import (
 )
 from nova_hpc.topology.level import Level
 
-#: How the groups may lie: widest rank of a group, and of a group with its cell.
+#: Limits for the places of groups: widest rank of a group, and of a group with its cell.
 Reach = tuple[Rank, Rank]
 
 
@@ -57,7 +57,7 @@ NOTHING: Final = Bans()
 
 @attrs.frozen(eq=False)
 class _SearchSolution:
-    """A solution: the search that has it, and where."""
+    """A solution, and the search that found it."""
 
     cost: int
     state: int
@@ -69,7 +69,7 @@ class _SearchSolution:
 class Solver:
     """One request on one host.
 
-    :param most: steps that its searches may take; None: MAX_WORK.
+    :param most: steps that its searches may take; MAX_WORK if None.
     """
 
     def __init__(self, problem: SearchProblem, links: LinkedSets, most: int | None = None) -> None:
@@ -80,17 +80,20 @@ class Solver:
         self.local, self.wide = _split_units(problem)
         self._searches: dict[object, ExactSearch] = {}
         self._plain: DomainNode | None = None
-        #: Whether some outer choices were not looked at, because there are too
-        #: many: the answer is right, but there may be a better one.
+        #: Whether some outer choices were skipped because there are too many. The set is
+        #: valid then, but there may be a better one.
         self.truncated = False
         self._rooms: dict[Rank, int] = {}
-        #: What counts allow, once it is known.
+        #: The tightest level that counts allow, once it is computed.
         self._floors: list[Level | None] = []
         #: Classes of the domains of the plain tree, for sketches.
         self._plain_classes: dict[tuple[Rank, Key], int] = {}
 
     def best(self, bans: Bans = NOTHING) -> DeviceSet | None:
         """The best set; None if there is none.
+
+        Counts alone exclude most hosts that cannot hold the groups. Then the levels are searched,
+        the tightest possible first; the first level with a solution is the best.
 
         :raises TooMuchError: the exact search would exceed its bound
         """
@@ -108,10 +111,10 @@ class Solver:
         return None
 
     def _floor(self) -> Level | None:
-        """The tightest level that counts allow; None: no level at all.
+        """The tightest level that counts allow; None if they allow none.
 
-        Asked only where choices of NVLink sets would be enumerated: everything else finds
-        out as quickly by itself.
+        It is needed only if choices of NVLink sets would be enumerated: every other search
+        finds the level itself as quickly.
         """
         if self.problem.request.nvlink is Nvlink.NONE or not self.links.sets:
             return Level.SWITCH
@@ -142,17 +145,17 @@ class Solver:
         """The ways to reach *level*, the shortest distance first."""
         rank = Rank.of(level)
         if level > Level.NUMA and self.problem.request.cells:
-            # A group can be tight and yet far from its cell.
+            # A group can be tight and still far from its cell.
             near = [Rank.PIX, Rank.SWITCH, Rank.ROOT, Rank.NUMA]
             return [(reach, rank) for reach in (*near, rank)]
         bind = Rank.NUMA if self.problem.request.cells else Rank.HOST
         if level is Level.SWITCH:
             return [(Rank.PIX, bind), (Rank.SWITCH, bind)]
-        # What is tighter has been tried in vain.
+        # The tighter stages failed before.
         return [(rank, bind)]
 
     def _at(self, level: Level, bans: Bans) -> _SearchSolution | None:
-        """The best at exactly the tightest level that there is."""
+        """The best solution of *level*: most NVLink sets first, then the shortest distance."""
         groups = self.problem.demand.groups
         stages = [stage for stage in self.stages(level) if self._room(stage[0]) >= groups]
         if not stages:
@@ -167,7 +170,7 @@ class Solver:
                 for number, (search, sets) in enumerate(searches):
                     got = search.solve(*stage)
                     if got is not None:
-                        # What is taken from outside: the trees of all choices are alike.
+                        # The aliases of the chosen sets, which the trees do not contain.
                         cost = got[0] + _sum_of_aliases(sets) * search.charges.aliases
                         solutions.append((cost, number, _SearchSolution(*got, search, sets, stage)))
                 if solutions:
@@ -177,7 +180,11 @@ class Solver:
     def _variants(
         self, hits: int, bans: Bans, reach: Rank
     ) -> Iterator[tuple[ExactSearch, tuple[Sequence[Item], ...]]]:
-        """The searches for so many NVLink sets: one for each outer choice."""
+        """The searches for so many NVLink sets: one for each outer choice.
+
+        An outer choice decides about NVLink sets and wide IOMMU units. Choices whose trees have
+        the same class and the same aliases have the same solutions, so only the first is searched.
+        """
         seen = set()
         sketches = set()
         for sets in self._first(iterate_set_choices(self._sets(bans, reach), hits), MAX_SELECTIONS):
@@ -218,10 +225,11 @@ class Solver:
                     yield search, sets
 
     def _sketch(self, sets: Sequence[Sequence[Item]]) -> tuple[object, ...]:
-        """The devices of a choice of sets and where, but for names; equal: the trees are alike.
+        """The devices of a choice of sets and their places, without names.
 
-        Without growing them. A domain is its class in the plain tree, what is taken in it,
-        and how many sets lie in it and in no smaller one.
+        The trees of two choices are alike if their sketches are equal, so they need not be
+        grown. A sketch has, for each domain, its class in the plain tree, the devices taken
+        in it, and how many sets lie in it and in no smaller one.
         """
         classes = self._classes_of_plain()
         homes: dict[tuple[int, Key], int] = {}
@@ -258,7 +266,7 @@ class Solver:
         return self._plain_classes
 
     def _first(self, things: Iterator[Thing], limit: int) -> Iterator[Thing]:
-        """So many of the things, and a note where there are more."""
+        """The first *limit* things; sets :attr:`truncated` if there are more."""
         for number, thing in enumerate(things):
             if number >= limit:
                 self.truncated = True
@@ -266,7 +274,7 @@ class Solver:
             yield thing
 
     def _room(self, rank: Rank) -> int:
-        """How many groups fit in domains of *rank*, if nothing but counts matters."""
+        """The number of groups that fit in domains of *rank*, by counts alone."""
         if rank not in self._rooms:
             demand = self.problem.demand
             domains: dict[Key, dict[int, int]] = {}
@@ -293,6 +301,11 @@ class Solver:
         ]
 
     def _marks(self, held: set[str], units: set[str], bans: Bans) -> dict[str, int] | None:
+        """The decisions of an outer choice about devices; None if they contradict the bans.
+
+        Devices of the chosen sets are hits. The other devices of used units are forced. Banned
+        devices, and the devices of unused wide units and of units with a banned device, are closed.
+        """
         marks: dict[str, int] = {}
         if not (held or units or bans.items or self.wide):
             return marks
@@ -312,7 +325,11 @@ class Solver:
         return marks
 
     def _name(self, level: Level, solution: _SearchSolution) -> DeviceSet:
-        """The devices of a solution, with the score that the search found."""
+        """The devices of a solution, with the score that the search found.
+
+        The search does not see the devices of NVLink sets, so their crowding and their aliases
+        are added here.
+        """
         choice = Realiser(solution.search, solution.sets, *solution.stage).realise(solution.state)
         demand = self.problem.demand
         far = DISTANCES[solution.stage[0]]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Devices of several domains that go together: NVLink sets and wide IOMMU units.
 
-No table of a domain can hold them. Which of them a server takes is chosen from
-outside, one search for each choice.
+The table of a domain cannot hold them. The sets and units of a server are chosen outside,
+with one search for each choice.
 """
 
 from __future__ import annotations
@@ -24,12 +24,11 @@ from nova_hpc.placement.solver.domains import (
     Site,
 )
 
-#: Ways to choose among the sets that are looked at for one number of groups.
+#: Maximum of choices of sets that are searched for one number of groups.
 MAX_SELECTIONS = 512
 
-#: Ways to choose among units that reach over several domains; more than this
-#: are not tried. Such units are IOMMU groups wider than the asked level, of
-#: which a host has a handful.
+#: Maximum of choices of units that reach over several domains. Such units are IOMMU groups
+#: wider than the requested level; a host has a handful.
 MAX_CHOICES = 512
 
 
@@ -49,14 +48,14 @@ class LinkedSets:
 
     #: indices of the names that NVLink devices serve
     names: tuple[int, ...]
-    #: sets that are exactly what one group wants, in a fixed order
+    #: sets that one group takes exactly, in a fixed order
     sets: tuple[tuple[Item, ...], ...]
     #: whether the host has any set at all
     known: bool
 
 
 def read_linked_sets(request: Request, demand: Demand, site: Site, host: FreeHost) -> LinkedSets:
-    """Read the host's NVLink sets; those with devices that are not free are none."""
+    """Read the host's NVLink sets; sets with devices that are not free are left out."""
     if request.nvlink is Nvlink.NONE:
         return LinkedSets((), (), bool(host.nvlink))
     present = {item.id: item for item in (*site.items, *site.rest)}
@@ -104,7 +103,7 @@ def iterate_set_choices(
 def assign_names_in_set(
     demand: Demand, nvlink: Sequence[int], items: Sequence[Item]
 ) -> Members | None:
-    """Which device of an NVLink set serves which name; None: they do not."""
+    """The devices of an NVLink set with the names that they serve; None if they do not suffice."""
     slots = [i for i in nvlink for _ in range(demand.per_group[i])]
     if len(slots) != len(items):
         return None
@@ -127,14 +126,14 @@ def assign_names_in_set(
 def split_wide_units(
     demand: Demand, site: Site, stage: SearchStage
 ) -> tuple[tuple[IommuUnit, ...], frozenset[str]]:
-    """Units that reach over several domains, and those that can not be used."""
+    """Units that reach over several domains, and units that cannot be used."""
     if not site.units:
         return (), frozenset()
     caps: dict[Key, dict[int, int]] = {}
     for item in site.items:
         inside = caps.setdefault(item.keys[stage.rank], {})
         inside[item.kind] = inside.get(item.kind, 0) + item.free
-    # Devices in a domain that holds no group can not be used up.
+    # Devices in a domain that holds no group cannot be used up.
     empty = {
         key
         for key, inside in caps.items()
