@@ -88,6 +88,10 @@ class _HostAndGuest:
         return BESIDE
 
     def take_turn(self, probes: Sequence[Probe], turn: int) -> tuple[Sample | None, Sample]:
+        """One round of the host and one of the guest, in alternating order (A B, B A).
+
+        So a slow drift does not favour one side.
+        """
         if turn % 2 == 0:
             base = measure_quiet_host(self.host, probes)
             return base, self.guest.measure_round(probes)

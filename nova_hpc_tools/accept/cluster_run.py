@@ -100,8 +100,11 @@ class ClusterMeasuring:
         self._link_probes = [probe for probe in probes if _is_of_links(probe)]
         self._turn_probes = [probe for probe in probes if not _is_of_links(probe)]
         self._first: dict[int, FirstSample] = {}
+        #: Number of a member that does not answer -> the reason.
         self._lost: dict[int, str] = {}
+        #: Number of a member that is blamed for failed links -> the reason.
         self._blamed: dict[int, str] = {}
+        #: Number of a member that must not be compared -> the reason.
         self._refused: dict[int, Refusal] = {}
         self._rounds: list[dict[int, Sample]] = []
         self._links: dict[turns.Link, list[Sample]] = {}
@@ -147,6 +150,12 @@ class ClusterMeasuring:
         ]
 
     def _ask_members(self) -> None:
+        """Read the first samples, and set the part of the work that all members do.
+
+        New members may still be starting, so those without an answer are tried again until
+        *patience* is over. All members do the smallest part that any of them chose, because their
+        runs are compared with each other.
+        """
         terms = self._terms
         until = terms.clock() + terms.patience
         self._lost = {number: host.problem for number, host in self._hosts.items() if host.problem}
@@ -169,7 +178,11 @@ class ClusterMeasuring:
             host.remote.scale = scale
 
     def _refuse_members(self) -> None:
-        """Leave out members that are busy, or whose kind of machine differs from most others."""
+        """Leave out members that are busy, or whose kind of machine differs from most others.
+
+        A ratio between different machines would show the difference and not a fault. A busy GPU
+        only matters if a probe uses GPUs.
+        """
         for number, first in self._first.items():
             refused = first.refused
             if refused is not None and (refused.kind != GPU_BUSY or self._measures_gpus()):
@@ -194,6 +207,12 @@ class ClusterMeasuring:
     # -- turns ---------------------------------------------------------------
 
     def _take_turns(self) -> None:
+        """Measure rounds until each probe of each member is decided, or the budget ends.
+
+        A round begins only if the budget has room for one as long as the last round. A probe is
+        left out after its own limit of runs, or when it is decided for all members after the least
+        number of rounds.
+        """
         terms = self._terms
         begun, longest, turn = terms.clock(), 0.0, 0
         pending = [probe for probe in self._turn_probes if probe.most is None or probe.most > 0]
@@ -237,6 +256,11 @@ class ClusterMeasuring:
     # -- links ---------------------------------------------------------------
 
     def _measure_links(self) -> None:
+        """Measure all pairs of members, as often as a judgement needs.
+
+        The pairs of one round have no member in common, so they are measured at the same time.
+        A failed link is not measured again.
+        """
         living = self._list_able()
         runs = [probes for probes in _group_runs(self._link_probes) if self._can_link(probes[0])]
         passes = turns.count_passes(len(living))
@@ -289,6 +313,7 @@ class ClusterMeasuring:
                 self._links.setdefault(link, []).append(answer)
 
     def _pair_call(self, link: turns.Link, turn: int) -> PairCall:
+        """The call for a link; client and server change places in every other pass."""
         first, second = link if turn % 2 == 0 else link[::-1]
         return PairCall(
             self._hosts[first].remote, self._hosts[second].remote, self._hosts[second].address
@@ -380,6 +405,10 @@ class ClusterMeasuring:
     def _make_experiment(
         self, number: int, slow: set[int], setting: str, probe: str
     ) -> float | None:
+        """Repeat a probe with another setting; None if that is impossible.
+
+        A probe between members uses a peer that is not slow itself, if there is one.
+        """
         try:
             if not _is_of_links(PROBE_OF[probe]):
                 return make_experiment(self._hosts[number].remote, setting, probe)

@@ -111,6 +111,8 @@ def _hear_guests(
 ) -> tuple[str, str]:
     """Public keys of the client and of the share, from their consoles; empty without encryption.
 
+    A guest prints its key after its boot, so the consoles are read again until both have one.
+
     :raises ShareError: an announcement is refused, or a guest announces no key in time.
     """
     begun = pace.clock()

@@ -39,6 +39,8 @@ def compare_keys(cloud: ShareCloud, share: SharedGpu, pace: Pace) -> SharedGpu:
 def _compare_slot(
     cloud: ShareCloud, share: SharedGpu, slot: ShareSlot, own: str, pace: Pace
 ) -> ShareSlot:
+    # Each end stores the other's key: the client's record has the share's, and the slot the
+    # client's.
     pointer = slot.client.pointer if slot.client is not None else None
     if slot.client is None or slot.slot is None or pointer is None:
         return slot

@@ -299,6 +299,14 @@ def _gather_share(
     groups: tuple[GpuGroup, ...],
     pointed: Sequence[GpuServer],
 ) -> SharedGpu:
+    """Gather one share and its slots.
+
+    A server has a slot if one of three records exists: an item in the share's metadata, a port in
+    the clients' group, or a client's own record. :func:`_explain_slot` compares them.
+
+    :param share: id of the share.
+    :param pointed: servers whose own record names the share.
+    """
     server = servers.get(share)
     if server is not None and not server.is_share:
         server = None  # its tag and record were removed: the share is gone, and its server stays
@@ -351,6 +359,7 @@ def _explain_slot(
     pointer: GpuClient | None,
     points: bool,
 ) -> str:
+    """The problem of a slot whose records do not agree, with the cure; empty if they do."""
     if client is None:
         return "its client was deleted: the next command takes the slot back"
     if share.server is None:

@@ -111,6 +111,7 @@ def create_share(
 
 
 def _ask_for_server(cloud: ShareCloud, wish: ShareWish, pace: Pace) -> str:
+    """Request the server, and return its id; a lost answer must not lead to two servers."""
     body = server_body_of(wish)
     failure: ClusterCloudError | None = None
     for _ in range(_ASKS):
@@ -155,7 +156,12 @@ def _share_now(cloud: ShareCloud, server: str, pace: Pace) -> SharedGpu | None:
 
 
 def _close_share(cloud: ShareCloud, share: SharedGpu, wish: ShareWish, pace: Pace) -> SharedGpu:
-    """Make the two security groups, and put the share's ports into its own group."""
+    """Make the two security groups, and put the share's ports into its own group.
+
+    The rules are made before a port is put into the group, so its filter is never incomplete.
+
+    :raises ShareError: a port has no filter, and the share is neither encrypted nor forced.
+    """
     unfiltered = [port for port in share.ports if not port.filtered]
     if unfiltered and not wish.record.encrypted and not wish.force:
         raise ShareError(
@@ -228,6 +234,10 @@ def delete_share(
 def _end_share(
     cloud: ShareCloud, view: ProjectView, share: SharedGpu, pace: Pace, said: Callable[[str], None]
 ) -> None:
+    """Detach the clients, delete the server, wait until it is gone, and remove the leftovers.
+
+    The security groups are last, because ports of the server and of clients use them.
+    """
     for slot in share.slots:
         if slot.client is not None:
             said(f"detaching {printable_text(slot.client.name)}")

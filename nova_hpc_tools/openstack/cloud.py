@@ -88,6 +88,11 @@ class SdkCloud(MarkingCloud):
         return attrs.evolve(cluster, namesakes=cluster.namesakes | self._namesakes)
 
     def _look(self, group: str) -> Cluster:
+        """Read one cluster with few requests, also if a user has removed tags or the group is gone.
+
+        The phases: the group, the servers with a tag, further servers of the group, the marked
+        ports, and a head without a tag.
+        """
         try:
             groups = [self.rest.nova("GET", f"/os-server-groups/{group}")["server_group"]]
         except GoneError:
@@ -274,6 +279,10 @@ class SdkCloud(MarkingCloud):
         self._act(server, {"rebuild": body})
 
     def _act(self, server: str, body: Mapping[str, Any]) -> None:
+        """Request an action on a server.
+
+        :raises BusyError: another request changes the server (status 409).
+        """
         try:
             self.rest.nova("POST", f"/servers/{server}/action", body)
         except ConflictError as error:
@@ -419,6 +428,7 @@ def _only_id_of(kind: str, name: str, ids: Sequence[str]) -> str:
 
 
 def _ask_unless_gone(ask: Any, *words: Any) -> None:
+    """Send a request that may be repeated: an object that is gone needs no change any more."""
     try:
         ask(*words)
     except GoneError:

@@ -103,6 +103,8 @@ class SdkShareCloud:
     def set_port_groups(self, port: GpuPort, groups: Sequence[str]) -> bool:
         """Give a port these security groups.
 
+        Neutron compares the revision number, so groups that another client adds are not lost.
+
         :returns: False if the port has changed since it was read.
         :raises GoneError: one of the groups is gone; a missing port is ignored.
         """

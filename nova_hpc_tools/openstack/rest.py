@@ -153,6 +153,11 @@ class RestClient:
 
 
 def _send_request(send: Callable[..., Any], body: Any) -> Any:
+    """Send a request once, and turn each failure into an error of this module.
+
+    Errors of the service (5xx), too many requests (429) and unreadable answers count as lost: the
+    request may have taken effect, or may succeed later.
+    """
     sent: Mapping[str, Any] = {} if body is None else {"json": body}
     try:
         answer = send(raise_exc=False, connect_retries=0, **sent)

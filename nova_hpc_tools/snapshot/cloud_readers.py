@@ -38,7 +38,7 @@ RecordsReader = Callable[[Sequence[str]], Callable[[Track], CloudRecords]]
 FabricGroupsReader = Callable[[Sequence[str]], Sequence[GroupLine]]
 #: Takes the PCI settings of a node's nova-compute, and returns Nova's refusals of them.
 PciReader = Callable[[PciSettings, Node, Path], Sequence[NovaRefusal]]
-#: As FabricGroupsReader; removes records of empty groups, and returns what it removed.
+#: As FabricGroupsReader; removes records of empty groups, and returns the removed ones.
 FabricReaper = Callable[[Sequence[str]], Reaped]
 
 

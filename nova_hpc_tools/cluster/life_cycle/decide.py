@@ -455,6 +455,10 @@ def _plan_missing(
 def _plan_servers(
     wish: ClusterWish, cluster: Cluster, numbered: Numbered, missing: list[int], text: str
 ) -> MakeServers:
+    """The request for all members at once if none exists and Nova allows it, or for the next one.
+
+    Nova numbers the servers of one request from 1 on, so it is only used for the members 1 to N.
+    """
     whole = not cluster.members and missing == list(range(1, len(wish.members) + 1))
     if whole and len(missing) > 1 and not wishes.is_single(wish):
         return MakeServers(tuple(missing))

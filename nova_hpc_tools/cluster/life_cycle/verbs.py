@@ -386,6 +386,7 @@ def has_had_turn(cluster: Cluster, member: ClusterMember) -> bool:
 
 
 def _reboot_on(cluster: Cluster, member: ClusterMember, turn: str) -> Need:
+    """Stop a running member, mark its turn as done while it is stopped, then start it."""
     turned = member.turn == turn
     if member.failed:
         return explain_failure(cluster, member)
@@ -403,6 +404,7 @@ def _reboot_on(cluster: Cluster, member: ClusterMember, turn: str) -> Need:
 
 
 def _rebuild_on(cluster: Cluster, member: ClusterMember, turn: str) -> Need:
+    """Rebuild a member that runs, is shut off or has failed after it ran once."""
     if member in cluster.heads:
         # The head's disk contains its users' data, and the head has an image of its own.
         return Done()

@@ -99,6 +99,12 @@ def _describe_servers(
     servers: Sequence[_Record],
     user_data: str | None,
 ) -> ClusterWish:
+    """Build the ``ClusterWish`` from the properties that all servers have in common.
+
+    :param members: numbers of the members.
+    :param servers: the members' records, by their numbers.
+    :raises AdoptionError: a server differs in a property.
+    """
     facts = {fact.noun: _read_common(fact, records, servers) for fact in _FACTS}
     # Key pairs belong to users. Other users of the project may have scaled the cluster since.
     _read_common(
@@ -197,6 +203,10 @@ def check_writable(member: model.ClusterMember) -> None:
 
 
 def _check_mark(records: GroupRecords, server: _Record) -> None:
+    """Check that a server has no mark, or the mark of this adopted group.
+
+    :raises AdoptionError: it belongs to another cluster, or Nova would refuse the mark.
+    """
     member = model.read_member(server)
     if member.problem:
         raise AdoptionError(f"{member.shown}: {member.problem}")
@@ -248,7 +258,7 @@ def _format_rename_command(server: _Record, prefix: str = "NAME") -> str:
     return shell_command("openstack", "server", "set", "--name", f"{prefix}-N", str(server["id"]))
 
 
-# -- what all members have in common -----------------------------------------------------
+# -- properties that all members have in common ------------------------------------------
 
 
 @attrs.frozen

@@ -251,6 +251,10 @@ class Cluster:
 
     @property
     def _judged(self) -> tuple[ClusterState, str]:
+        """State and reason of the first check that applies.
+
+        Missing and unreadable records are checked first, because the other checks need them.
+        """
         if self.group is None:
             return ClusterState.NO_GROUP, "its server group was deleted"
         if self.group.problem:
