@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cloud before its first user comes: catalog, service user, images, a network."""
+"""Prepares the cloud for its first user: catalog, service user, images, a network."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ GUEST_IMAGE: Final = "hpc-guest"
 
 
 def connect(settings: Settings) -> Any:
-    """A connection as the lab's administrator, whatever the caller's environment says."""
+    """A connection as the lab's administrator, whatever the caller's environment contains."""
     bypass_proxies()
     return openstack.connect(
         load_yaml_config=False,
@@ -44,7 +44,7 @@ def connect(settings: Settings) -> Any:
         user_domain_id="default",
         project_domain_id="default",
         region_name=config.REGION,
-        # The catalog may still name the ports of an earlier start.
+        # The catalog may still contain the ports of an earlier start.
         identity_endpoint_override=config.endpoint(settings, "identity"),
         compute_default_microversion=COMPUTE_MICROVERSION,
         placement_default_microversion=PLACEMENT_MICROVERSION,
@@ -53,7 +53,7 @@ def connect(settings: Settings) -> Any:
 
 
 def bypass_proxies() -> None:
-    """Keep clients, and programs started from here, from asking a proxy for the loopback."""
+    """Prevent clients, and programs started from here, from using a proxy for the loopback."""
     for name in ("no_proxy", "NO_PROXY"):
         hosts = [host for host in os.environ.get(name, "").split(",") if host]
         if config.LOOPBACK not in hosts:
@@ -61,7 +61,7 @@ def bypass_proxies() -> None:
 
 
 def make_catalog(settings: Settings) -> None:
-    """Services, endpoints, and the user as whom the services talk to each other."""
+    """Create or update services, endpoints, and the user with which the services authenticate."""
     identity = connect(settings).identity
     services = {service.type: service for service in identity.services()}
     endpoints = {(point.service_id, point.interface): point for point in identity.endpoints()}
@@ -91,7 +91,7 @@ def make_catalog(settings: Settings) -> None:
 
 
 def make_network(settings: Settings) -> None:
-    """One network with a subnet, for servers that want a port."""
+    """Create a network with a subnet, for servers with a port."""
     network = connect(settings).network
     lab = network.find_network(NETWORK) or network.create_network(name=NETWORK, is_shared=True)
     if network.find_subnet(NETWORK, network_id=lab.id) is None:
@@ -107,16 +107,16 @@ def make_network(settings: Settings) -> None:
 def upload_guest(
     settings: Settings, kernel: Path, initramfs: Path, properties: Mapping[str, str]
 ) -> None:
-    """The image that servers boot: a kernel, an initramfs, and an empty disk.
+    """Upload the image that servers boot: a kernel, an initramfs, and an empty disk.
 
-    :param properties: image properties of the disk, e.g. ``os_command_line``.
+    :param properties: image properties of the disk, for example ``os_command_line``.
     """
     image = connect(settings).image
     parts = {}
     for key, path, form in (("kernel_id", kernel, "aki"), ("ramdisk_id", initramfs, "ari")):
         name = f"{GUEST_IMAGE}-{key.removesuffix('_id')}"
         parts[key] = _upload(image, name, path.read_bytes(), form, form, {})
-    # Nova wants a disk image even where kernel and initramfs are all there is.
+    # Nova needs a disk image even if kernel and initramfs are enough to boot.
     empty = bytes(1024 * 1024)
     _upload(image, GUEST_IMAGE, empty, "raw", "bare", {**properties, **parts})
 
@@ -124,7 +124,7 @@ def upload_guest(
 def _upload(
     image: Any, name: str, data: bytes, disk: str, container: str, properties: Mapping[str, str]
 ) -> str:
-    """Make the image *name* hold *data*; returns its id."""
+    """Upload *data* as the image *name* unless it is there, and return the image's id."""
     digest = hashlib.sha512(data).hexdigest()
     for found in list(image.images(name=name)):
         if found.status == "active" and found.hash_value == digest:
@@ -132,7 +132,7 @@ def _upload(
             if wanted:
                 image.update_image(found, **wanted)
             return str(found.id)
-        # An upload that was cut off, or an older build.
+        # This is an interrupted upload, or an older build.
         image.delete_image(found)
     made = image.create_image(
         name=name,
@@ -146,7 +146,7 @@ def _upload(
 
 
 def explain(err: Exception) -> LabError:
-    """An error of the SDK as one of the lab."""
+    """Turn an error of the SDK into one of the lab."""
     if isinstance(err, exceptions.HttpException):
         detail = err.details or err.message
         return LabError(f"the cloud answered {err.status_code}: {detail}")

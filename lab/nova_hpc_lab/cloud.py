@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lab as a whole: open it, bring it up, look at it, take it down."""
+"""The lab as a whole: open it, bring it up, show its state, take it down."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from nova_hpc_lab.services import Service, control_plane, require_free
 from nova_hpc_lab.state import DEFAULT_BASE_PORT, Paths, Ports, Settings, write
 
 _GRACE: Final = 30.0
-#: What the other services talk to until they end.
+#: Services that the others use until they end.
 _LAST: Final = ("mariadb", "rabbitmq", "ibsim", "epmd")
 
 
@@ -33,7 +33,7 @@ class ServiceStatus:
     title: str
     port: int | None
     pid: int | None
-    #: Why it does not work; empty where it does.
+    #: The reason why it does not work; empty if it works.
     trouble: str
 
 
@@ -45,7 +45,7 @@ class Cloud:
     settings: Settings
 
     def services(self) -> dict[str, Service]:
-        """The processes of the control plane, in the order in which they depend."""
+        """The processes of the control plane, in the order of their dependencies."""
         services = control_plane(self.paths, self.settings)
         if self.settings.fabric:
             services |= lab_fabric.fabric_services(
@@ -69,9 +69,9 @@ class Cloud:
         return [node.Node(index, shape, self.paths, self) for index in range(1, count + 1)]
 
     def machine(self, name: str) -> node.Node:
-        """The node called *name*.
+        """The node with this name.
 
-        :raises LabError: there is none.
+        :raises LabError: it does not exist.
         """
         machines = {machine.name: machine for machine in self.nodes()}
         try:
@@ -84,7 +84,7 @@ class Cloud:
         """Log files by the name of the service or node that writes them."""
         found = {name: [service.process.log] for name, service in self.services().items()}
         own = {path for paths in found.values() for path in paths}
-        # Of programs that run once: migrations, keys.
+        # Logs of programs that run once: migrations, keys.
         found |= {
             path.stem: [path] for path in sorted(self.paths.logs.glob("*.log")) if path not in own
         }
@@ -103,9 +103,9 @@ class Cloud:
     # Up.
 
     def up(self, shown: Display) -> None:
-        """Start whatever does not run; make whatever is not there or not complete."""
-        # Inherited by everything that is started from here on, so that what a
-        # crash leaves behind can be found.
+        """Start all services and nodes that do not run; make missing and incomplete parts."""
+        # All processes started from here on inherit this variable, so that those left after a
+        # crash can be found.
         os.environ[MARKER] = str(self.paths.state)
         bootstrap.bypass_proxies()
         services = self.services()
@@ -122,7 +122,7 @@ class Cloud:
 
         def abort() -> None:
             tools.abort()
-            # Programs that are not run by way of the tools, such as mmdebstrap.
+            # This ends programs that the tools did not start, such as mmdebstrap.
             end_strays(self.paths, self._known_pids(services))
 
         run_steps(self._steps(services, tools), shown, abort)
@@ -173,7 +173,7 @@ class Cloud:
             Step("glance", "Glance", start("glance"), ("schema-glance",)),
             Step("neutron", "Neutron", start("neutron"), ("schema-neutron", *bus)),
             *(
-                # Their service user is asked for at their start, and without it they end.
+                # These services authenticate at their start, and end if the user is missing.
                 Step(name, services[name].title, start(name), ("schema-nova", "catalog", *bus))
                 for name in ("nova-conductor", "nova-scheduler", "nova-api")
             ),
@@ -193,13 +193,13 @@ class Cloud:
     # Down.
 
     def down(self, report: Callable[[str], None]) -> None:
-        """Stop the nodes, then the control plane, then whatever is still there."""
+        """Stop the nodes, then the control plane, then all processes that are left."""
         with ThreadPoolExecutor() as pool:
             for machine in self._nodes_or_none():
                 report(f"stopping node {machine.name}")
                 pool.submit(machine.stop)
         services = list(self.services().values())
-        # The services first; they talk to the database and the broker to the end.
+        # The other services end first, because they use the database and the broker to the end.
         for names in (
             [one for one in services if one.name not in _LAST],
             [one for one in services if one.name in _LAST and one.name != "epmd"],
@@ -213,7 +213,7 @@ class Cloud:
     # Status.
 
     def service_statuses(self) -> list[ServiceStatus]:
-        """The state of every process of the control plane, asked right now."""
+        """The present state of every process of the control plane."""
 
         def look(service: Service) -> ServiceStatus:
             return ServiceStatus(
@@ -228,7 +228,7 @@ class Cloud:
             return list(pool.map(look, self.services().values()))
 
     def _nodes_or_none(self) -> list[node.Node]:
-        # A shape file that is gone must not keep the lab from going down.
+        # A missing shape file must not prevent the lab from going down.
         try:
             return self.nodes()
         except (node.ShapeError, OSError):
@@ -243,14 +243,14 @@ class Cloud:
 
 
 def end_strays(paths: Paths, known: Iterable[int] = ()) -> None:
-    """End what an interrupted command left behind; see :func:`strays`."""
+    """End the processes that an interrupted command left behind; see :func:`strays`."""
     end(strays(paths, known), first=None, grace=10.0)
 
 
 def purge(paths: Paths) -> None:
-    """Remove everything of the lab; the cache stays.
+    """Remove all files of the lab except the cache.
 
-    :raises LabError: something cannot be removed.
+    :raises LabError: a file cannot be removed.
     """
     end_strays(paths)
     try:
@@ -266,7 +266,7 @@ MOST_NODES = 99
 
 @attrs.frozen
 class Wishes:
-    """The user's wishes; None where nothing was said."""
+    """The user's options; None for options that were not given."""
 
     nodes: int | None = None
     shape: str | None = None
@@ -275,9 +275,9 @@ class Wishes:
 
 
 def existing(paths: Paths) -> Cloud:
-    """The lab that is there.
+    """The lab that exists.
 
-    :raises LabError: there is none.
+    :raises LabError: there is no lab.
     """
     settings = Settings.load(paths)
     if settings is None:
@@ -286,9 +286,9 @@ def existing(paths: Paths) -> Cloud:
 
 
 def prepared(paths: Paths, wishes: Wishes) -> Cloud:
-    """The lab as it is to be; its settings are stored.
+    """The lab with the user's options, which are stored in its settings.
 
-    :raises LabError: a wish makes no sense, or cannot be met while the lab runs.
+    :raises LabError: an option is invalid, or cannot be changed while the lab runs.
     """
     found = Settings.load(paths)
     if wishes.base_port is not None:
@@ -303,7 +303,7 @@ def prepared(paths: Paths, wishes: Wishes) -> Cloud:
         )
     else:
         settings = _changed(Cloud(paths, found), wishes, shape)
-    # A shape that cannot be read is told before anything starts.
+    # An unreadable shape is reported before anything starts.
     node.Shape.load(settings.shape)
     settings.save(paths)
     return Cloud(paths, settings)
@@ -340,7 +340,7 @@ def _changed(cloud: Cloud, wishes: Wishes, shape: str | None) -> Settings:
         if machine.index > new.nodes:
             machine.stop()
     if new.shape != old.shape:
-        # What a node noted of its devices does not hold for those of another machine.
+        # The records of a node's devices are wrong for another machine, so its disk is removed.
         for disk in (cloud.paths.state / "nodes").glob("*/disk.qcow2"):
             disk.unlink()
     return new
@@ -359,7 +359,7 @@ def _stored_shape(paths: Paths, shape: str | None) -> str | None:
     """The name of a sample, or the path of the lab's own copy of a file."""
     if shape is None or shape in node.sample_names():
         return shape
-    # Read before it is kept, so the error names the user's own file.
+    # The shape is read before it is copied, so the error names the user's own file.
     loaded = node.Shape.load(Path(shape))
     copy = paths.state / "shapes" / f"{Path(shape).stem}.yaml"
     write(copy, loaded.text)

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from nova_hpc_lab.cloud import Cloud
 
-# The lab's own modules are imported by the commands that run: they load the
-# clients of a whole cloud, and "nova-hpc --help" needs none of them.
+# The commands import the lab's own modules only when they run: these load the clients of a whole
+# cloud, which "nova-hpc --help" does not need.
 
 _PIPE_WIDTH = 160
 
@@ -48,7 +48,7 @@ class _LabCommand(Command):
     """The common part of the lab's commands."""
 
     def run(self, parsed_args: argparse.Namespace) -> int:
-        """Run the command; a module that is missing is told as such."""
+        """Run the command; a missing Python module gives an error with the cure."""
         try:
             return int(super().run(parsed_args) or 0)
         except ModuleNotFoundError as err:
@@ -60,17 +60,17 @@ class _LabCommand(Command):
             ) from err
 
     def existing(self) -> Cloud:
-        """The lab that is there."""
+        """The lab that exists."""
         from nova_hpc_lab import cloud
         from nova_hpc_lab.state import Paths
 
         return cloud.existing(Paths.from_environment())
 
     def console(self) -> Console:
-        """The console for tables; a pipe is as wide as they need."""
+        """The console for tables; for a pipe, it is wide enough for all of them."""
         from nova_hpc_tools.printing import InertConsole
 
-        # Its own texts have markup; what others wrote is escaped where it is put into them.
+        # The lab's texts have markup; texts of others are escaped when they are inserted.
         found = InertConsole(file=self.app.stdout, markup=True)
         if found.is_terminal:
             return found
@@ -198,7 +198,7 @@ class Demo(_LabCommand):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> int:
-        """Run the demonstration; 1 where anything disagrees."""
+        """Run the demonstration; 1 if accounts disagree."""
         from nova_hpc_lab import demo
 
         good = demo.run(self.existing(), self.console(), parsed_args.server, parsed_args.keep)
@@ -218,7 +218,7 @@ class Ssh(_LabCommand):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> int:
-        """Become the SSH client."""
+        """Replace this process by the SSH client."""
         machine = self.existing().machine(parsed_args.node)
         remote = parsed_args.remote
         argv = machine.ssh_argv(remote[1:] if remote[:1] == ["--"] else remote)
@@ -247,7 +247,7 @@ class Logs(_LabCommand):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> int:
-        """Show what ``tail`` shows: guests and firmware write whatever they like."""
+        """Show the printable form of ``tail``'s output: guests and firmware may write any bytes."""
         cloud = self.existing()
         logs = cloud.logs()
         if parsed_args.name is None:
@@ -270,7 +270,7 @@ class Logs(_LabCommand):
                 print(printable_lines(line), end="", flush=True)
             return tail.wait()
         finally:
-            # It would wait for ever for what is added.
+            # With --follow, tail would wait forever.
             tail.terminate()
             tail.wait()
 
@@ -293,7 +293,7 @@ class Down(_LabCommand):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> int:
-        """Stop everything; a lab that is not there is no error."""
+        """Stop everything; a missing lab is not an error."""
         from nova_hpc_lab import cloud, state
         from nova_hpc_lab.errors import LabError
         from nova_hpc_lab.state import Paths
@@ -306,7 +306,7 @@ class Down(_LabCommand):
             try:
                 cloud.existing(paths).down(lambda text: print(text, flush=True))
             except LabError as err:
-                # Damaged settings must not keep anything running.
+                # Processes have to end even if the settings are damaged.
                 print(f"nova-hpc: {err}", file=sys.stderr)
                 cloud.end_strays(paths)
                 if not parsed_args.purge:

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Do request, scheduler, libvirt and guest agree on a server? Pure functions.
+"""Compares the accounts of one server: request, scheduler, libvirt and guest. Pure functions.
 
-A device is followed from one account to the next: Placement names a provider,
-Nova's record names a function below it, libvirt's domain names a source
-address, and the guest reports an identity, which the node knows for each of
-its addresses (the size of a GPU stand-in's memory, the MAC of a virtual
-function). Nobody's word is taken for another's. How far apart two devices are
-is read by the same rules on both sides: from the host's inventory, and from
-the guest's own sysfs.
+A device is followed from one account to the next. Placement names a provider, Nova's record names a
+function below it, and libvirt's domain names a source address. The guest reports an identity: the
+size of a GPU stand-in's memory, or the MAC of a virtual function. The node has the identity of each
+of its addresses. No account replaces another one.
+
+The distance of two devices is computed by the same rules on both sides: from the host's inventory,
+and from the guest's own sysfs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from nova_hpc_lab.evidence import Evidence, HostDevice, identity
 from nova_hpc_lab.node import GuestReport
 
 _MIB = 1024  # KiB
-#: A kernel keeps some of its memory to itself before it counts.
+#: Least part of the flavor's memory that a guest counts: the kernel reserves some before.
 _LEAST_MEMORY = 0.75
 
 
@@ -35,7 +35,7 @@ class Check:
     """One comparison and its outcome."""
 
     what: str
-    #: Empty where all is well.
+    #: The disagreement; empty if there is none.
     trouble: str = ""
 
     @property
@@ -104,7 +104,7 @@ def _identities(evidence: Evidence) -> Iterator[str]:
         yield f"expected {_counted(expected)}, the guest reports {_counted(reported)}"
     known = Counter(device.identity for device in evidence.node.values())
     for one, count in known.items():
-        # Then the comparison above would prove nothing.
+        # With equal identities, the comparison above would prove nothing.
         if count > 1:
             yield f"{count} devices of the node have the identity {one}"
 
@@ -187,7 +187,7 @@ def _memory(evidence: Evidence) -> Iterator[str]:
     need = asked.memory_mib * _MIB // asked.page_kib
     held = sum(count for numa, count in evidence.pages.items() if numa in near)
     stray = sum(count for numa, count in evidence.pages.items() if numa not in near)
-    # Passthrough pins all of a guest's memory, so every page is there.
+    # Passthrough pins all of a guest's memory, so every page is allocated.
     if held < need or stray:
         yield f"QEMU holds {held} pages near the devices and {stray} elsewhere, needed are {need}"
 
@@ -238,7 +238,7 @@ def _listed(numbers: Iterable[int]) -> str:
 
 @attrs.frozen
 class Pair:
-    """Two devices, by their identities, and how far apart they are."""
+    """Two devices, by their identities, and their distance on the host and in the guest."""
 
     one: str
     other: str
@@ -250,7 +250,7 @@ class Pair:
 
 
 def guest_places(report: GuestReport) -> dict[str, Location]:
-    """Address -> place of every function of a guest that is no bridge."""
+    """Address -> place, for every function of a guest except bridges."""
     nodes = [
         NumaNode(id=cell.number, cpus=parse_list(cell.cpus) if cell.cpus else frozenset())
         for cell in report.cells
@@ -264,7 +264,7 @@ def guest_places(report: GuestReport) -> dict[str, Location]:
             ),
             above=function.path[1:-1],
             is_bridge=function.device_class.startswith(function_places.BRIDGE_CLASS),
-            # In a guest, no cell is none, also where there is only one.
+            # In a guest, a negative number means no cell, even if there is only one cell.
             numa_node=None if function.numa_node < 0 else function.numa_node,
         )
         for function in report.functions
@@ -283,8 +283,8 @@ def guest_places(report: GuestReport) -> dict[str, Location]:
 def pairs(given: Iterable[HostDevice], report: GuestReport) -> list[Pair]:
     """Every pair of the server's devices.
 
-    :param given: those that the server has, on the host.
-    :raises KeyError: the guest does not show one of them.
+    :param given: the server's devices on the host.
+    :raises KeyError: the guest does not report one of them.
     """
     places = guest_places(report)
     seen: Mapping[str, Location] = {

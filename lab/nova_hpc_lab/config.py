@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configuration files of the lab's services: data, and the text that oslo.config reads."""
+"""Configuration files of the lab's services: the options, and the text that oslo.config reads."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from nova_hpc_lab.node import qemu
 from nova_hpc_lab.state import Paths, Settings, write
 from nova_hpc_tools.adopt import settings as plugin
 
-#: One option, or several values of an option that may be given several times.
+#: The value of an option, or several values of an option that may be repeated.
 Value = str | int | bool | Path | Sequence[str]
 Sections = Mapping[str, Mapping[str, Value]]
 
 LOOPBACK: Final = "127.0.0.1"
 REGION: Final = "RegionOne"
-#: Seconds to the answer of a call between the parts of Nova.
+#: Seconds to wait for the answer to an RPC call in Nova.
 _ANSWER_LIMIT: Final = 60
 #: Databases, by the service that owns them.
 DATABASES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -33,8 +33,8 @@ DATABASES: Final[Mapping[str, tuple[str, ...]]] = {
 def render(sections: Sections) -> str:
     """The text of an oslo.config file.
 
-    A sequence becomes one line a value, as oslo.config's MultiStrOpt reads
-    them; ``$`` begins a substitution there, so it is escaped.
+    A sequence becomes one line for each value, as oslo.config's MultiStrOpt reads them. ``$``
+    begins a substitution in oslo.config, so it is escaped.
     """
     lines = []
     for section, options in sections.items():
@@ -63,7 +63,7 @@ def _role(role: str, ids: tuple[str, str]) -> dict[str, str]:
     return {"role": role, "vendor_id": ids[0], "product_id": ids[1]}
 
 
-#: What flavors call the devices of a virtual node.
+#: The aliases by which flavors request the devices of a virtual node.
 ALIASES: Final = (
     _alias("gpu", qemu.GPU_IDS, "type-PCI"),
     _alias("vf", qemu.VF_IDS, "type-VF"),
@@ -80,14 +80,14 @@ DEVICE_ROLES: Final = (
 
 
 def database_url(settings: Settings, database: str) -> str:
-    """The URL at which SQLAlchemy finds *database*."""
+    """The URL of *database* for SQLAlchemy."""
     password = settings.passwords["database"]
     port = settings.ports["database"]
     return f"mysql+pymysql://lab:{password}@{LOOPBACK}:{port}/{database}?charset=utf8"
 
 
 def transport_url(settings: Settings, address: str = LOOPBACK) -> str:
-    """The URL at which oslo.messaging finds RabbitMQ."""
+    """The URL of RabbitMQ for oslo.messaging."""
     password = settings.passwords["messages"]
     return f"rabbit://lab:{password}@{address}:{settings.ports['messages']}/"
 
@@ -99,7 +99,7 @@ def endpoint(settings: Settings, service: str, address: str = LOOPBACK) -> str:
 
 
 def _client(settings: Settings, address: str = LOOPBACK) -> dict[str, Value]:
-    """Credentials of the one service user, as keystoneauth reads them."""
+    """Credentials of the only service user, in keystoneauth's options."""
     return {
         "auth_type": "password",
         "auth_url": endpoint(settings, "identity", address),
@@ -129,7 +129,7 @@ def keystone(paths: Paths, settings: Settings) -> Sections:
         "credential": {"key_repository": paths.data / "keystone" / "credential"},
         # A virtual node is slow: an operation may last longer than an hour.
         "token": {"provider": "fernet", "expiration": 86400},
-        # All passwords are random and long; there is nothing for a costly hash to protect.
+        # All passwords are random and long, so a costly hash would protect nothing.
         "identity": {"password_hash_rounds": 4},
     }
 
@@ -177,17 +177,17 @@ def _nova(settings: Settings, address: str = LOOPBACK) -> dict[str, dict[str, Va
     client = _client(settings, address)
 
     def user(service: str) -> dict[str, Value]:
-        # The catalog names the loopback, which is another machine in a node.
+        # The catalog names the loopback, which is another machine if a node uses it.
         return client | {"endpoint_override": endpoint(settings, service, address)}
 
     return {
         "DEFAULT": {
             "transport_url": transport_url(settings, address),
             "periodic_fuzzy_delay": 0,
-            # A lab may have one node only.
+            # A lab may have only one node.
             "allow_resize_to_same_host": True,
             # A report whose answer is lost with RabbitMQ blocks the next ones until it times
-            # out; meanwhile the node works, and must not count as down.
+            # out. The node works during this time, and must not count as down.
             "rpc_response_timeout": _ANSWER_LIMIT,
             "service_down_time": 2 * _ANSWER_LIMIT,
         },
@@ -200,7 +200,7 @@ def _nova(settings: Settings, address: str = LOOPBACK) -> dict[str, dict[str, Va
         "pci": {"alias": [json.dumps(alias) for alias in ALIASES]},
         "hpc": {
             "device_role": [json.dumps(role) for role in DEVICE_ROLES],
-            # One's own cloud has no secrets.
+            # The lab's user is its operator, so refusals may show capacity.
             "disclose_capacity": "True",
         },
     }
@@ -245,17 +245,17 @@ def compute(
 ) -> Sections:
     """``nova.conf`` of nova-compute in the node *host*.
 
-    What depends on the node's own devices (``[pci]device_spec``,
-    ``[compute]cpu_dedicated_set``) is not here: the node writes it itself,
-    from its inventory, with ``nova-hpc configure``.
+    Options that depend on the node's own devices (``[pci]device_spec``,
+    ``[compute]cpu_dedicated_set``) are left out: the node writes them itself from its inventory,
+    with ``nova-hpc configure``.
 
-    :param address: where the node reaches the services.
+    :param address: the address under which the node reaches the services.
     :param networks: interface of each adapter that is kept for the ports of a physical
         network -> that network, which is also the role of its virtual functions.
     :param has_disks: the node erases NVMe disks between servers.
     """
     sections = _nova(settings, address)
-    # The first that matches counts.
+    # The first matching entry counts.
     sections["hpc"]["device_role"] = [
         *(
             json.dumps({**_role(network, qemu.VF_IDS), "interface": interface})
@@ -278,10 +278,10 @@ def compute(
         # Emulation is slow, and one start at a time is quicker than two.
         "max_concurrent_builds": 2,
     }
-    # After one SIGTERM Nova 34 waits for three minutes for what is under way, and is
-    # deaf to others meanwhile; the node's init starts it again at once.
+    # After a SIGTERM, Nova 34 waits three minutes for running operations and ignores further
+    # signals. The node's init starts it again at once.
     sections["DEFAULT"] |= {"graceful_shutdown_timeout": 15, "manager_shutdown_timeout": 10}
-    # nova-compute runs as root there: no sudo in between.
+    # nova-compute runs as root in the node, so the helper needs no sudo.
     helper = "/usr/bin/env privsep-helper --config-file /etc/nova/nova.conf"
     for context in ("privsep", "nova_sys_admin", "vif_plug_ovs_privileged", "privsep_osbrick"):
         sections[context] = {"helper_command": helper}
@@ -291,8 +291,8 @@ def compute(
             # The emulated processor has AMD's virtualisation, so this is real KVM.
             "virt_type": "kvm",
             "images_type": "raw",
-            # As raw it would be the whole disk, which takes minutes to leave an
-            # emulated machine; nearly all of it is empty.
+            # A raw image would contain the whole disk, which is nearly empty; copying it out of an
+            # emulated machine takes minutes.
             "snapshot_image_format": "qcow2",
             "inject_partition": -2,
         },
@@ -318,7 +318,7 @@ def neutron(paths: Paths, settings: Settings) -> Sections:
             "type_drivers": "local,flat,vlan",
             "tenant_network_types": "local",
             "mechanism_drivers": "nova_hpc_lab",
-            # The second: of a port with a NUMA policy Nova would learn nothing otherwise.
+            # Without the second driver, Nova does not see the NUMA policy of a port.
             "extension_drivers": "port_security,port_numa_affinity_policy",
         },
         "ml2_type_flat": {"flat_networks": "*"},
@@ -334,7 +334,7 @@ def neutron(paths: Paths, settings: Settings) -> Sections:
 
 
 def clouds(settings: Settings) -> str:
-    """``clouds.yaml`` for the lab's administrator; JSON is YAML too."""
+    """``clouds.yaml`` for the lab's administrator, as JSON, which is also YAML."""
     cloud = {
         "auth": {
             "auth_url": endpoint(settings, "identity"),
@@ -351,7 +351,7 @@ def clouds(settings: Settings) -> str:
 
 
 def write_all(paths: Paths, settings: Settings) -> None:
-    """Write the files of all controllers; they hold passwords, so mode 0600."""
+    """Write the files of all controllers with mode 0600, because they contain passwords."""
     files = {
         "keystone/keystone.conf": render(keystone(paths, settings)),
         "placement/placement.conf": render(placement(paths, settings)),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lab's databases and message broker: their data, made whole or not at all."""
+"""Makes the data of the lab's databases and message broker, completely or not at all."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from nova_hpc_lab.process import Tools
 from nova_hpc_lab.services import connect, program, script
 from nova_hpc_lab.state import Paths, Settings, write
 
-#: Names of the schemas that are complete; kept in the database server itself,
-#: so that it can never disagree with what is there.
+#: Queries for the names of complete schemas. They are stored in the database server itself, so
+#: that they never contradict its content.
 _IS_MADE: Final = "SELECT 1 FROM lab_ledger WHERE name = %s"
 _MADE: Final = "REPLACE INTO lab_ledger (name) VALUES (%s)"
 
-#: Nova fills these in from its own options, so ports may change between starts.
+#: Nova replaces these fields by its own options, so ports may change between starts.
 _CELL_TEMPLATE: Final = "{scheme}://{username}:{password}@{hostname}:{port}/%s?{query}"
 _TRANSPORT_TEMPLATE: Final = "{scheme}://{username}:{password}@{hostname}:{port}/"
 
@@ -26,8 +26,8 @@ _TRANSPORT_TEMPLATE: Final = "{scheme}://{username}:{password}@{hostname}:{port}
 def prepare_server(paths: Paths, settings: Settings, tools: Tools) -> None:
     """Make MariaDB's data directory, and the file that creates its one user.
 
-    The directory gets its name when it is complete. The user is made anew at
-    each start of the server, so its password is always the lab's.
+    The directory gets its name when it is complete. The file creates the user again at each start
+    of the server, so its password is always the lab's.
     """
     password = settings.passwords["database"]
     statements = (
@@ -59,10 +59,10 @@ def prepare_server(paths: Paths, settings: Settings, tools: Tools) -> None:
 
 
 def prepare_broker(paths: Paths, settings: Settings) -> None:
-    """Write RabbitMQ's configuration, and forget the messages of an earlier run.
+    """Write RabbitMQ's configuration, and delete the messages of an earlier run.
 
-    What a broker that was killed left behind can keep it from starting, and
-    nothing in it is of use: all services and computes connect anew.
+    The data of a killed broker can prevent its start. The lab does not need them, because all
+    services and computes reconnect.
     """
     home = paths.data / "rabbitmq"
     shutil.rmtree(home / "mnesia", ignore_errors=True)
@@ -80,12 +80,12 @@ def prepare_broker(paths: Paths, settings: Settings) -> None:
 
 
 def make_keys(paths: Paths, tools: Tools) -> None:
-    """Make Keystone's keys; does nothing where they exist."""
+    """Make Keystone's keys, unless they exist."""
     data = paths.data / "keystone"
     user = getpass.getuser()
     for kind in ("fernet", "credential"):
         folder = data / kind
-        # Key 1 is the primary one; it is written last.
+        # Key 1 is the primary one and is written last.
         if (folder / "1").exists():
             continue
         shutil.rmtree(folder, ignore_errors=True)
@@ -94,10 +94,10 @@ def make_keys(paths: Paths, tools: Tools) -> None:
 
 
 def make_schema(name: str, paths: Paths, settings: Settings, tools: Tools) -> None:
-    """Make the databases of one service; does nothing where they are complete.
+    """Make the databases of one service, unless they are complete.
 
-    A migration that was interrupted cannot be continued (MariaDB does not roll
-    back changes of tables), so what is incomplete is dropped and made again.
+    An interrupted migration cannot be continued, because MariaDB does not roll back changes of
+    tables. So incomplete databases are dropped and made again.
     """
     with connect(settings, "lab") as connection, connection.cursor() as cursor:
         if cursor.execute(_IS_MADE, (name,)):
@@ -124,7 +124,7 @@ def bootstrap_identity(paths: Paths, settings: Settings, tools: Tools) -> None:
             *("--bootstrap-internal-url", url),
             *("--bootstrap-admin-url", url),
         ],
-        # Not on the command line, which everybody on the machine can read.
+        # Passed in the environment, because all users of the machine can read command lines.
         {"OS_BOOTSTRAP_PASSWORD": settings.passwords["admin"]},
     )
 
@@ -153,7 +153,7 @@ def _sync_glance(paths: Paths, settings: Settings, tools: Tools) -> None:
 
 
 def upgrade_neutron(paths: Paths, settings: Settings, tools: Tools) -> None:
-    """Bring Neutron's database up to date, with the tables of what was installed since."""
+    """Bring Neutron's database up to date, with the tables of plug-ins installed since."""
     _sync_neutron(paths, settings, tools)
 
 

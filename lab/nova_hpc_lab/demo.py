@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``nova-hpc lab demo``: a server from an HPC flavor, and proof of what it got."""
+"""``nova-hpc lab demo``: a server from an HPC flavor, and the proof of its devices."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _COMMAND_LIMIT: Final = 600.0
 VCPUS: Final = 1
 MEMORY_MIB: Final = 512
 _BUILD_LIMIT: Final = 900.0
-#: To the first report; a kick of a virtual CPU is lost now and then in
-#: emulation, and then the guest waits for ever.
+#: Seconds to the guest's first report. Emulation sometimes loses a kick of a virtual CPU, and then
+#: the guest waits forever.
 _REPORT_LIMIT: Final = 240.0
 _ATTEMPTS: Final = 3
 _PAUSE: Final = 3.0
@@ -51,9 +51,9 @@ class OpenStack:
     console: Console
 
     def run(self, *words: str) -> Any:
-        """Run a command that prints JSON; returns what it printed, if anything.
+        """Run a command that prints JSON, and return the parsed output; None if it printed none.
 
-        :raises LabError: it failed; the text is what it said.
+        :raises LabError: it failed; the text contains its error output.
         """
         command = shlex.join(["openstack", *words])
         self.console.print(
@@ -80,7 +80,7 @@ class OpenStack:
 
 
 def comparison(server: str, host: str, found: evidence.Evidence) -> Table:
-    """The wish, the choice, the domain and the guest's report, side by side."""
+    """The request, the choice, the domain and the guest's report, side by side."""
     title = Text(f"Server {server} on node {host}", style="table.title")
     table = Table(title=title, title_justify="left", show_lines=True)
     for column in (
@@ -148,7 +148,7 @@ def _set(numbers: frozenset[int]) -> str:
 
 
 def outcome(checks: Sequence[compare.Check]) -> Group:
-    """One line a check."""
+    """One line for each check."""
     lines = []
     for check in checks:
         mark = Text("ok    ", "green") if check.agrees else Text("WRONG ", "red")
@@ -158,7 +158,7 @@ def outcome(checks: Sequence[compare.Check]) -> Group:
 
 @attrs.define
 class Servers:
-    """The servers of a run of the demonstration, and how it shows them."""
+    """Makes and shows the servers of a run of the demonstration."""
 
     cloud: Cloud
     console: Console
@@ -166,7 +166,7 @@ class Servers:
     connection: Any
 
     def say(self, text: str = "") -> None:
-        """Print a line as it is."""
+        """Print a line without markup."""
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def title(self, text: str) -> None:
@@ -216,9 +216,9 @@ class Servers:
             self.connection.compute.wait_for_delete(server, interval=2, wait=int(_BUILD_LIMIT))
 
     def report(self, server: Any) -> node.GuestReport:
-        """The guest's report on its console; a silent one is started again.
+        """The guest's report from its console; a silent guest is rebooted.
 
-        :raises LabError: it says nothing, however often it is started.
+        :raises LabError: it reports nothing in all starts.
         """
         for attempt in range(1, _ATTEMPTS + 1):
             started = time.monotonic()
@@ -262,9 +262,9 @@ class Servers:
         return self.cloud.services()["nova-scheduler"].process.log
 
     def tell_why(self, server: Any, flavor: str, since: int) -> str:
-        """Show why a server was refused, and return the user's reason.
+        """Show the reasons of a refusal to user and operator, and return the user's reason.
 
-        :param since: the size of the scheduler's log before, in bytes.
+        :param since: the size of the scheduler's log before the request, in bytes.
         """
         reason = str((server.fault or {}).get("message") or "")
         self.say(f"The user reads: {reason}")
@@ -293,7 +293,7 @@ Specs = Mapping[str, str]
 def specs(level: Level, **devices: int) -> Specs:
     """The extra specs of a flavor of the lab."""
     terms = ",".join(f"{name}:{count}" for name, count in devices.items())
-    # Nova's own policy would refuse devices beside the guest's cell otherwise.
+    # With the policy "required", Nova itself would refuse devices off the guest's cell.
     policy = "preferred" if level is Level.HOST else "required"
     return {
         "hw:cpu_policy": "dedicated",
@@ -306,7 +306,7 @@ def specs(level: Level, **devices: int) -> Specs:
 
 
 def tightest(devices: Iterable[evidence.HostDevice], roles: Sequence[str]) -> Level | None:
-    """The tightest level at which one device of each role can be had; None if not at all."""
+    """The tightest level at which one device of each role is available; None if none is."""
     found = list(devices)
     choices = [[device for device in found if device.role == role] for role in roles]
     return min(
@@ -318,16 +318,16 @@ def tightest(devices: Iterable[evidence.HostDevice], roles: Sequence[str]) -> Le
 def offered(
     devices: Mapping[str, evidence.HostDevice], providers: Iterable[observe.Provider]
 ) -> list[evidence.HostDevice]:
-    """Those of a node's devices whose provider still has one to give."""
+    """The node's devices whose provider has a free one."""
     free = {one.address for one in providers if one.used + one.reserved < one.total}
     return [device for device in devices.values() if device.provider in free]
 
 
 def run(cloud: Cloud, console: Console, name: str | None, keep: bool) -> bool:
-    """The demonstration, or with *name* only the comparison of that server.
+    """Run the demonstration, or compare only the server *name* if it is given.
 
-    :returns: whether all accounts agree and all that must be refused is.
-    :raises LabError: something does not work at all.
+    :returns: whether all accounts agree, and all requests that must be refused are refused.
+    :raises LabError: the lab, the cloud or the server does not work.
     """
     _require_up(cloud)
     try:
@@ -364,7 +364,7 @@ def _compare_only(demo: Servers, name: str) -> bool:
 def _whole(demo: Servers, keep: bool) -> bool:
     for name in (SERVER, f"{SERVER}-pair", f"{SERVER}-many"):
         demo.remove(name)
-    # The first node speaks for all: they have one shape.
+    # The first node represents all, because they have the same shape.
     machine = demo.cloud.nodes()[0]
     devices, _ = evidence.host_devices(machine)
     there = [one for one in observe.providers(demo.connection) if one.host == machine.name]
@@ -388,7 +388,7 @@ def _whole(demo: Servers, keep: bool) -> bool:
     if best is not None and best < level:
         refusals.append(lambda: _pair(demo, best))
     refusals.append(lambda: _many(demo))
-    # Every refusal is tried, even after one that failed.
+    # Every refusal is tried, even if one of them fails.
     results = [refusal() for refusal in refusals]
     if not keep:
         demo.title("The end")
@@ -412,7 +412,7 @@ def _pair(demo: Servers, level: Level) -> bool:
 
 
 def _many(demo: Servers) -> bool:
-    # Servers do not span hosts, so the host with the most free ones counts.
+    # A server does not span hosts, so only the host with the most free GPUs counts.
     free: dict[str, int] = {}
     gpu = "_".join(("CUSTOM_PCI", *qemu.GPU_IDS)).upper()
     for one in observe.providers(demo.connection):
@@ -426,9 +426,9 @@ def _many(demo: Servers) -> bool:
 
 
 def _refused(demo: Servers, name: str, wanted: Specs, because: str) -> bool:
-    """Ask for what cannot be; True if that is refused, with the reason shown.
+    """Request an impossible server; True if it is refused with the expected reason.
 
-    :param because: a word that the user's reason has to hold.
+    :param because: a word that the user's reason has to contain.
     """
     before = demo.scheduler_log.stat().st_size
     flavor = name.replace("hpc-demo-", "hpc.")

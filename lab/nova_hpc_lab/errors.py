@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors of the lab, told to the person who typed the command."""
+"""Errors of the lab, shown to the user of the command."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ class LabError(RuntimeError):
 
 
 class InterruptedStepError(LabError):
-    """A step ended early because another one failed, or the user said so."""
+    """A step ended early because another one failed, or because the user interrupted it."""
 
     def __init__(self) -> None:
         super().__init__("interrupted")

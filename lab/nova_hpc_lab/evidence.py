@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Evidence about one server: the flavor's wishes, each part of the cloud, the guest's report."""
+"""Evidence about one server: the flavor's request, each part of the cloud, the guest's report."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _ROLES: Final = [
 
 @attrs.frozen
 class Asked:
-    """The wishes of the flavor."""
+    """The request in the flavor."""
 
     #: Alias -> number of devices.
     devices: Mapping[str, int]
@@ -54,7 +54,7 @@ class HostDevice:
     #: Address of its resource provider: the physical function's for a VF.
     provider: str
     location: Location
-    #: By which a guest can tell which one it got, e.g. ``MAC 52:54:00:01:00:00``.
+    #: A text by which a guest recognizes the device, for example ``MAC 52:54:00:01:00:00``.
     identity: str
 
 
@@ -68,13 +68,13 @@ class Record:
 
 @attrs.frozen
 class Domain:
-    """The facts in libvirt's domain."""
+    """The placement of the server in libvirt's domain."""
 
     hostdevs: tuple[str, ...]
     #: vCPU -> host CPUs.
     pins: Mapping[int, frozenset[int]]
     emulator: frozenset[int]
-    #: Host NUMA nodes of its memory, where that is strict.
+    #: Host NUMA nodes of its memory if the binding is strict; empty if not.
     memory_nodes: frozenset[int]
     page_kib: int | None
 
@@ -96,17 +96,17 @@ class Guest:
     devices: tuple[GuestDevice, ...]
     cpus: int
     memory_kib: int
-    #: What its ``nova-hpc-guest check`` printed, and its exit status; None: it did not run.
+    #: Output of its ``nova-hpc-guest check``, and the exit status; None if it did not run.
     check: tuple[str, ...]
     check_status: int | None
 
 
 @attrs.frozen
 class Evidence:
-    """Everything that is known of one server, from each account."""
+    """All accounts of one server."""
 
     asked: Asked
-    #: What the shape promises: identity -> NUMA node.
+    #: The devices of the shape: identity -> NUMA node.
     planned: Mapping[str, int]
     #: All assignable functions of the node by address.
     node: Mapping[str, HostDevice]
@@ -119,7 +119,7 @@ class Evidence:
     #: NUMA node -> hugepages of ``asked.page_kib`` that the server's QEMU holds there.
     pages: Mapping[int, int]
     guest: Guest
-    #: What the node stored when it claimed the devices.
+    #: The decision that the node stored when it claimed the devices.
     decision: Decision | None
 
 
@@ -142,14 +142,14 @@ def remote(machine: node.Node, command: Sequence[str]) -> str:
 
 
 def identity(bars: Iterable[int], macs: Iterable[str]) -> str:
-    """By which a guest can tell which device it got; the same on both sides."""
+    """The text by which a guest recognizes its device; the same on host and guest."""
     for mac in macs:
         return f"MAC {mac.lower()}"
     return f"BAR of {max(bars, default=0) // _MIB} MiB"
 
 
 def asked(extra_specs: Mapping[str, str], vcpus: int, memory_mib: int) -> Asked:
-    """The wishes of a flavor of the lab."""
+    """The request in a flavor of the lab."""
     devices = {}
     for term in extra_specs.get("pci_passthrough:alias", "").split(","):
         name, _, count = term.partition(":")
@@ -180,7 +180,7 @@ def host_devices(
 ) -> tuple[dict[str, HostDevice], dict[int, frozenset[int]]]:
     """The assignable functions of a node, and the CPUs of its NUMA nodes.
 
-    Read in the node itself, with the inventory and with ``ip``.
+    They are read in the node itself, with ``nova-hpc inventory`` and with ``ip``.
     """
     program = f"{python_env.PREFIX}/bin/nova-hpc"
     inventory = json.loads(remote(machine, [program, "inventory", "--format", "json"]))
@@ -196,7 +196,7 @@ def devices_of(
     links: Sequence[Mapping[str, Any]],
     networks: Mapping[str, str] | None = None,
 ) -> dict[str, HostDevice]:
-    """The assignable functions of an inventory, with the MACs that ``ip -json link`` knows.
+    """The assignable functions of an inventory, with the MACs from ``ip -json link``.
 
     :param networks: interface of an adapter that is kept for ports -> its network, which is
         the role of its functions.
@@ -248,7 +248,7 @@ def domain(machine: node.Node, server: str) -> Domain:
 def parse_domain(text: str) -> Domain:
     """Read a domain's XML.
 
-    :raises LabError: it is none.
+    :raises LabError: the text is not XML.
     """
     try:
         root = etree.fromstring(text.encode(), etree.XMLParser(resolve_entities=False))
@@ -327,7 +327,7 @@ def collect(
     wanted: Asked,
     report: node.GuestReport,
 ) -> Evidence:
-    """All accounts of *server* (of openstacksdk), which runs on *machine*."""
+    """All accounts of *server* (a record of openstacksdk), which runs on *machine*."""
     devices, cpus = host_devices(machine)
     allocated: dict[str, int] = {}
     for name, resources in observe.allocation(cloud, server.id).items():

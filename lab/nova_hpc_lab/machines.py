@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The steps that bring up the virtual nodes and what servers boot there."""
+"""The steps that bring up the virtual nodes, and the image that servers boot there."""
 
 from __future__ import annotations
 
@@ -18,25 +18,24 @@ from nova_hpc_lab.node.shape import Adapter, Shape
 from nova_hpc_lab.progress import Report, Step
 from nova_hpc_lab.state import Paths, Settings
 
-#: A node that did not come up in this time will not; its supervisor has tried
-#: several times by then.
+#: Seconds in which a node has to come up; its supervisor has tried several times by then.
 _START_LIMIT: Final = 1800.0
-#: Debian's packages, over a slow network.
+#: Seconds to get Debian's packages over a slow network.
 _IMAGE_LIMIT: Final = 3600.0
-#: Of the step as a whole, which by then would have said itself what is missing.
+#: Seconds for the whole step; by then, its own limits have reported the missing part.
 _LATEST: Final = _START_LIMIT + 300.0
 _PAUSE: Final = 2.0
 
-#: Of the image that servers boot.
+#: Properties of the image that servers boot.
 IMAGE_PROPERTIES: Final = {
     "os_command_line": COMMAND_LINE,
-    # Passthrough of PCI Express devices wants a PCI Express machine.
+    # Passthrough of PCI Express devices needs a PCI Express machine.
     "hw_machine_type": "q35",
 }
 
 
 def sdk(work: Callable[[], None]) -> Callable[[Report], None]:
-    """A step that talks to the cloud; its errors become errors of the lab."""
+    """A step that uses the cloud's APIs; their errors become errors of the lab."""
 
     def call(report: Report) -> None:
         try:
@@ -75,7 +74,7 @@ def steps(
         Step("guest", "Image for servers", sdk(guest), ("image", "catalog", "glance")),
     ]
     for machine in nodes:
-        # It boots while the control plane starts; it needs that only at the end.
+        # The node boots while the control plane starts, and needs it only at the end.
         found.append(Step(machine.name, f"Node {machine.name}", up(machine), ("image",), _LATEST))
         found.append(
             Step(
@@ -107,7 +106,7 @@ def _wait_up(machine: node.Node, report: Report, aborted: threading.Event) -> No
 
 
 def started_again(status: node.NodeStatus) -> str:
-    """The supervisor's restarts of a node, with the last reason; empty for one that ran through."""
+    """The number of a node's restarts and the last reason, in words; empty without restarts."""
     if not status.restarts:
         return ""
     times = "once" if status.restarts == 1 else f"{status.restarts} times"
@@ -145,7 +144,7 @@ def _wait_joined(
 
 
 def counts_devices(shape: Shape) -> bool:
-    """Whether a node has devices in Placement: what is kept for ports Nova does not count there."""
+    """Whether a node has devices in Placement: Nova does not count devices for ports there."""
     return any(
         not (isinstance(device, Adapter) and device.network) for _, device in shape.devices()
     )
@@ -154,9 +153,9 @@ def counts_devices(shape: Shape) -> bool:
 def reported(cloud: Any, machine: node.Node) -> bool:
     """Whether nova-compute gave a sign of life since the node was started.
 
-    By then it has reported its devices: the first one comes after the first
-    update of the resources (``Service.start`` in nova/service.py, Nova 34). Those
-    of an earlier start stay in Placement while the node is away.
+    By then it has reported its devices: the first sign of life follows the first update of
+    resources (``Service.start`` in nova/service.py, Nova 34). The devices in Placement are not
+    enough, because those of an earlier start stay there while the node is down.
     """
     uptime = machine.status().uptime
     return uptime is not None and time.time() - uptime < observe.last_report(cloud, machine.name)

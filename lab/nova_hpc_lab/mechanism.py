@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """An ML2 mechanism driver that binds every port without an agent.
 
-Loaded by Neutron's server, and by nothing else, through the entry point
-``neutron.ml2.mechanism_drivers`` named ``nova_hpc_lab``.
+Only Neutron's server loads it, through the entry point ``neutron.ml2.mechanism_drivers`` named
+``nova_hpc_lab``.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ class LabMechanismDriver(api.MechanismDriver):
     """Binds ports of a lab in which no network reaches beyond the node."""
 
     def initialize(self) -> None:
-        """Nothing to prepare."""
+        """Prepare nothing."""
 
     def bind_port(self, context: Any) -> None:
         """Bind to the first segment: a tap, or the virtual function that Nova chose."""
         kind = context.current[portbindings.VNIC_TYPE]
         for segment in context.segments_to_bind:
             if segment[api.PHYSICAL_NETWORK] in _partitioned():
-                # What the driver of partitions does not bind stays unbound.
+                # Only the driver of partitions binds ports of these networks.
                 continue
             if kind in _SRIOV:
                 details = {"vlan": str(segment[api.SEGMENTATION_ID] or 0)}
@@ -45,5 +45,5 @@ class LabMechanismDriver(api.MechanismDriver):
 
 
 def _partitioned() -> set[str]:
-    """Physical networks whose ports are members of partitions, where that driver is loaded."""
+    """Physical networks whose ports are members of partitions; empty without that driver."""
     return set(cfg.CONF.hpc_partitions.physical_networks) if "hpc_partitions" in cfg.CONF else set()

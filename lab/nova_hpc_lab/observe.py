@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The knowledge of Placement and Nova about the nodes' devices; read only."""
+"""Reads the records of Placement and Nova about the nodes' devices."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Provider:
     resource_class: str
     total: int
     used: int
-    #: Given to nobody: by the node, which withholds them, or by an operator.
+    #: The number that no server can have: the node withholds them, or an operator reserved them.
     reserved: int = 0
 
     @property
@@ -47,7 +47,7 @@ class PciRecord:
     """A device as Nova's database has it."""
 
     address: str
-    #: Address of the physical function; None where the device is none's.
+    #: Address of the physical function; None if the device has none.
     parent: str | None
     ids: str
     dev_type: str
@@ -68,7 +68,7 @@ def providers(cloud: Any) -> list[Provider]:
     found = []
     for item in _get(cloud, "/resource_providers")["resource_providers"]:
         host, _, address = item["name"].rpartition("_")
-        # Nova calls the provider of a device <node>_<address>.
+        # Nova names the provider of a device <node>_<address>.
         if not host or item["parent_provider_uuid"] is None or address.count(":") != 2:
             continue
         path = f"/resource_providers/{item['uuid']}"
@@ -76,7 +76,7 @@ def providers(cloud: Any) -> list[Provider]:
             inventories = _get(cloud, f"{path}/inventories")["inventories"]
             usages = _get(cloud, f"{path}/usages")["usages"]
         except requests.HTTPError as err:
-            # Since the list was read, nova-compute has deleted it: a node of another shape has
+            # nova-compute has deleted it since the list was read: a node of another shape has
             # other devices.
             if err.response.status_code == requests.codes.not_found:
                 continue
@@ -134,7 +134,7 @@ def stored_decision(settings: Settings, server: str) -> decision.Decision | None
 
 
 def withheld(settings: Settings) -> dict[str, Mapping[str, str]]:
-    """Host -> address -> why the node does not offer that device."""
+    """Host -> address -> the reason why the node withholds the device."""
     with connect(settings, "nova") as connection, connection.cursor() as cursor:
         cursor.execute("SELECT host, stats FROM compute_nodes WHERE deleted = 0")
         rows = cursor.fetchall()
@@ -154,7 +154,7 @@ def compute_services(cloud: Any) -> dict[str, str]:
 
 
 def last_report(cloud: Any, host: str) -> float:
-    """The last sign of life of nova-compute of *host*: seconds of the epoch; 0: never."""
+    """Time of the last heartbeat of *host*'s nova-compute, in seconds since 1970; 0 if none."""
     said = [
         datetime.fromisoformat(one.updated_at).replace(tzinfo=UTC).timestamp()
         for one in cloud.compute.services(binary="nova-compute", host=host)

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes of the lab: each in a session of its own, with a pid file and a log.
+"""Processes of the lab: each in its own session, with a pid file and a log.
 
-A pid file holds the pid together with the time the process was started (in
-ticks since boot) and the boot's id, so that a number that the system has given
-to somebody else is never taken for ours. Every process of a lab, and whatever
-it starts, carries the lab's state directory in its environment; what a crash
-left behind without a pid file is found by that.
+A pid file contains the pid, the start time of the process (in ticks since boot) and the boot's id.
+So a pid that the system has reused is never taken for the lab's. Every process of a lab, and every
+process that it starts, has the lab's state directory in its environment. After a crash, processes
+without a pid file are found by this variable.
 """
 
 from __future__ import annotations
@@ -35,28 +34,28 @@ _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 def environment(paths: Paths, extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment for a process of the lab.
 
-    Nothing that points an OpenStack client elsewhere is passed on, and no
-    proxy either: all services are on the loopback.
+    It is this process's environment without the settings of OpenStack clients (``OS_*``) and
+    without proxies, because all services are on the loopback.
     """
     passed = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith("OS_") and not name.lower().endswith("_proxy")
     }
-    # setproctitle would write over /proc/PID/environ, where the marker is read.
+    # Without SPT_NOENV, setproctitle would overwrite /proc/PID/environ, which contains the marker.
     return passed | {MARKER: str(paths.state), "SPT_NOENV": "1"} | dict(extra or {})
 
 
 @attrs.frozen
 class Process:
-    """One long-running process of the lab, known by its name."""
+    """One long-running process of the lab, identified by its name."""
 
     name: str
     paths: Paths
 
     @property
     def pid_file(self) -> Path:
-        """JSON: pid, start time in ticks since boot, boot id."""
+        """A JSON file with pid, start time in ticks since boot, and boot id."""
         return self.paths.run / f"{self.name}.pid"
 
     @property
@@ -65,10 +64,10 @@ class Process:
         return self.paths.logs / f"{self.name}.log"
 
     def spawn(self, argv: Sequence[str], environ: Mapping[str, str] | None = None) -> int:
-        """Start the process in the background, in a session of its own.
+        """Start the process in the background, in its own session, unless it runs.
 
-        :param environ: added to :func:`environment`.
-        :returns: its pid; that of the process that runs already, if one does.
+        :param environ: variables that are added to :func:`environment`.
+        :returns: the pid of the new process, or of the running one.
         :raises LabError: the program cannot be started.
         """
         running = self.pid()
@@ -76,7 +75,7 @@ class Process:
             return running
         with self.log.open("ab") as log:
             try:
-                # Not waited for here: it is meant to live on after this command.
+                # The process is not waited for: it continues after this command.
                 child = subprocess.Popen(
                     list(argv),
                     stdin=subprocess.DEVNULL,
@@ -93,12 +92,12 @@ class Process:
         return child.pid
 
     def pid(self) -> int | None:
-        """The pid of the running process; None where it does not run (any more)."""
+        """The pid of the running process; None if it does not run (any more)."""
         try:
             identity = json.loads(self.pid_file.read_text())
             pid = int(identity["pid"])
             start = _ticks(pid)
-            # Of a process that ended before it was looked at none is known: that runs no more.
+            # The start time is None for a process that has ended.
             if start is not None and (identity["boot"], identity["start"]) == (_boot_id(), start):
                 return pid
         except (OSError, ValueError, KeyError, TypeError):
@@ -106,9 +105,9 @@ class Process:
         return None
 
     def stop(self, grace: float = 30.0) -> bool:
-        """End the process and all that it started; True if anything was running.
+        """End the process and all its descendants; True if it was running.
 
-        :param grace: seconds from the request (SIGTERM) to the end by force.
+        :param grace: seconds between SIGTERM and SIGKILL.
         """
         pid = self.pid()
         if pid is not None:
@@ -128,10 +127,11 @@ class Process:
 
 
 def end(processes: Iterable[psutil.Process], first: int | None, grace: float) -> None:
-    """Ask *processes* to end, wait, and end by force those that stay.
+    """Send SIGTERM to *processes*, wait, and kill those that are left.
 
-    :param first: the pid that is asked; the others follow by themselves or are
-        killed with it. None: all are asked.
+    :param first: the only pid that gets SIGTERM; the others end by themselves or are killed. None
+        to send it to all.
+    :param grace: seconds to wait before killing.
     """
     members = list(processes)
     for member in members:
@@ -148,11 +148,10 @@ def end(processes: Iterable[psutil.Process], first: int | None, grace: float) ->
 
 
 def strays(paths: Paths, known: Iterable[int] = ()) -> list[psutil.Process]:
-    """Running processes that carry this lab's marker.
+    """Running processes with this lab's marker in their environment.
 
-    :param known: pids that are accounted for; they, their sessions and all that
-        they have started are left out, as are the calling process and those
-        that it was started by.
+    :param known: pids of the lab's known processes. They, their sessions and their descendants are
+        left out, and so are the calling process and its ancestors.
     """
     accounted = set(known)
     callers = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
@@ -186,7 +185,7 @@ def _ticks(pid: int) -> int | None:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return None
-    # The command, in parentheses, may itself hold blanks and parentheses.
+    # The command, in parentheses, may itself contain blanks and parentheses.
     fields = text.rpartition(")")[2].split()
     return None if fields[0] in "ZX" else int(fields[19])
 
@@ -202,13 +201,13 @@ class Tools:
     paths: Paths
     _running: set[subprocess.Popen[bytes]] = attrs.field(factory=set, init=False)
     _guard: threading.Lock = attrs.field(factory=threading.Lock, init=False)
-    #: Set once everything is to end as soon as it can.
+    #: Set when all programs have to end as soon as possible.
     aborted: threading.Event = attrs.field(factory=threading.Event, init=False)
 
     def run(self, name: str, argv: Sequence[str], environ: Mapping[str, str] | None = None) -> None:
-        """Run a program to its end; its output is added to the log *name*.
+        """Run a program to its end; its output is appended to the log *name*.
 
-        :raises LabError: it cannot be started, failed, or was aborted.
+        :raises LabError: it cannot be started, it failed, or it was aborted.
         """
         process = Process(name, self.paths)
         with process.log.open("ab") as log:
@@ -241,7 +240,7 @@ class Tools:
             )
 
     def abort(self) -> None:
-        """End everything that :meth:`run` is running now, and refuse to run more."""
+        """Kill all programs that :meth:`run` is running, and refuse to run more."""
         self.aborted.set()
         with self._guard:
             for child in self._running:

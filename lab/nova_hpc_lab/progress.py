@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps that run as soon as what they need is done, and how they are shown."""
+"""Runs steps as soon as the steps that they need are done, and shows them."""
 
 from __future__ import annotations
 
@@ -19,21 +19,25 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from nova_hpc_lab.errors import InterruptedStepError, LabError
 from nova_hpc_tools.printing import InertConsole
 
-#: Called by a step with a line on how far it is, and a fraction if known.
+#: Called by a step with a line on its progress, and the part that is done, or None if unknown.
 Report = Callable[[str, float | None], None]
 
-#: Seconds that a step may take, unless it says otherwise.
+#: Seconds that a step may take, unless it has its own limit.
 STEP_LIMIT: Final = 900.0
-#: Seconds that steps get to end after a failure or an interrupt. One that is
-#: stuck in a call that nothing ends is left behind.
+#: Seconds in which steps have to end after a failure or an interrupt. A step that is stuck in a
+#: call is left behind.
 END_LIMIT: Final = 20.0
-#: Seconds after which a signal is noticed at the latest.
+#: Longest time in seconds until a signal is handled.
 _TURN: Final = 0.5
 
 
 @attrs.frozen
 class Step:
-    """One thing to do; ``work`` is called in a thread of its own."""
+    """A step of a command.
+
+    :ivar work: does the step; called in its own thread.
+    :ivar needs: names of the steps that have to be done before.
+    """
 
     name: str
     title: str
@@ -56,7 +60,7 @@ class Display(Protocol):
         """A step starts."""
 
     def note(self, step: Step, text: str, fraction: float | None) -> None:
-        """A step says how far it is."""
+        """A step reports its progress."""
 
     def done(self, step: Step, error: BaseException | None) -> None:
         """A step is over."""
@@ -73,17 +77,17 @@ class PlainDisplay:
     _guard: threading.Lock = attrs.field(factory=threading.Lock, init=False)
 
     def begin(self, step: Step) -> None:
-        """Print nothing yet: most steps are short."""
+        """Store the time, and print nothing: most steps are short."""
         self._begun[step.name] = time.monotonic()
 
     def note(self, step: Step, text: str, fraction: float | None) -> None:
-        """Print the text, once."""
+        """Print the text if it differs from the last one."""
         if self._last.get(step.name) != text:
             self._last[step.name] = text
             self._print(f"{step.title}: {text}")
 
     def done(self, step: Step, error: BaseException | None) -> None:
-        """Print the outcome and how long it took."""
+        """Print the outcome and the duration."""
         seconds = time.monotonic() - self._begun[step.name]
         self._print(f"{step.title}: {_outcome(error)} ({seconds:.1f} s)")
 
@@ -94,7 +98,7 @@ class PlainDisplay:
 
 @attrs.define
 class RichDisplay:
-    """A line a step with a spinner and a clock, for terminals."""
+    """One line for each step, with a spinner and a clock, for terminals."""
 
     progress: Progress
     _tasks: dict[str, TaskID] = attrs.field(factory=dict, init=False)
@@ -104,7 +108,7 @@ class RichDisplay:
         self._tasks[step.name] = self.progress.add_task(step.title, total=None, note="")
 
     def note(self, step: Step, text: str, fraction: float | None) -> None:
-        """Show the text, and the bar where the fraction is known."""
+        """Show the text, and the bar if the fraction is known."""
         text = escape(text)
         task = self._tasks[step.name]
         if fraction is None:
@@ -142,12 +146,12 @@ def display(stream: TextIO | None = None) -> Iterator[Display]:
 def run_steps(
     steps: Sequence[Step], shown: Display, abort: Callable[[], None] = lambda: None
 ) -> None:
-    """Run *steps*, each as soon as those that it needs are done.
+    """Run *steps*, each as soon as the steps that it needs are done.
 
-    After the first failure no step begins; the running ones are aborted and get
-    :data:`END_LIMIT` seconds to end, and the failure is raised. The same on Ctrl-C.
+    After the first failure no further step begins. The running ones are aborted and get
+    :data:`END_LIMIT` seconds to end; then the failure is raised. Ctrl-C has the same effect.
 
-    :param abort: called once to make the running steps end soon.
+    :param abort: called once, to end the running steps soon.
     :raises LabError: a step was not done within its limit; the text names it.
     """
     _Run(steps, shown).run(abort)
@@ -164,10 +168,10 @@ class _Begun:
 
 
 class _Run:
-    """Steps in threads of their own, which nobody waits for without a limit.
+    """Runs each step in its own thread, and never waits for one without a limit.
 
-    The threads are daemons: a pool's are waited for when the process ends, so
-    that one stuck step would keep the command from ever ending.
+    The threads are daemons. Python waits for a pool's threads when the process ends, so a stuck
+    step in a pool would prevent the command from ending.
     """
 
     def __init__(self, steps: Sequence[Step], shown: Display) -> None:
@@ -175,11 +179,11 @@ class _Run:
         self._shown = shown
         self._running: dict[str, _Begun] = {}
         self._ended: queue.SimpleQueue[tuple[str, BaseException | None]] = queue.SimpleQueue()
-        #: Set when nobody listens to the steps any more.
+        #: Set when the reports of steps are ignored from now on.
         self._left = threading.Event()
 
     def run(self, abort: Callable[[], None]) -> None:
-        # What a caller left out (as already done) is no obstacle.
+        # A caller may leave out steps that are already done.
         order = TopologicalSorter(
             {
                 step.name: [need for need in step.needs if need in self._steps]
@@ -233,9 +237,9 @@ class _Run:
         self._ended.put((step.name, error))
 
     def _next(self) -> tuple[str, BaseException | None]:
-        """The next step that ends, and its error if it failed.
+        """Wait for the next step that ends, and return its error if it failed.
 
-        :raises LabError: before that, one reached its deadline.
+        :raises LabError: a step reached its deadline before that.
         """
         first = min(self._running.values(), key=lambda begun: begun.deadline)
         try:
@@ -250,10 +254,10 @@ class _Run:
         return name, error
 
     def _one_that_ended(self, deadline: float) -> tuple[str, BaseException | None]:
-        """Wait for it.
+        """Wait for the next step that ends.
 
-        In short turns: a signal that comes between Python's last look for one and the
-        wait in C is handled only when the wait is over.
+        The wait consists of short turns. A signal that arrives between Python's last check for
+        signals and the wait in C is handled only when the wait is over.
 
         :raises queue.Empty: the deadline is reached.
         """
@@ -266,7 +270,7 @@ class _Run:
                     raise
 
     def _wait_for_the_others(self, deadline: float) -> None:
-        # An interrupt may have come before a thread was started, so there is none to wait for.
+        # If an interrupt came before a step's thread was started, there is no thread to wait for.
         for begun in list(self._running.values()):
             if begun.thread is not None and begun.thread.ident is not None:
                 begun.thread.join(max(0.0, deadline - time.monotonic()))

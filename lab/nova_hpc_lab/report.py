@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``nova-hpc lab status``: everything of a lab, as data and as tables."""
+"""``nova-hpc lab status``: all services and nodes of a lab, as data and as tables."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class Device:
     resource_class: str
     total: int
     used: int
-    #: Why it is not offered; empty where it is.
+    #: The reason why it is not offered; empty if it is.
     withheld: str = ""
 
     @property
     def role(self) -> str:
-        """The role that the lab gives devices of the class; empty where that does not say it."""
+        """The role of the device's class in the lab; empty if the class is unknown."""
         return _ROLE_OF_CLASS.get(self.resource_class, "")
 
 
@@ -51,7 +51,7 @@ class NodeReport:
     """A node as its machine, Nova and Placement see it."""
 
     status: node.NodeStatus
-    #: ``up`` or ``down`` by Nova's heartbeats, ``unknown`` where it cannot be asked.
+    #: ``up`` or ``down`` by Nova's heartbeats, ``unknown`` if Nova does not answer.
     compute: str
     devices: tuple[Device, ...] = ()
 
@@ -63,7 +63,7 @@ class NodeReport:
 
 @attrs.frozen
 class LabReport:
-    """Everything that ``status`` shows."""
+    """The data that ``status`` shows."""
 
     state: str
     services: tuple[ServiceStatus, ...]
@@ -71,12 +71,12 @@ class LabReport:
 
     @property
     def healthy(self) -> bool:
-        """Whether all of it works."""
+        """Whether all services and nodes work."""
         return not self.troubles
 
     @property
     def troubles(self) -> list[str]:
-        """The troubles, each with the name of the part."""
+        """The problems, each with the name of the part."""
         return [f"{one.title}: {one.trouble}" for one in self.services if one.trouble] + [
             f"node {one.status.name}: {one.status.state.value}, its nova-compute: {one.compute}"
             for one in self.nodes
@@ -120,7 +120,7 @@ class LabReport:
 
 
 def gather(cloud: Cloud) -> LabReport:
-    """Ask everything how it is; what cannot be asked is unknown, never an error."""
+    """Read the state of all parts; a part that does not answer is unknown, and never an error."""
     services = cloud.service_statuses()
     computes: Mapping[str, str] = {}
     devices: Mapping[str, tuple[Device, ...]] = {}
@@ -134,7 +134,7 @@ def gather(cloud: Cloud) -> LabReport:
                 observe.providers(connection), observe.withheld(cloud.settings), computes
             )
         except (sdk_exceptions.SDKException, keystone_exceptions.ClientException, OSError):
-            # The services' own lines say what is wrong.
+            # The services' own lines contain the reason.
             pass
     return LabReport(
         state=str(cloud.paths.state),
@@ -168,7 +168,8 @@ def _devices(
         devices += [
             Device(address, classes.get(address, ""), 0, 0, why[address]) for address in sorted(why)
         ]
-        # Of a physical function whose virtual functions are all withheld, those say why.
+        # A physical function whose virtual functions are all withheld is reserved; the lines of
+        # these functions contain the reasons.
         devices += [
             Device(one.address, one.resource_class, 0, 0, "it is reserved in Placement")
             for one in mine

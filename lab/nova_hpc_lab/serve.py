@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Serve one OpenStack API with waitress: ``python -m nova_hpc_lab.serve MODULE PORT``.
 
-The services come as WSGI applications without a server of their own.
+The services are WSGI applications without their own server.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any, Final
 import waitress
 
 _THREADS: Final = 8
-#: Bytes. An image is one request: the snapshot of a server's disk is larger than
-#: waitress's own limit of 1 GiB. A file below TMPDIR takes what does not fit into memory.
+#: Bytes. An image is one request, and the snapshot of a server's disk is larger than waitress's own
+#: limit of 1 GiB. waitress stores larger bodies in a file below TMPDIR.
 _LARGEST_BODY: Final = 1 << 40
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processes of the control plane: how each is started, and how one sees that it works.
+"""The processes of the control plane, with their command lines and probes.
 
-A probe uses the service, and raises where that does not work.
+A probe uses the service, and raises an error if that does not work.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from nova_hpc_lab.errors import InterruptedStepError, LabError
 from nova_hpc_lab.process import Process
 from nova_hpc_lab.state import Paths, Settings
 
-#: Debian puts the servers' own programs where an ordinary user's PATH does not look.
+#: Directories of the servers' programs in Debian; an ordinary user's PATH does not contain all.
 _SEARCH: Final = "/usr/lib/rabbitmq/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _START_LIMIT: Final = 300.0
 
 
 def probe_listening(port: int) -> None:
-    """Whether anything takes connections at *port*."""
+    """Check that a process accepts connections at *port*."""
     with socket.create_connection((config.LOOPBACK, port), timeout=5):
         pass
 
 
 def probe_http(port: int) -> None:
-    """Whether the API at *port* answers with its versions."""
-    # The proxies of the environment do not lead to the loopback.
+    """Check that the API at *port* answers with its versions."""
+    # The proxies in the environment cannot reach the loopback.
     with requests.Session() as session:
         session.trust_env = False
         answer = session.get(f"http://{config.LOOPBACK}:{port}/", timeout=20)
@@ -48,7 +48,7 @@ def probe_http(port: int) -> None:
 
 
 def probe_database(settings: Settings) -> None:
-    """Whether the database server lets the lab in."""
+    """Check that the database server accepts the lab's user."""
     with connect(settings) as connection, connection.cursor() as cursor:
         cursor.execute("SELECT 1")
 
@@ -78,13 +78,13 @@ def broker(settings: Settings) -> amqp.Connection:
 
 
 def probe_messages(settings: Settings) -> None:
-    """Whether RabbitMQ lets the lab in."""
+    """Check that RabbitMQ accepts the lab's user."""
     with broker(settings):
         pass
 
 
 def probe_consumed(settings: Settings, *topics: str) -> None:
-    """Whether anything takes the messages of all of *topics*."""
+    """Check that each of *topics* has a consumer."""
     for topic in topics:
         with broker(settings) as connection:
             try:
@@ -96,7 +96,7 @@ def probe_consumed(settings: Settings, *topics: str) -> None:
 
 
 def probe_worker(settings: Settings, binary: str, topic: str) -> None:
-    """Whether a service of Nova takes messages, and leaves heartbeats in the database."""
+    """Check that a service of Nova reads messages, and writes heartbeats to the database."""
     probe_consumed(settings, topic)
     with connect(settings, "nova") as connection, connection.cursor() as cursor:
         cursor.execute(
@@ -107,7 +107,7 @@ def probe_worker(settings: Settings, binary: str, topic: str) -> None:
         ages = [int(row[0]) for row in cursor.fetchall()]
     if not ages:
         raise LabError("not registered yet")
-    # Nova's own limit, [DEFAULT]service_down_time.
+    # The default of Nova's own limit, [DEFAULT]service_down_time.
     if min(ages) > 60:
         raise LabError(f"last heartbeat {min(ages)} s ago")
 
@@ -117,12 +117,12 @@ class Service:
     """One process of the control plane."""
 
     name: str
-    #: What people call it.
+    #: Its name for people.
     title: str
     process: Process
     argv: tuple[str, ...]
     environ: Mapping[str, str]
-    #: Raises where the service does not answer as it should.
+    #: Raises an error if the service does not answer correctly.
     probe: Callable[[], None]
     port: int | None = None
 
@@ -130,8 +130,8 @@ class Service:
         """Start it, unless it runs, and wait until it answers.
 
         :param aborted: ends the waiting early.
-        :raises LabError: the port is taken, or the process ended, or it does
-            not answer; the text holds the end of its log.
+        :raises LabError: the port is in use, or the process ended, or it does not answer; the text
+            contains the end of its log.
         """
         if self.process.pid() is None:
             if self.port is not None:
@@ -156,7 +156,7 @@ class Service:
                 raise InterruptedStepError
 
     def trouble(self) -> str:
-        """The reason why the service does not work; empty where it does."""
+        """The reason why the service does not work; empty if it works."""
         if self.process.pid() is None:
             return "not running"
         try:
@@ -167,9 +167,9 @@ class Service:
 
 
 def require_free(port: int, title: str) -> None:
-    """Check that nothing listens on loopback *port*.
+    """Check that no process listens on loopback *port*.
 
-    :raises LabError: something does; the text says what, where that can be seen.
+    :raises LabError: a process does; the text names it if it is visible.
     """
     for connection in psutil.net_connections("tcp"):
         if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port:
@@ -202,7 +202,7 @@ def script(paths: Paths, name: str) -> tuple[str, str]:
 
 
 def control_plane(paths: Paths, settings: Settings) -> dict[str, Service]:
-    """All processes of the control plane by name, in the order in which they depend."""
+    """All processes of the control plane by name, in the order of their dependencies."""
     ports = settings.ports
     etc = paths.config
 
@@ -306,7 +306,7 @@ def control_plane(paths: Paths, settings: Settings) -> dict[str, Service]:
             "compute",
             {
                 "OS_NOVA_CONFIG_DIR": str(etc / "nova"),
-                # The first is the paste file.
+                # The paste file has to be first.
                 "OS_NOVA_CONFIG_FILES": f"{paths.venv / 'etc/nova/api-paste.ini'};nova.conf",
             },
         ),
@@ -315,7 +315,7 @@ def control_plane(paths: Paths, settings: Settings) -> dict[str, Service]:
 
 
 def mariadb_argv(paths: Paths, settings: Settings) -> tuple[str, ...]:
-    """The command line of MariaDB's server on a data directory of its own."""
+    """The command line of MariaDB's server with the lab's own data directory."""
     return (
         program("mariadbd", "mariadb-server"),
         "--no-defaults",
@@ -328,7 +328,7 @@ def mariadb_argv(paths: Paths, settings: Settings) -> tuple[str, ...]:
         f"--port={settings.ports['database']}",
         "--max-connections=400",
         "--innodb-buffer-pool-size=128M",
-        # A lab's data may be lost with the machine; it must not be slow.
+        # A crash of the machine may lose a lab's data; speed is more important.
         "--innodb-flush-log-at-trx-commit=0",
         "--skip-log-bin",
         "--skip-name-resolve",
@@ -356,10 +356,10 @@ def rabbitmq_environment(paths: Paths, settings: Settings) -> dict[str, str]:
         "RABBITMQ_CONFIG_FILE": str(paths.config / "rabbitmq" / "rabbitmq"),
         "RABBITMQ_ENABLED_PLUGINS_FILE": str(paths.config / "rabbitmq" / "enabled_plugins"),
         "RABBITMQ_CONF_ENV_FILE": "/dev/null",
-        # A dump of a killed server is of use to nobody here.
+        # A lab does not need crash dumps of a killed server.
         "ERL_CRASH_DUMP_SECONDS": "0",
         "RABBITMQ_PID_FILE": str(home / "own.pid"),
-        # Makes the start script become the server instead of watching it.
+        # With this variable, the start script becomes the server instead of watching it.
         "RUNNING_UNDER_SYSTEMD": "true",
         "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": (
             "-kernel inet_dist_use_interface {127,0,0,1}"

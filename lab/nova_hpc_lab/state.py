@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A lab's memory between commands: folders, settings, the lock.
+"""A lab's state between commands: folders, settings, the lock.
 
-Folders are below the XDG base directories. Files are written so that a crash leaves no half one.
+Folders are below the XDG base directories. Files are written so that a crash leaves no partial one.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ import attrs
 from nova_hpc.topology import atomic_files
 from nova_hpc_lab.errors import LabError
 
-# A unix socket's path has at most 107 bytes; the longest one that the lab has
-# below its state directory is about 20.
+# A unix socket's path has at most 107 bytes; the longest one of the lab below its state directory
+# has about 20.
 _LONGEST_STATE: Final = 84
 
 VERSION: Final = 1
 DEFAULT_BASE_PORT: Final = 18700
-#: Offsets from the lab's base port, and what listens there.
+#: Name of a port -> its offset from the lab's base port.
 _OFFSETS: Final = {
     "identity": 0,
     "placement": 1,
@@ -47,23 +47,23 @@ _CURE: Final = "remove this lab with: nova-hpc lab down --purge"
 class Paths:
     """The folders of one lab.
 
-    Two labs with other state directories (and other ports) do not touch each
-    other; the cache may be shared by all of them.
+    Two labs with different state directories and different ports do not affect each other; all of
+    them may share the cache.
     """
 
-    #: Everything that belongs to this lab; mode 0700.
+    #: The folder of all files of this lab; mode 0700.
     state: Path
-    #: Images and downloads that any lab can use again.
+    #: Images and downloads that all labs can use again.
     cache: Path
-    #: The Python environment that holds the OpenStack services.
+    #: The Python environment with the OpenStack services.
     venv: Path
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Paths:
-        """The folders as the XDG base directory specification places them.
+        """The folders according to the XDG base directory specification.
 
-        :raises LabError: a variable holds a relative path, or the state
-            directory is so deep that unix sockets cannot be made below it.
+        :raises LabError: a variable contains a relative path, or the path of the state directory is
+            too long for unix sockets below it.
         """
         environ = os.environ if environ is None else environ
         state = _base(environ, "XDG_STATE_HOME", ".local/state") / "nova-hpc" / "lab"
@@ -77,12 +77,12 @@ class Paths:
 
     @property
     def config(self) -> Path:
-        """Configuration of the services, written anew at each start."""
+        """Configuration of the services, written at each start."""
         return self.state / "etc"
 
     @property
     def logs(self) -> Path:
-        """One log file a process."""
+        """One log file for each process."""
         return self.state / "log"
 
     @property
@@ -102,11 +102,11 @@ class Paths:
 
     @property
     def lock(self) -> Path:
-        """Held by the one command that changes the lab."""
+        """The lock file of the only command that may change the lab."""
         return self.state / "lock"
 
     def make(self) -> None:
-        """Create the folders; those with secrets are for the owner only."""
+        """Create the folders; only the owner can read those with secrets."""
         try:
             for folder in (self.state, self.config, self.logs, self.run, self.data):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -146,14 +146,14 @@ class Ports:
 
 @attrs.frozen
 class Settings:
-    """The lab as it was asked for, and its secrets."""
+    """The options of a lab, and its secrets."""
 
     base_port: int
     nodes: int
     #: A sample's name, or the path of a YAML file.
     shape: str
     passwords: Mapping[str, str] = attrs.field(repr=False)
-    #: Whether the adapters that are kept for ports stand for ports of a simulated InfiniBand
+    #: Whether the adapters that are kept for ports represent ports of a simulated InfiniBand
     #: fabric, whose partitions are Neutron's networks.
     fabric: bool = False
 
@@ -164,18 +164,18 @@ class Settings:
 
     @classmethod
     def fresh(cls, base_port: int, nodes: int, shape: str, fabric: bool = False) -> Settings:
-        """Settings of a new lab, with passwords that were never used before."""
+        """Settings of a new lab, with new random passwords."""
         passwords = {name: secrets.token_hex(20) for name in _SECRETS}
         return cls(base_port, nodes, shape, passwords, fabric)
 
     def save(self, paths: Paths) -> None:
-        """Write the settings, readable for the owner only."""
+        """Write the settings to a file that only the owner can read."""
         document = {"version": VERSION, **attrs.asdict(self)}
         write(paths.settings, json.dumps(document, indent=1), mode=0o600)
 
     @classmethod
     def load(cls, paths: Paths) -> Settings | None:
-        """The settings of the lab in *paths*; None where there is no lab.
+        """The settings of the lab in *paths*; None if there is no lab.
 
         :raises LabError: the file is damaged or comes from another release.
         """
@@ -198,10 +198,10 @@ class Settings:
 
 
 def write(path: Path, text: str, mode: int = 0o644) -> None:
-    """Replace *path* by *text* in one step: a reader sees the old or the new file.
+    """Replace the file *path* in one step: a reader sees the old or the new content.
 
-    The new file has *mode* before it holds anything. A file that already has
-    this content is left alone.
+    The new file has *mode* before it contains any data. A file that already has this content and
+    mode is not touched.
     """
     with contextlib.suppress(OSError):
         if path.read_text() == text and path.stat().st_mode & 0o777 == mode:
@@ -212,7 +212,7 @@ def write(path: Path, text: str, mode: int = 0o644) -> None:
 
 @contextlib.contextmanager
 def locked(paths: Paths) -> Iterator[None]:
-    """Hold the lab's lock, so that two commands never change it at once.
+    """Hold the lab's lock, so that two commands never change the lab at the same time.
 
     :raises LabError: another command holds it.
     """

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Is a cluster, or a server beside its host, as fast as it should be? From outside of it."""
+"""Measures from outside whether a cluster, or a server beside its host, is as fast as expected."""

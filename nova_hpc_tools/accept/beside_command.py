@@ -100,7 +100,7 @@ class AcceptServer(base.ListCommand):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
-        """Measure, and judge."""
+        """Measure the host and the guest, and judge the guest."""
         try:
             text = libvirt_domains.read_domain_xml(parsed_args.connect, parsed_args.beside)
         except DomainUnreadError as error:
@@ -143,7 +143,7 @@ class AcceptServer(base.ListCommand):
 
 
 class _Progress:
-    """Says what is going on, where somebody looks."""
+    """Shows the present work in rich's status line."""
 
     def __init__(self, status: Status) -> None:
         self._status = status
@@ -159,7 +159,7 @@ def _refuse(refused: Refusal, terms: BesideTerms) -> AcceptanceResult:
 
 
 class _CommandWords:
-    """The words of a command with those of ``nova-hpc-guest`` behind them."""
+    """Appends the words of ``nova-hpc-guest`` to the words of another command."""
 
     def __init__(self, words: Sequence[str]) -> None:
         self._words = tuple(words)
@@ -169,9 +169,9 @@ class _CommandWords:
 
 
 def _build_host_command(place: GuestPlace) -> _CommandWords:
-    """What runs the guest's own command on the host, where the guest is.
+    """The command that runs ``nova-hpc-guest`` on the host, on the guest's CPUs and memory nodes.
 
-    :raises CommandError: what binds it is not there.
+    :raises CommandError: numactl is not installed.
     """
     numactl = shutil.which("numactl")
     if numactl is None:

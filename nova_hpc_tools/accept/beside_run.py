@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A guest beside its own host: on the same CPUs and memory, in turns, the other one idle.
+"""Measures a guest beside its own host: on the same CPUs and memory, in turns, the other one idle.
 
-It is the only true pairing of host and guest. Devices are the guest's alone, so CPU, memory,
-timer and clock are compared and nothing else.
+Only this is a true pairing of host and guest. The host cannot use the guest's devices, so only CPU,
+memory, timer and clock are compared.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ from nova_hpc.guest.accept.sample import AcceptanceError, Sample
 from nova_hpc.guest.compare import GuestFinding
 from nova_hpc_tools.accept.remote_member import RemoteMember
 
-#: What a host and its guest have in common.
+#: Probes that a host and its guest can both run.
 PROBES: Final = ("cpu_one", "cpu_all", "mem_stream", "mem_random", "timer_p99", "clock")
-#: The part of a CPU that others may take from a probe of the host: more, and the guest is not idle.
+#: The part of a CPU that other processes may use during a probe of the host. Above it, the guest
+#: does not count as idle.
 _MOST_OTHERS: Final = 0.25
 
 
@@ -39,7 +40,10 @@ class BusyHostError(AcceptanceError):
 
 
 class SampleSource(Protocol):
-    """A side that is measured."""
+    """The host or the guest, which is measured.
+
+    :ivar scale: part of the full work that its probes of CPU and memory do.
+    """
 
     scale: float
 
@@ -51,9 +55,13 @@ class SampleSource(Protocol):
 
 @attrs.frozen
 class BesideTerms:
-    """What is measured.
+    """The parameters of a measurement.
 
-    :ivar findings: what is wrong without any measuring.
+    :ivar only: names of the probes to run.
+    :ivar floors: probe -> ratio below which it is slow, instead of the probe's own.
+    :ivar findings: problems that were found without any measurement.
+    :ivar budget: seconds for all rounds.
+    :ivar least: rounds that each probe gets before it is judged.
     """
 
     only: tuple[str, ...] = PROBES
@@ -80,6 +88,10 @@ class _HostAndGuest:
         return BESIDE
 
     def take_turn(self, probes: Sequence[Probe], turn: int) -> tuple[Sample | None, Sample]:
+        """One round of the host and one of the guest, in alternating order (A B, B A).
+
+        So a slow drift does not favour one side.
+        """
         if turn % 2 == 0:
             base = measure_quiet_host(self.host, probes)
             return base, self.guest.measure_round(probes)
@@ -90,7 +102,7 @@ class _HostAndGuest:
 def measure_quiet_host(host: SampleSource, probes: Sequence[Probe]) -> Sample:
     """One round of the host.
 
-    :raises BusyHostError: something else ran on its CPUs meanwhile.
+    :raises BusyHostError: other processes used its CPUs during the round.
     """
     sample = host.measure_round(probes)
     reading = sample.readings.get("cpu_one")
@@ -108,6 +120,10 @@ def measure_beside(
 ) -> AcceptanceResult:
     """Measure host and guest in turns.
 
+    Both do the smaller of the two parts of work that they choose for themselves, so that their
+    rounds are comparable.
+
+    :param progress: called with the present work.
     :raises AcceptanceError: one of them does not answer.
     """
     first = guest.ask_first(busy=True)
@@ -151,7 +167,10 @@ def measure_against_file(
 ) -> AcceptanceResult:
     """Measure the host, and compare it with rounds of the guest in a file.
 
-    :raises AcceptanceError: the host does not answer, or the file is of no use.
+    Each round repeats only the probes that are still undecided, after the least number of rounds
+    that an interval needs.
+
+    :raises AcceptanceError: the host does not answer, or the file cannot be used.
     """
     test = list(rounds.samples)
     scale = rounds.key.get("scale", 1.0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was found of a cluster: one result for each member, and one verdict."""
+"""The result of measuring a cluster: one result for each member, and one verdict."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from nova_hpc.guest.accept.result import (
 )
 from nova_hpc.wire.member_verdict import MemberVerdict
 
-#: What the cluster is, where any member is it: the first that there is.
+#: Verdicts from the worst on: the cluster gets the first one that any member has.
 _WORST: Final = (BROKEN, SLOW, UNMEASURED, REFUSED, UNDECIDED)
-#: What a member that did not answer failed in.
+#: Keys of a member's failures: it did not answer in its turn, or its links failed.
 TURN: Final = "turn"
 LINKS: Final = "links"
 
 
 @attrs.frozen
 class MemberAcceptance:
-    """One member.
+    """The result of one member.
 
     :ivar number: its number in the cluster.
-    :ivar server: its id.
+    :ivar server: id of its server.
     """
 
     number: int
@@ -47,12 +47,12 @@ class MemberAcceptance:
 
     @property
     def causes(self) -> tuple[str, ...]:
-        """Names of the causes."""
+        """Names of the causes that were found."""
         return tuple(cause.cause for cause in self.result.diagnosis.causes)
 
     @property
     def reasons(self) -> Iterator[str]:
-        """Why it is not accepted, one sentence each."""
+        """The reasons why it is not accepted, one sentence each."""
         result = self.result
         if result.refused is not None:
             yield f"refused: {result.refused.text}"
@@ -69,17 +69,21 @@ class MemberAcceptance:
         yield from (f"{what}: {why}" for what, why in result.failed.items())
 
     def make_verdict(self, taken: int) -> MemberVerdict:
-        """The text of its metadata."""
+        """Its verdict for its metadata.
+
+        :param taken: time of the measurement, in seconds since 1970.
+        """
         word = self.result.verdict.replace(" ", "-")
         return MemberVerdict(word, self.result.tier, taken, self.causes)
 
 
 @attrs.frozen
 class ClusterAcceptance:
-    """A cluster.
+    """The result of a cluster.
 
-    :ivar notes: about all of it.
-    :ivar taken: when it was measured, in seconds since 1970.
+    :ivar rounds: the number of rounds in which members were measured in turns.
+    :ivar notes: remarks on the whole cluster.
+    :ivar taken: time of the measurement, in seconds since 1970.
     """
 
     name: str
@@ -91,17 +95,17 @@ class ClusterAcceptance:
 
     @property
     def verdict(self) -> str:
-        """The worst of its members'."""
+        """The worst verdict of its members."""
         verdicts = {member.result.verdict for member in self.members}
         return next((word for word in _WORST if word in verdicts), ACCEPTED)
 
     @property
     def status(self) -> int:
-        """The exit status, as that of ``nova-hpc-guest accept``."""
+        """The exit status, with the values of ``nova-hpc-guest accept``."""
         return STATUSES[self.verdict]
 
     @property
     def rejected(self) -> tuple[MemberAcceptance, ...]:
-        """Members that are not as they should be, or that could not be measured."""
+        """Members that are slow or not as promised, or that could not be measured."""
         words = (BROKEN, SLOW, UNMEASURED)
         return tuple(member for member in self.members if member.result.verdict in words)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures a cluster: what each member says of itself, members in turns, pairs of members."""
+"""Measures a cluster: each member's own report, then members in turns, then pairs of members."""
 
 from __future__ import annotations
 
@@ -34,20 +34,21 @@ from nova_hpc_tools.accept.remote_member import (
     measure_pairs,
 )
 
-#: Seconds between two tries while members are still on their way up.
+#: Seconds between two tries while members are still starting.
 _AGAIN: Final = 5.0
 
 
-#: Says how far it is: what is done now, and how many steps of how many are done.
+#: Shows the progress: the present work, the number of steps done, and the number of all steps.
 ShowStep = Callable[[str, int, int], None]
 
 
 @attrs.frozen
 class AcceptedHost:
-    """A member that is to be measured.
+    """A member to measure.
 
-    :ivar address: by which other members reach it.
-    :ivar problem: why it is not asked at all; empty: it is.
+    :ivar server: id of its server.
+    :ivar address: name or address by which other members reach it.
+    :ivar problem: the reason why it is not measured; empty if it is.
     """
 
     number: int
@@ -60,11 +61,14 @@ class AcceptedHost:
 
 @attrs.frozen
 class ClusterTerms:
-    """What is measured, and for how long.
+    """The parameters and time limits of a measurement.
 
     :ivar least: rounds that each probe gets before it is judged.
     :ivar budget: seconds for the turns of all members.
-    :ivar patience: seconds until members that do not answer yet are given up.
+    :ivar only: names of the probes to run; empty for all of the tier.
+    :ivar floors: probe -> ratio below which it is slow, instead of the probe's own.
+    :ivar busy: measure members even if they are busy.
+    :ivar patience: seconds until members without an answer are given up.
     """
 
     tier: str
@@ -79,9 +83,9 @@ class ClusterTerms:
 
 
 class ClusterMeasuring:
-    """One run over all members.
+    """One measurement of all members.
 
-    :param show: is told about each step.
+    :param show: called before each step.
     """
 
     def __init__(
@@ -92,19 +96,26 @@ class ClusterMeasuring:
         self._terms = terms
         self._show = show
         probes = list_probes(terms.tier, terms.only)
-        #: Between two machines: over the loopback of one they would say nothing of a cluster.
+        #: Probes between two members: over the loopback of one they would not measure the network.
         self._link_probes = [probe for probe in probes if _is_of_links(probe)]
         self._turn_probes = [probe for probe in probes if not _is_of_links(probe)]
         self._first: dict[int, FirstSample] = {}
+        #: Number of a member that does not answer -> the reason.
         self._lost: dict[int, str] = {}
+        #: Number of a member that is blamed for failed links -> the reason.
         self._blamed: dict[int, str] = {}
+        #: Number of a member that must not be compared -> the reason.
         self._refused: dict[int, Refusal] = {}
         self._rounds: list[dict[int, Sample]] = []
         self._links: dict[turns.Link, list[Sample]] = {}
         self._notes: list[str] = []
 
     def measure(self) -> ClusterAcceptance:
-        """Everything that there is to find out. Never raises for what a member does."""
+        """Measure and judge all members. No behaviour of a member raises an error.
+
+        The phases: read each member's first sample, leave out busy and different machines, measure
+        members in turns, measure pairs of members, judge each member against the others.
+        """
         self._ask_members()
         self._refuse_members()
         if len(self._list_able()) > 1:
@@ -131,7 +142,7 @@ class ClusterMeasuring:
     # -- first ---------------------------------------------------------------
 
     def _list_able(self) -> list[int]:
-        """Members that answer, and that are compared."""
+        """Numbers of the members that answer and are compared."""
         return [
             number
             for number in self._hosts
@@ -139,6 +150,12 @@ class ClusterMeasuring:
         ]
 
     def _ask_members(self) -> None:
+        """Read the first samples, and set the part of the work that all members do.
+
+        New members may still be starting, so those without an answer are tried again until
+        *patience* is over. All members do the smallest part that any of them chose, because their
+        runs are compared with each other.
+        """
         terms = self._terms
         until = terms.clock() + terms.patience
         self._lost = {number: host.problem for number, host in self._hosts.items() if host.problem}
@@ -161,7 +178,11 @@ class ClusterMeasuring:
             host.remote.scale = scale
 
     def _refuse_members(self) -> None:
-        """Leave out members that are busy, or another kind of machine than most are."""
+        """Leave out members that are busy, or whose kind of machine differs from most others.
+
+        A ratio between different machines would show the difference and not a fault. A busy GPU
+        only matters if a probe uses GPUs.
+        """
         for number, first in self._first.items():
             refused = first.refused
             if refused is not None and (refused.kind != GPU_BUSY or self._measures_gpus()):
@@ -186,6 +207,12 @@ class ClusterMeasuring:
     # -- turns ---------------------------------------------------------------
 
     def _take_turns(self) -> None:
+        """Measure rounds until each probe of each member is decided, or the budget ends.
+
+        A round begins only if the budget has room for one as long as the last round. A probe is
+        left out after its own limit of runs, or when it is decided for all members after the least
+        number of rounds.
+        """
         terms = self._terms
         begun, longest, turn = terms.clock(), 0.0, 0
         pending = [probe for probe in self._turn_probes if probe.most is None or probe.most > 0]
@@ -229,6 +256,11 @@ class ClusterMeasuring:
     # -- links ---------------------------------------------------------------
 
     def _measure_links(self) -> None:
+        """Measure all pairs of members, as often as a judgement needs.
+
+        The pairs of one round have no member in common, so they are measured at the same time.
+        A failed link is not measured again.
+        """
         living = self._list_able()
         runs = [probes for probes in _group_runs(self._link_probes) if self._can_link(probes[0])]
         passes = turns.count_passes(len(living))
@@ -250,7 +282,7 @@ class ClusterMeasuring:
             self._blamed[number] = reason
 
     def _can_link(self, probe: Probe) -> bool:
-        """Whether all members can make a probe; the first that cannot is said."""
+        """Whether all members can run a probe; a note names the first member that cannot."""
         for number in self._list_able():
             obstacle = self._first[number].obstacles.get(probe.name)
             if obstacle is not None:
@@ -281,6 +313,7 @@ class ClusterMeasuring:
                 self._links.setdefault(link, []).append(answer)
 
     def _pair_call(self, link: turns.Link, turn: int) -> PairCall:
+        """The call for a link; client and server change places in every other pass."""
         first, second = link if turn % 2 == 0 else link[::-1]
         return PairCall(
             self._hosts[first].remote, self._hosts[second].remote, self._hosts[second].address
@@ -327,7 +360,7 @@ class ClusterMeasuring:
             rows=tuple(
                 rows[name]
                 for name in PROBE_OF
-                # What went away in between is not undecided.
+                # Undecided probes of a member that failed are left out: its failure is the reason.
                 if name in rows and not (lost and rows[name].verdict == UNDECIDED)
             ),
             measured=tuple(_list_medians(everything)),
@@ -338,7 +371,7 @@ class ClusterMeasuring:
             findings=findings,
             diagnosis=diagnosis,
             baseline={"kind": REST},
-            # A broken promise is a finding whatever else is so.
+            # A broken promise is a result even if the member was refused.
             refused=None
             if any(finding.wrong for finding in findings)
             else self._refused.get(number),
@@ -372,6 +405,10 @@ class ClusterMeasuring:
     def _make_experiment(
         self, number: int, slow: set[int], setting: str, probe: str
     ) -> float | None:
+        """Repeat a probe with another setting; None if that is impossible.
+
+        A probe between members uses a peer that is not slow itself, if there is one.
+        """
         try:
             if not _is_of_links(PROBE_OF[probe]):
                 return make_experiment(self._hosts[number].remote, setting, probe)
@@ -382,13 +419,13 @@ class ClusterMeasuring:
             machine = _LinkedMachine(self._pair_call((number, peer), 0))
             return make_experiment(machine, setting, probe)
         except AcceptanceError:
-            # Then nothing is proved by it.
+            # A failed experiment proves nothing.
             return None
 
 
 @attrs.frozen
 class _LinkedMachine:
-    """A member as one that is measured together with another one."""
+    """A pair of members with the interface of a single one."""
 
     pair: PairCall
 
@@ -411,13 +448,13 @@ def _may_be_judged(probe: Probe) -> bool:
 
 
 def _group_runs(probes: Sequence[Probe]) -> list[list[Probe]]:
-    """Probes that one run of one tool gives, together; the one that has a server first."""
+    """Group the probes that one run of one tool measures; the probe with the server comes first."""
     groups: dict[str, list[Probe]] = {}
     for probe in probes:
         groups.setdefault(probe.of or probe.name, []).append(probe)
     runs = []
     for name, group in groups.items():
-        # Without its own run there is nothing to follow.
+        # The other probes are values of this probe's run, so it is added if it is missing.
         own = PROBE_OF[name]
         runs.append([own, *(probe for probe in group if probe is not own)])
     return runs

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The result of a cluster for people, for continuous integration, and as a picture.
 
-Names of servers and texts of members are others': all of them go through the one filter.
+Users choose the names of servers, and members write their texts. All of them are printed through
+:func:`nova_hpc.outside.text.printable_text`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _COLOURS: Final = {"slow": "#f2b8b5", "level": "#c7e7cf", "undecided": "#f3e6a6"
 
 
 def list_member_rows(cluster: ClusterAcceptance) -> list[tuple[str, str, str, str, str]]:
-    """One row a member."""
+    """One row for each member, in the order of :data:`COLUMNS`."""
     return [
         (
             member.name,
@@ -42,7 +43,7 @@ def list_member_rows(cluster: ClusterAcceptance) -> list[tuple[str, str, str, st
 
 
 def format_cluster_text(cluster: ClusterAcceptance) -> str:
-    """A few lines a member; of what is level only how much there is."""
+    """A few lines for each member, with only the number of the probes that are level."""
     return "".join(f"{printable_text(line)}\n" for line in _list_lines(cluster))
 
 
@@ -76,7 +77,7 @@ def _list_member_lines(member: MemberAcceptance) -> Iterator[str]:
 
 
 def format_cluster_junit(cluster: ClusterAcceptance) -> str:
-    """One suite a member."""
+    """JUnit XML with one suite for each member."""
     parts = ['<?xml version="1.0" encoding="UTF-8"?>', "<testsuites>"]
     for member in cluster.members:
         _, _, suite = format_junit(member.result).partition("\n")
@@ -86,7 +87,7 @@ def format_cluster_junit(cluster: ClusterAcceptance) -> str:
 
 
 def draw_cluster(cluster: ClusterAcceptance) -> str:
-    """An SVG: members by probes, the ratio to the rest in each cell."""
+    """An SVG table of members and probes, with the ratio to the other members in each cell."""
     probes = [
         name
         for name in PROBE_OF

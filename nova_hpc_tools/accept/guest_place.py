@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of the host's CPUs and memory a guest has, as its domain says it. Pure."""
+"""The host CPUs and NUMA nodes of a guest, read from its domain XML. Pure."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _SET: Final = re.compile(r"[0-9,^-]{1,4096}", re.ASCII)
 
 
 class GuestPlaceError(Exception):
-    """The domain cannot be read, or makes no sense; the text says why."""
+    """The domain cannot be read, or contains invalid values; the text contains the reason."""
 
 
 @attrs.frozen
 class GuestPlace:
-    """A guest on its host.
+    """The place of a guest on its host.
 
-    :ivar emulated: QEMU computes its instructions: it is not the host's CPU that runs them.
-    :ivar cpus: of each vCPU the host's CPUs that it may run on.
-    :ivar nodes: the host's NUMA nodes that its memory is bound to; empty: to none.
+    :ivar emulated: QEMU computes its instructions in software, instead of the host's CPU.
+    :ivar cpus: for each vCPU, the host CPUs that it may run on.
+    :ivar nodes: the host's NUMA nodes to which its memory is bound; empty if it is not bound.
     """
 
     emulated: bool
@@ -36,12 +36,12 @@ class GuestPlace:
 
     @property
     def host_cpus(self) -> tuple[int, ...]:
-        """The host's CPUs that it has, each once."""
+        """The host CPUs of all vCPUs, sorted and without duplicates."""
         return tuple(sorted({cpu for cpus in self.cpus for cpu in cpus}))
 
     @property
     def refusal(self) -> Refusal | None:
-        """Why its host is no baseline for it; None: it is one."""
+        """The reason why its host is not a baseline for it; None if it is one."""
         if self.emulated:
             return Refusal(
                 "emulated",
@@ -59,7 +59,7 @@ class GuestPlace:
 
     @property
     def findings(self) -> tuple[GuestFinding, ...]:
-        """What is wrong without any measuring."""
+        """Problems that are visible without any measurement: vCPUs that share one host CPU."""
         sharing: dict[int, list[int]] = {}
         for number, cpus in enumerate(self.cpus):
             for cpu in cpus if len(cpus) == 1 else ():
@@ -77,9 +77,9 @@ class GuestPlace:
 
 
 def read_guest_place(text: str) -> GuestPlace:
-    """The place of a guest in the XML of its domain.
+    """Read the place of a guest from the XML of its domain.
 
-    :raises GuestPlaceError: it is no domain, or has CPUs or nodes that make no sense.
+    :raises GuestPlaceError: the text is not a domain's XML, or has invalid CPUs or nodes.
     """
     parser = etree.XMLParser(resolve_entities=False, no_network=True, huge_tree=False)
     try:
@@ -108,7 +108,7 @@ def read_guest_place(text: str) -> GuestPlace:
 
 
 def _read_set(text: str) -> tuple[int, ...]:
-    """Numbers as libvirt writes them: ``0-3,^2``; empty for an empty text."""
+    """The numbers in libvirt's notation, such as ``0-3,^2``; empty for an empty text."""
     if not text:
         return ()
     if not _SET.fullmatch(text):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The words of a command that runs another one on a member: over ssh, or by Slurm's srun.
+"""Builds commands that run another command on a member: over ssh, or by Slurm's srun.
 
-Neither ever asks anything. What is run gets the launcher's standard input, and ends with it
-(``nova-hpc-guest accept --hold``): of its own end ssh tells the other side nothing else, and so
-nothing goes on there once this command, or this whole machine, has ended.
+Neither launcher prompts the user. The command on the member reads the launcher's standard input,
+and ends when it is closed (``nova-hpc-guest accept --hold``). When ssh ends, the other side notices
+only this. So no command runs on there after this command, or this whole machine, has ended.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from nova_hpc_tools.cluster.hostfiles import MemberHost
 SSH: Final = "ssh"
 SRUN: Final = "srun"
 LAUNCHERS: Final = (SSH, SRUN)
-#: The command that members have.
+#: The command on members if no option names another one.
 GUEST_COMMAND: Final = ("nova-hpc-guest",)
-#: Seconds that a member has to answer at all, and that an unanswered connection lasts.
+#: Seconds for ssh to connect, and between two checks of a silent connection; after the third
+#: unanswered check, ssh ends.
 _CONNECT: Final = 15
 _ALIVE: Final = 15
 _ALIVE_COUNT: Final = 3
-#: Seconds that Slurm has to find the node free.
+#: Seconds in which Slurm has to give the node to the job.
 _IMMEDIATE: Final = 30
-#: Before the user's own options: of several values ssh takes the first.
+#: Options before the user's own, which these override: ssh uses the first of several values.
 _SSH_FIRST: Final = ("-o", "BatchMode=yes", "-T")
 _SSH_LAST: Final = (
     *("-o", f"ConnectTimeout={_CONNECT}", "-o", f"ServerAliveInterval={_ALIVE}"),
@@ -39,11 +40,11 @@ _SSH_LAST: Final = (
 
 @attrs.frozen
 class Reach:
-    """The way to members.
+    """The way to run commands on members.
 
-    :ivar login: user on the members; empty: what ssh's configuration says.
-    :ivar options: of ssh, as ``IdentityFile=key``.
-    :ivar command: words that run ``nova-hpc-guest`` there.
+    :ivar login: user on the members; empty for the one in ssh's configuration.
+    :ivar options: options of ssh, such as ``IdentityFile=key``.
+    :ivar command: words that run ``nova-hpc-guest`` on a member.
     """
 
     launcher: str = SSH
@@ -54,7 +55,7 @@ class Reach:
     def build_words(self, host: MemberHost, words: Sequence[str]) -> list[str]:
         """The words that run ``nova-hpc-guest`` with *words* on a member.
 
-        :param host: whose name or address has been checked.
+        :param host: a host with a checked name and address.
         """
         remote = [*self.command, *words]
         if self.launcher == SRUN:
@@ -68,7 +69,7 @@ class Reach:
 
 
 def _srun_words(host: MemberHost) -> list[str]:
-    # All of the node's CPUs, and bound to none: a step gets one otherwise.
+    # All of the node's CPUs, without binding: otherwise a step gets one CPU.
     words = ["srun", "--quiet", "--nodes=1", "--ntasks=1", f"--nodelist={host.name}"]
     words += [f"--cpus-per-task={max(1, host.vcpus)}", "--cpu-bind=none", "--wait=0"]
     words += ["--kill-on-bad-exit=1", "--job-name=nova-hpc-accept"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A new cluster is accepted, with members replaced once where they are not, or it fails whole."""
+"""Measures a new cluster, and replaces rejected members once; it is accepted whole or fails."""
 
 from __future__ import annotations
 
@@ -27,19 +27,20 @@ def settle_cluster(
     measure: Callable[[Cluster], ClusterAcceptance],
     told: Callable[[str], None] = lambda text: None,
 ) -> Cluster:
-    """Measure a cluster, and replace members that are rejected, once.
+    """Measure a cluster, and replace rejected members once.
 
     :param measure: measures all members.
-    :param told: is given the reasons before a member is replaced, which takes its verdict along.
-    :returns: the cluster as it is now: all of its members are accepted.
-    :raises ClusterError: one is not; what there is stays as it is.
+    :param told: called with the reasons before members are replaced: a replaced server takes the
+        verdict in its metadata with it.
+    :returns: the present cluster, with all members accepted.
+    :raises ClusterError: a member is not accepted; the cluster stays as it is.
     """
     measured = measure(cluster)
     if measured.verdict == ACCEPTED:
         return _look_again(cloud, cluster)
     which = sorted(member.number for member in measured.rejected)
     if not which:
-        # Another member would not decide it.
+        # The members are undecided or refused: a replacement would not change that.
         raise ClusterError(format_rejection(measured))
     told(f"{format_rejection(measured)}\nwhat is rejected is replaced, once")
     changed = commands.replace_members(cloud, cluster, which, secrets, pace)
@@ -51,16 +52,16 @@ def settle_cluster(
 
 
 def _look_again(cloud: ClusterCloud, cluster: Cluster) -> Cluster:
-    """The cluster with its verdicts: they were written after it had been looked at."""
+    """The cluster with its verdicts, which were written after it had been read."""
     try:
         return cloud.look(cluster.id)
     except ClusterCloudError:
-        # It is accepted, whatever hinders the last look.
+        # The cluster is accepted even if this last reading fails.
         return cluster
 
 
 def format_rejection(measured: ClusterAcceptance) -> str:
-    """Which members are not accepted, and why; one line each."""
+    """One line for each member that is not accepted, with its reasons."""
     lines = [f"cluster {measured.name} is not accepted: {measured.verdict}"]
     for member in measured.members:
         if member.result.verdict != ACCEPTED:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Commands on other machines: several at a time, each with a limit, and none is left running.
 
-All of them are watched by one thread, so that Ctrl-C ends them: first their standard input is
-closed, which ends what runs on the other side, then the launcher itself is ended.
+One thread watches all of them, so Ctrl-C ends them in order. It first closes their standard input,
+which ends the command on the other side, and then ends the launcher itself.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from nova_hpc.outside.text import printable_text
 
 #: The longest output that is read, in bytes.
 LONGEST: Final = 1 << 22
-#: Seconds between two looks.
+#: Seconds between two checks of the running commands.
 _LOOK: Final = 0.05
-#: Seconds for the other side to end its tools once standard input is closed; for the launcher.
+#: Seconds for the other side to end its tools after standard input is closed; seconds for the
+#: launcher to end after a signal.
 _GRACE: Final = 8.0
 _PATIENCE: Final = 2.0
-#: How much is shown of what the other side said last.
+#: Characters of the other side's last line that are shown.
 _SHOWN: Final = 160
-#: How a shell ends where there is no such command, or one that it must not run.
+#: Exit statuses of a shell for a command that it cannot run, and for one that does not exist.
 _NO_COMMAND: Final = (126, 127)
 _SSH_FAILED: Final = 255
 _BAD_OPTIONS: Final = 2
@@ -39,10 +40,10 @@ _OLD_WORDS: Final = ("unrecognized arguments", "invalid choice", "the following 
 
 @attrs.frozen
 class CallEnd:
-    """How a command on another machine ended.
+    """The end of a command on another machine.
 
-    :ivar output: what it wrote to standard output.
-    :ivar problem: None: it ended by itself and well.
+    :ivar output: the text that it wrote to standard output.
+    :ivar problem: None if it ended by itself with status 0.
     """
 
     output: str
@@ -52,9 +53,9 @@ class CallEnd:
 class RemoteCall:
     """A command that runs on another machine.
 
-    :param words: of the launcher.
+    :param words: words of the launcher's command line.
     :param limit: seconds until it is ended.
-    :param environment: of the launcher; None: this command's.
+    :param environment: environment of the launcher; None for this process's own.
     """
 
     def __init__(
@@ -73,14 +74,15 @@ class RemoteCall:
                 stdout=self._out,
                 stderr=self._err,
                 env=None if environment is None else dict(environment),
-                # No terminal: ssh cannot ask there, and Ctrl-C comes to this command alone.
+                # A session without a terminal: ssh cannot prompt, and Ctrl-C reaches only this
+                # process.
                 start_new_session=True,
             )
         except OSError as error:
             self._finish(CallEnd("", f"{words[0]} does not start: {error.strerror or error}"))
 
     def poll(self) -> CallEnd | None:
-        """How it ended; None: it runs. One that is at its limit is ended."""
+        """The end of the command; None while it runs. It is ended if it exceeds a limit."""
         if self.ended is not None or self._child is None:
             return self.ended
         status = self._child.poll()
@@ -100,11 +102,15 @@ class RemoteCall:
         return self._finish(CallEnd("", problem))
 
     def read_output(self) -> str:
-        """What it has written until now."""
+        """The output that it has written so far; empty after its end."""
         return "" if self.ended is not None else _read_start(self._out)
 
     def end(self) -> None:
-        """End it, there and here."""
+        """End the command on the other side, and the launcher here.
+
+        Each step is taken only if the one before was not enough: close standard input, send
+        SIGTERM, send SIGKILL.
+        """
         child = self._child
         if child is None:
             return
@@ -124,7 +130,7 @@ class RemoteCall:
                     os.killpg(child.pid, number)
 
     def let_go(self) -> None:
-        """Close its standard input, so that it ends there; :meth:`end` waits for it."""
+        """Close its standard input, so that it ends on the other side; :meth:`end` waits for it."""
         if self._child is not None and self._child.stdin is not None:
             with contextlib.suppress(OSError):
                 self._child.stdin.close()
@@ -140,7 +146,7 @@ class RemoteCall:
 def started_calls(
     commands: Sequence[Sequence[str]], limit: float, environment: Mapping[str, str] | None = None
 ) -> Iterator[list[RemoteCall]]:
-    """Start these commands; whatever ends the block ends them all."""
+    """Start these commands, and end them all when the block ends, also by an exception."""
     calls: list[RemoteCall] = []
     try:
         for words in commands:
@@ -162,7 +168,7 @@ def run_calls(
 
 
 def wait_for_calls(calls: Sequence[RemoteCall]) -> list[CallEnd]:
-    """How each ended, once all have."""
+    """Wait until all commands have ended, and return their ends in the same order."""
     while True:
         ends = [call.poll() for call in calls]
         if all(end is not None for end in ends):
@@ -171,10 +177,11 @@ def wait_for_calls(calls: Sequence[RemoteCall]) -> list[CallEnd]:
 
 
 def explain_end(name: str, status: int, text: str) -> str:
-    """The end of a launcher that is not success, with what helps.
+    """A sentence for a launcher that ended without success, with the cure if there is one.
 
-    :param name: of the launcher.
-    :param text: what the other side, or the launcher, wrote.
+    :param name: name of the launcher.
+    :param status: its exit status, or the negative number of the signal that ended it.
+    :param text: the text that the other side, or the launcher, wrote.
     """
     lines = [line for line in text.splitlines() if line.strip()]
     last = " ".join(lines[-1].split()) if lines else ""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A machine that is measured by a command which prints samples, wherever that runs."""
+"""A machine that is measured by a command that prints samples, on this machine or another one."""
 
 from __future__ import annotations
 
@@ -20,20 +20,22 @@ from nova_hpc_tools.accept.remote_calls import (
     wait_for_calls,
 )
 
-#: Seconds beside the limits of the probes themselves: to connect, to look at tools, to end.
+#: Seconds added to the limits of the probes themselves: to connect, to check tools, to end.
 _MARGIN: Final = 90.0
 _SERVE_LIMIT: Final = 60.0
-#: Members that are asked at the same time; a connection takes some memory and a process here.
+#: Members that are contacted at the same time; each connection needs a process and memory here.
 _AT_ONCE: Final = 32
 _LOOK: Final = 0.05
 
 
 class RemoteMember:
-    """One machine. Its text is another's: what makes no sense is an error, and nothing else.
+    """One machine to measure. Its output is not trusted: invalid output only gives an error.
 
-    :param build_words: makes of the words of ``nova-hpc-guest`` those of a command here.
-    :param scale: part of the work that probes of CPU and memory are given.
-    :param environment: of that command; None: this command's.
+    :param build_words: turns words of ``nova-hpc-guest`` into a command that runs here.
+    :param tier: the tier of probes, quick or full.
+    :param scale: part of the full work that probes of CPU and memory do.
+    :param more: further words of ``nova-hpc-guest accept`` for every call.
+    :param environment: environment of the command; None for this process's own.
     """
 
     def __init__(
@@ -51,10 +53,10 @@ class RemoteMember:
         self.scale = scale
 
     def ask_first(self, busy: bool = False) -> FirstSample:
-        """What has to be known before it is measured.
+        """Read its first sample: the facts that are needed before it is measured.
 
-        :param busy: measure it whatever else it does.
-        :raises AcceptanceError: it does not answer, or with something else.
+        :param busy: measure it even if it is busy.
+        :raises AcceptanceError: it does not answer, or its answer is invalid.
         """
         (answer,) = ask_members([self], busy)
         if isinstance(answer, str):
@@ -64,21 +66,21 @@ class RemoteMember:
     def measure_round(
         self, probes: Sequence[Probe], settings: Mapping[str, str] | None = None
     ) -> Sample:
-        """Run each probe once, there.
+        """Run each probe once on the machine.
 
-        :raises AcceptanceError: it does not answer, or with something else.
+        :raises AcceptanceError: it does not answer, or its answer is invalid.
         """
         words = self.build_sample_words(probes, settings, None)
         (ended,) = run_calls([words], _find_limit(probes), self.environment)
         return read_sample(_take_document(ended))
 
     def build_first_words(self, busy: bool) -> list[str]:
-        """The command that says what has to be known first."""
+        """The command that prints the first sample."""
         words = ["--sample", "--first", "--only", "clock", *(["--busy"] if busy else [])]
         return self._accept_words(words)
 
     def build_serve_words(self, probe: Probe, seconds: float) -> list[str]:
-        """The command that answers another machine's probe, for so long."""
+        """The command that answers another machine's probe for the given time."""
         return self._accept_words(["--serve", probe.name, "--budget", f"{seconds:g}"])
 
     def build_sample_words(
@@ -86,7 +88,7 @@ class RemoteMember:
     ) -> list[str]:
         """The command that prints one round.
 
-        :param peer: address of the machine that answers; None: no other one.
+        :param peer: address of the machine that answers; None if the probes need none.
         """
         words = ["--sample", "--only", ",".join(probe.name for probe in probes)]
         words += ["--scale", f"{self.scale:g}"]
@@ -102,10 +104,10 @@ class RemoteMember:
 
 
 def ask_members(members: Sequence[RemoteMember], busy: bool = False) -> list[FirstSample | str]:
-    """Ask several members at the same time what has to be known first.
+    """Read the first samples of several members at the same time.
 
-    :param busy: measure them whatever else they do.
-    :returns: of each its answer, or why there is none.
+    :param busy: measure them even if they are busy.
+    :returns: for each member, its answer or the reason why there is none.
     """
     answers: list[FirstSample | str] = []
     for start in range(0, len(members), _AT_ONCE):
@@ -121,11 +123,11 @@ def ask_members(members: Sequence[RemoteMember], busy: bool = False) -> list[Fir
 
 @attrs.frozen
 class PairCall:
-    """Two members at a time.
+    """Two members that are measured together.
 
-    :ivar client: asks.
-    :ivar server: answers.
-    :ivar address: the server's.
+    :ivar client: the member that connects and prints the sample.
+    :ivar server: the member that answers.
+    :ivar address: the server's address.
     """
 
     client: RemoteMember
@@ -138,10 +140,12 @@ def measure_pairs(
     probes: Sequence[Probe],
     settings: Mapping[str, str] | None = None,
 ) -> list[Sample | str]:
-    """Measure between two machines each, all pairs at the same time.
+    """Measure between the two machines of each pair, all pairs at the same time.
 
-    :param probes: of one run of one tool, whose server the first one names.
-    :returns: of each pair its sample, or why there is none.
+    The servers start first. Each client starts only if its server has reported that it serves.
+
+    :param probes: probes of one run of one tool; the first one names the tool's server.
+    :returns: for each pair, its sample or the reason why there is none.
     """
     limit = _find_limit(probes)
     environment = pairs[0].client.environment if pairs else None
@@ -167,7 +171,7 @@ def measure_pairs(
 
 
 def _wait_for_servers(servers: Sequence[RemoteCall]) -> list[str | None]:
-    """Of each server why it does not serve; None: it does."""
+    """For each server, the reason why it does not serve; None if it does."""
     until = time.monotonic() + _SERVE_LIMIT
     states: dict[int, str | None] = {}
     while len(states) < len(servers):
@@ -190,9 +194,9 @@ def _find_limit(probes: Sequence[Probe]) -> float:
 
 
 def _take_document(ended: CallEnd) -> str:
-    """The line of the document; what shells and ssh say before it is passed over.
+    """The line with the document; other output of shells and ssh is ignored.
 
-    :raises AcceptanceError: the command did not end well.
+    :raises AcceptanceError: the output contains no document.
     """
     line = next((text for text in ended.output.splitlines() if text.startswith("{")), "")
     if ended.problem is not None and not line:

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Members in turns, and pairs of members, judged against the rest. Pure.
+"""Judges members, measured in turns or in pairs, against the other members. Pure.
 
-Each member's run is compared with the median of what the others gave in the same round, so that
-what changes slowly hits both; a link with what all links without this member gave. A fault of
-fewer than half of the members cannot hide in the rest.
+Each member's run is compared with the median of the others' runs in the same round, so a slow
+drift affects both. A member's links are compared with all links without it. A fault of fewer than
+half of the members cannot hide in the median.
+
+For example, members 1 to 4 reach 10, 10, 10 and 5 in a round. Member 4 has the ratio 5/10, and
+each of the others has 10/10, because the median of the rest is still 10.
 """
 
 from __future__ import annotations
@@ -17,22 +20,22 @@ from nova_hpc.guest.accept.probes import Probe
 from nova_hpc.guest.accept.ratio import LEAST_PAIRS
 from nova_hpc.guest.accept.sample import Reading, Sample
 
-#: What members gave in one round; a member that did not answer is missing.
+#: Number of a member -> its sample in one round; a member that did not answer is missing.
 Round = Mapping[int, Sample]
 #: A link: the numbers of its two members, the lower one first.
 Link = tuple[int, int]
 
 
 def order_turn(members: Sequence[int], turn: int) -> list[int]:
-    """The order of one round: there, and back the next time (A B C, C B A)."""
+    """The order of one round, which is reversed in every other round (A B C, C B A)."""
     return list(members) if turn % 2 == 0 else list(reversed(members))
 
 
 def pair_up_members(members: Sequence[int]) -> list[list[Link]]:
-    """Rounds in which everybody meets everybody once, and nobody two at a time.
+    """Rounds in which each pair of members meets once, and each member is in at most one pair.
 
-    N-1 rounds for an even number of members, N for an odd one, in each of which one rests
-    (the circle method of tournaments, T. P. Kirkman, 1847).
+    An even number N of members needs N-1 rounds. An odd number needs N rounds, and one member
+    rests in each (the circle method of tournaments, T. P. Kirkman, 1847).
     """
     seats: list[int | None] = [*members]
     if len(seats) % 2:
@@ -53,9 +56,10 @@ def pair_up_members(members: Sequence[int]) -> list[list[Link]]:
 
 
 def count_passes(members: int) -> int:
-    """How often all pairs are measured, so that a member's links can be judged.
+    """The number of passes over all pairs that are needed to judge a member's links.
 
-    A member has N-1 links, and the rest has (N-1)(N-2)/2 without it.
+    A member has N-1 links, and the others have (N-1)(N-2)/2 links without it. Each side needs at
+    least ``LEAST_PAIRS`` runs. 0 for two members, because the rest has no link then.
     """
     fewest = min(members - 1, (members - 1) * (members - 2) // 2)
     return math.ceil(LEAST_PAIRS / fewest) if fewest else 0
@@ -64,9 +68,10 @@ def count_passes(members: int) -> int:
 def judge_member(
     member: int, rounds: Sequence[Round], probes: Sequence[Probe], floors: Mapping[str, float]
 ) -> dict[str, AcceptanceRow]:
-    """The rows of one member against the rest.
+    """The rows of one member against the median of the others.
 
-    :param floors: probe -> floor, where it is not the probe's own.
+    :param floors: probe -> floor, if it is not the probe's own.
+    :returns: name of a probe -> its row, for the probes that the member and others have run.
     """
     rows = {}
     for probe in probes:
@@ -95,7 +100,11 @@ def judge_links(
     probes: Sequence[Probe],
     floors: Mapping[str, float],
 ) -> dict[str, AcceptanceRow]:
-    """The rows of one member's links against those without it."""
+    """The rows of one member's links against the links without it.
+
+    :param links: link -> the samples of its passes.
+    :param floors: probe -> floor, if it is not the probe's own.
+    """
     rows = {}
     for probe in probes:
         with_it: list[Reading] = []
@@ -115,9 +124,9 @@ def judge_links(
 def choose_reference(
     member: int, rounds: Sequence[Round], probes: Sequence[Probe], slow: Collection[int]
 ) -> int | None:
-    """The member whose facts stand for the rest: the one that is nearest to the median.
+    """The member whose facts represent the others: the one closest to the median.
 
-    :param slow: members that are themselves below a floor, which are taken last.
+    :param slow: members that are below a floor themselves, which are used last.
     """
     distances: dict[int, list[float]] = {}
     for probe in probes:
@@ -137,9 +146,13 @@ def choose_reference(
 
 
 def blame_members(failed: Mapping[Link, str]) -> dict[int, str]:
-    """Whom links that gave nothing are put down to: as few members as account for all of them.
+    """The members to blame for failed links: a few members that together explain all failures.
 
-    Of two that account for as many, both are named: with one link alone it may be either.
+    The member with the most failed links is blamed first, then the rest is counted again. Members
+    with equally many are all blamed: a single failed link may be the fault of either end.
+
+    :param failed: link -> reason of its failure.
+    :returns: number of a blamed member -> a sentence with the reason.
     """
     left = dict(failed)
     blamed: dict[int, str] = {}

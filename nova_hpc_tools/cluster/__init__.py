@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Virtual clusters through Nova's API: planned, made, scaled, shown."""
+"""Virtual clusters through Nova's API: plan, create, scale and show them."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How members get their addresses: by DHCP, or from a configuration drive. Pure.
+"""The source of members' addresses: DHCP or a configuration drive. Pure.
 
-A partition of InfiniBand has neither DHCP nor Neutron's metadata. Its user cannot see that a
-network is one, so a direct port counts as a port without both; a configuration drive harms none.
+An InfiniBand partition has neither DHCP nor Neutron's metadata service. A user cannot see that a
+network is one. So a direct port counts as a port without both; a configuration drive does no harm.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any, Final
 
 from nova_hpc.wire.cluster_wish import Nic
 
-#: Types of ports that Neutron's DHCP and metadata reach on every network that has them.
+#: Types of ports that Neutron's DHCP and metadata services reach if their network has them.
 ORDINARY: Final = ("", "normal")
 
-#: What the client prints.
+#: The message that the client prints.
 DRIVE_ADDED: Final = (
     "No network of the members is sure to have DHCP: they get a configuration drive "
     "(--no-config-drive leaves it out)."
@@ -23,17 +23,17 @@ DRIVE_ADDED: Final = (
 
 
 class MemberAddressError(ValueError):
-    """A member would have no address; the text names the networks and the cure."""
+    """A server would have no address; the text names the networks and the cure."""
 
 
 def needs_config_drive(
     nics: Sequence[Nic], subnets: Mapping[str, Sequence[Any]], server: str = "a member"
 ) -> bool:
-    """Whether only a configuration drive is sure to tell members their addresses.
+    """Whether members need a configuration drive to be sure to get their addresses.
 
-    :param nics: the networks of a member; none: the cloud chooses.
+    :param nics: the networks of a member; False if there are none, because the cloud chooses.
     :param subnets: id of a network -> Neutron's records of its subnets.
-    :param server: the server in the error.
+    :param server: the name of the server in the error's text.
     :raises MemberAddressError: none of the networks has a subnet.
     """
     if not nics:

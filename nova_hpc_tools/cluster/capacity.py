@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The number of whole clusters that still fit, at each level of the fabric. Pure."""
+"""Counts the whole clusters that still fit, at each level of the fabric. Pure."""
 
 from __future__ import annotations
 
@@ -15,27 +15,29 @@ from nova_hpc.fabric.model import FabricLevel, FabricMap, FabricPlace
 class AtLevel:
     """The clusters that fit if each has to lie in one domain of a level."""
 
-    #: A word of ``hpc:fabric``, or ``anywhere``.
+    #: A value of ``hpc:fabric``, or ``anywhere``.
     level: str
-    #: How many domains of the level have free places.
+    #: The number of domains of the level that have free places.
     domains: int
-    #: The largest cluster that fits.
+    #: Members of the largest cluster that fits.
     largest: int
-    #: How many clusters of the size that was asked for fit beside each other.
+    #: The number of clusters of the requested size that fit at the same time.
     clusters: int
 
 
 def count_clusters_by_level(
     fabric: FabricMap, fit: Mapping[str, int], members: int
 ) -> tuple[AtLevel, ...]:
-    """For each level that the map has, and at last without one: how many clusters fit.
+    """Count the clusters that fit, for each level of the map and then without a level.
 
-    In one domain that holds c members there is room for c // members clusters, whatever
-    their hosts: a member goes to any host with a free place. So there is nothing to search,
-    and the planner, asked for one cluster after the other, gets as many.
+    A domain with room for c members has room for c // members clusters, because a member may
+    use any host with a free place. For example, domains with room for 7 and 9 members hold
+    1 + 2 clusters of 4 members. So no search is needed, and the planner finds the same number
+    if it plans the clusters one after the other.
 
-    :param fit: host -> how many members fit on it.
-    :param members: of one cluster; at least 1.
+    :param fit: host -> the number of members that fit on it.
+    :param members: the size of one cluster; at least 1.
+    :returns: one row for each level, the tightest first, ``anywhere`` last.
     """
     level_rows = []
     for level in FabricLevel:

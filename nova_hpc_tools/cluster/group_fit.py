@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fit of servers of one group: whether they come together, where, and what is missing. Pure.
+"""The fit of servers of one group: whether they fit together, in which domain, or the lack. Pure.
 
-For ``nova-hpc explain``: the planner's answer to what is free, less what is kept for other groups.
+``nova-hpc explain`` shows it. The planner gets the free places, less those kept for other groups.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class DomainFit:
     domain: GroupDomain
     #: Hosts on which a member fits.
     hosts: int
-    #: Members that fit on them.
+    #: Members that fit on these hosts.
     fit: int
-    #: Of these places, those that are kept for other groups.
+    #: Places among *fit* that are kept for other groups.
     kept: int
-    #: Members that have no place there.
+    #: Members that have no place in the domain.
     missing: int
 
 
@@ -41,20 +41,20 @@ class GroupFit:
 
     gang: Gang
     answer: GangPlan | GangRefusal
-    #: Those with the fewest members missing first.
+    #: Domains with the fewest missing members first.
     rooms: tuple[DomainFit, ...]
-    #: Where the group is already; None: nowhere.
+    #: The domain that the group has already; None if it has none.
     decided: GroupDomain | None = None
-    #: Whether it is known what is kept for other groups; a snapshot does not say it.
+    #: Whether the places kept for other groups are known; a snapshot does not contain them.
     kept_known: bool = True
 
     @property
     def fits(self) -> bool:
-        """Whether all members come together as the flavor wants it."""
+        """Whether all members fit together as the flavor requires."""
         return isinstance(self.answer, GangPlan)
 
     def build(self) -> dict[str, Any]:
-        """The answer as plain objects."""
+        """The answer as JSON objects."""
         return {
             **plan_document.build_plan_document(self.gang, self.answer),
             "decided": None if self.decided is None else str(self.decided),
@@ -81,10 +81,14 @@ def assess_group_fit(
     lines: Sequence[GroupLine] | None,
     group: str = "",
 ) -> GroupFit:
-    """Whether *members* servers would come together.
+    """Assess whether *members* servers would fit together.
 
-    :param seats: the hosts, and how many such servers fit on each.
-    :param lines: what Placement holds of every group; None: unknown.
+    A group that has announced more members than it has keeps places for them in its domain. The
+    planner gets the free places less those of all other groups. It plans only inside the domain
+    that the assessed group has already, if any.
+
+    :param seats: the hosts, and the number of such servers that fit on each.
+    :param lines: Placement's records of every group; None if unknown.
     :param group: UUID of their server group, if there is one.
     """
     ground = Ground(tuple(seats))

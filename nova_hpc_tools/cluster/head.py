@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The head of a cluster: one more server without devices, for login and the scheduler of jobs.
+"""The head of a cluster: an additional server without devices, for logins and a job scheduler.
 
-It is not in Nova's server group: the head needs no place near members, and places of a domain are
-kept for members alone.
+It is not in Nova's server group. The head needs no place close to the members, and the places of
+a domain are kept for members only.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from nova_hpc_tools.cluster import wish as wishes
 from nova_hpc_tools.cluster.addresses import ORDINARY
 from nova_hpc_tools.cluster.wish import Secrets, WishError
 
-#: Extra specs with which a flavor asks for devices; one that ends with a colon begins many.
+#: Extra specs that request devices; one that ends with a colon is a prefix.
 _DEVICES: Final = ("pci_passthrough:alias", "hpc:", "accel:device_profile", "resources:VGPU")
 
 
 def head_nics(wish: ClusterWish) -> tuple[Nic, ...]:
-    """The networks of the head: those of the members in which a port needs no device.
+    """The networks of the head: the members' networks in which a port needs no device.
 
-    Nova makes the ports.
+    Nova makes the head's ports.
     """
     return tuple(Nic(nic.network) for nic in wish.nics if nic.vnic in ORDINARY)
 
@@ -33,8 +33,8 @@ def head_nics(wish: ClusterWish) -> tuple[Nic, ...]:
 def check_head(wish: ClusterWish, flavor: Mapping[str, Any]) -> None:
     """Refuse a head that would have a device, no network or no disk.
 
-    :param flavor: of the head, of Nova's API.
-    :raises WishError: with the cure.
+    :param flavor: the head's flavor, a record of Nova's API.
+    :raises WishError: the head is invalid; the text contains the cure.
     """
     specs = flavor.get("extra_specs") or {}
     wrong = next((spec for spec in specs if _asks_for_device(spec)), None)
@@ -57,9 +57,9 @@ def _asks_for_device(spec: str) -> bool:
 
 
 def head_body(wish: ClusterWish, group: str, secrets: Secrets, hosts: str = "") -> dict[str, Any]:
-    """For ``POST /servers``.
+    """The body of ``POST /servers`` for the head.
 
-    :param hosts: the host list as far as it is known; empty: it is not.
+    :param hosts: text of the host list as far as it is available; empty if it is not.
     """
     own = attrs.evolve(
         wish, flavor=wish.head, image=wish.head_image, nics=head_nics(wish), volumes=""

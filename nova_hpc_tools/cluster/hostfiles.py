@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The members of a cluster as the files that MPI, Slurm, pdsh and Ansible read.
 
-Hosts that are near each other follow each other, so that ranks that talk most are close.
+Hosts that are close to each other are listed one after the other: neighbouring ranks exchange the
+most data.
 
-Whoever reads these files acts on them, on the machine where they are read. So they have names
-of hosts and addresses alone (:mod:`nova_hpc.outside.host_names`), or are not written.
+The programs that read these files act on them, for example by logging in to the hosts. So a file
+contains only valid host names and addresses (:mod:`nova_hpc.outside.host_names`), or the command
+writes no file.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from nova_hpc_tools.cluster.members.neighbours import SHORT, order_seats_by_near
 
 
 class HostError(ValueError):
-    """There is no such address; the text says which there are."""
+    """A host file cannot be written; the text has the reason and, for a server, the cure."""
 
 
 @attrs.frozen
@@ -32,9 +34,9 @@ class MemberHost:
     """One member, or the head.
 
     :ivar server: its id in Nova.
-    :ivar name: as Nova has it: any text.
-    :ivar address: empty where it has none.
-    :ivar domains: names of its domains by their level.
+    :ivar name: its name in Nova, which may be any text.
+    :ivar address: empty if it has none.
+    :ivar domains: level -> name of its domain.
     """
 
     server: str
@@ -53,10 +55,10 @@ class MemberHost:
 def list_cluster_hosts(
     cluster: Cluster, network: str = "", names: bool = False
 ) -> list[MemberHost]:
-    """The members in the order of their nearness, whatever they are called.
+    """The members in the order of their nearness, whatever their names.
 
-    :param network: name of the network whose addresses are meant; empty: each member's first.
-    :param names: use no addresses: a resolver knows the names.
+    :param network: name of the network of the addresses; empty for each member's first.
+    :param names: use no addresses, because a resolver finds the names.
     :raises HostError: a member has no address in that network.
     """
     return [
@@ -66,10 +68,10 @@ def list_cluster_hosts(
 
 
 def find_head_host(cluster: Cluster, network: str = "", names: bool = False) -> MemberHost | None:
-    """The head; None: there is none.
+    """The head; None if there is none.
 
-    :param network: as of :func:`list_cluster_hosts`. The head is in no network of devices; then it
-        has its first address, which is in a network that members are in, too.
+    :param network: as in :func:`list_cluster_hosts`. The head has no port in a network of devices.
+        Its first address is used instead, which is in a network of the members, too.
     """
     head = number_members(cluster).head
     if head is None:
@@ -90,9 +92,9 @@ def _host_of_member(member: ClusterMember, address: str) -> MemberHost:
 
 
 def choose_address(member: ClusterMember, network: str) -> str:
-    """The address of a member for host files; empty: it has none.
+    """The address of a member for host files; empty if it has none.
 
-    :param network: name of the network whose address is meant; empty: the first.
+    :param network: name of the network of the address; empty for the first.
     :raises HostError: the member is not in that network.
     """
     if network and network not in member.addresses:
@@ -104,17 +106,17 @@ def choose_address(member: ClusterMember, network: str) -> str:
 
 
 def prefer_ipv4(addresses: Sequence[str]) -> str:
-    """The first of IPv4 if there is one: host files of old MPIs know nothing else."""
+    """The first IPv4 address if there is one, because old MPIs read no other in host files."""
     return min(addresses, key=lambda address: ":" in address, default="")
 
 
 def check_member_hosts(
     hosts: Sequence[MemberHost], words: Collection[str] = ()
 ) -> list[MemberHost]:
-    """The same hosts, where a program takes none of them for something else than a host.
+    """Return the same hosts if a program reads each of them as a host and nothing else.
 
-    :param words: what the program does not take for a name, in lower case.
-    :raises HostError: naming the server, with the cure.
+    :param words: words with another meaning for the program, in lower case.
+    :raises HostError: a name or address is invalid; the text names the server and the cure.
     """
     try:
         member_names.check_names(((host.server, host.name) for host in hosts), words)
@@ -129,7 +131,7 @@ def _checked_address(host: MemberHost) -> str:
     return host.address and require_ip_address(host.address, f"server {host.server} has it")
 
 
-#: What these do not take for names of hosts (slurm.conf(5), Ansible's own groups).
+#: Words that these programs do not read as host names (slurm.conf(5), Ansible's own groups).
 _SLURM: Final = frozenset({"all", "default"})
 _ANSIBLE: Final = frozenset({"all", "ungrouped"})
 
@@ -137,7 +139,7 @@ _ANSIBLE: Final = frozenset({"all", "ungrouped"})
 def format_openmpi_hosts(
     hosts: Sequence[MemberHost], cluster: str, head: MemberHost | None = None
 ) -> str:
-    """A host file: one slot a vCPU."""
+    """A host file with one slot for each vCPU."""
     return "".join(
         f"{host.reached} slots={max(1, host.vcpus)}\n" for host in check_member_hosts(hosts)
     )
@@ -146,9 +148,9 @@ def format_openmpi_hosts(
 def format_slurm_nodes(
     hosts: Sequence[MemberHost], cluster: str, head: MemberHost | None = None
 ) -> str:
-    """Lines of slurm.conf; of the memory 5 % stay with the guest's kernel.
+    """Lines of slurm.conf; the guest's kernel keeps 5 % of the memory.
 
-    The head is the host of the controller, and no node.
+    The head is the host of the controller, and not a node.
     """
     lines = []
     checked = check_member_hosts([*hosts, *([head] if head else [])], _SLURM)
@@ -170,14 +172,17 @@ def format_slurm_nodes(
 def format_pdsh_hosts(
     hosts: Sequence[MemberHost], cluster: str, head: MemberHost | None = None
 ) -> str:
-    """One host a line, as ``pdsh -w ^FILE`` and ``WCOLL`` read it."""
+    """One host in each line, as ``pdsh -w ^FILE`` and ``WCOLL`` read it."""
     return "".join(f"{host.reached}\n" for host in check_member_hosts(hosts))
 
 
 def format_ansible_inventory(
     hosts: Sequence[MemberHost], cluster: str, head: MemberHost | None = None
 ) -> str:
-    """An inventory in YAML: all members in a group of the cluster's name, the head in its own."""
+    """An inventory in YAML: a group with the cluster's name for its members, and one for the head.
+
+    Hyphens become underscores in names of groups. A member's ``hpc_rank`` is its index.
+    """
     checked = check_member_hosts([*hosts, *([head] if head else [])], _ANSIBLE)
     values = {host.name: _ansible_values_of(host) for host in checked}
     members = {
@@ -199,10 +204,10 @@ def _ansible_values_of(host: MemberHost) -> dict[str, object]:
 
 
 def _host_group_name(cluster: str, words: Collection[str]) -> str:
-    """The cluster's name as one of a set of hosts."""
+    """The cluster's name as the name of a set of hosts."""
     if NAME.fullmatch(cluster) is None:
         raise HostError("no record says what this cluster is called")
-    # Slurm and Ansible have sets of their own, and none is a part of itself.
+    # Slurm and Ansible have sets of their own, and a set cannot be a part of itself.
     return f"hpc-{cluster}" if cluster.lower() in words else cluster
 
 
@@ -212,11 +217,11 @@ FORMATS: Final[Mapping[str, Callable[[Sequence[MemberHost], str, MemberHost | No
     "pdsh": format_pdsh_hosts,
     "ansible": format_ansible_inventory,
 }
-#: Of the list that all other formats show.
+#: Columns of the list that cliff's own formats print.
 COLUMNS: Final = ("Name", "Address", "vCPUs", "RAM", *(s.title() for s in SHORT if s != "host"))
 
 
 def host_columns_of(host: MemberHost) -> tuple[object, ...]:
-    """The columns of a host."""
+    """The values of a host, in the order of :data:`COLUMNS`."""
     levels = [host.domains.get(level, "") for level in SHORT if level != "host"]
     return (host.name, host.address, host.vcpus, host.ram_mb, *levels)

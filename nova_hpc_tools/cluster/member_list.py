@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The host list that each member of a cluster is to have, from what Nova and Neutron say."""
+"""The host list that each member of a cluster should have, from records of Nova and Neutron."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from nova_hpc_tools.cluster.members.neighbours import order_seats_by_nearness
 def list_members(
     wish: ClusterWish, cluster: Cluster, new_keys: PublicKeys | None = None
 ) -> HostList:
-    """All members whose address and keys are known, those near each other one after the other.
+    """List the members whose address and keys are known, in the order of their nearness.
 
-    The head is beside them, if its address and keys are known.
+    The list also contains the head if its address and keys are known. Missing members follow the
+    others: a member that will be made has the address of its port, which exists before it.
 
-    :param new_keys: of members that are to be made for ports that are there; None: none is.
+    :param new_keys: keys of members that will be made for existing ports; None if none will be.
     """
     addresses: dict[int, list[str]] = {number: [] for number in sorted(wish.members)}
     for port in cluster.ports:
@@ -27,7 +28,7 @@ def list_members(
             addresses[place[0]].extend(port.addresses)
     seats = [seat for seat in order_seats_by_nearness(cluster) if seat.number in addresses]
     keys = dict.fromkeys(addresses, new_keys) | {seat.number: seat.member.keys for seat in seats}
-    # Nova tells the address of a member only once its host has begun with it.
+    # Nova shows a member's address only after its host has begun to build it.
     own = {seat.number: choose_address(seat.member, "") for seat in seats}
     order = dict.fromkeys((*own, *addresses))
     hosts = tuple(

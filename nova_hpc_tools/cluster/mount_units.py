@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Units of systemd for the file systems that members mount, and the commands that start them.
+"""The systemd units of the file systems that members mount, and the commands that start them.
 
-A directory is mounted when a program opens it. So a server that does not answer keeps that program
-waiting, and not the member's boot.
+systemd mounts a directory when a program opens it. So a file server that does not answer delays
+that program, and not the member's boot.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Final
 
 from nova_hpc.wire.mounts import Mount
 
-#: Units that end with the boot: each boot has those of its own user data, and an image that is made
-#: of a member has none.
+#: Files in this directory disappear at a shutdown. So each boot gets the units of its own user
+#: data, and an image that is made from a member contains none.
 _FOLDER: Final = "/run/systemd/system"
-#: What systemd leaves as it is in the name of a unit (systemd.unit(5), String Escaping).
+#: Characters that systemd does not escape in the name of a unit (systemd.unit(5), String Escaping).
 _PLAIN: Final = re.compile(r"[A-Za-z0-9:_.]", re.ASCII)
 _MOUNT: Final = """\
 [Unit]
@@ -28,8 +28,8 @@ Where={mount.target}
 Type=nfs
 Options=_netdev,nofail
 """
-#: Before cloud-init's network stage has ended there is no network that a mount could wait for: what
-#: opened the directory in that stage would wait for itself.
+#: The automount unit starts after cloud-init's network stage. A mount needs the network, so a
+#: program of that stage that opened the directory would wait for itself.
 _AUTOMOUNT: Final = """\
 [Unit]
 Description={mount.target} of the cluster, once it is opened
@@ -44,7 +44,7 @@ Where={mount.target}
 
 
 def unit_name_of(target: str) -> str:
-    """The name of a directory's unit without its end, as ``systemd-escape --path`` has it."""
+    """The name of a directory's unit without its suffix, as ``systemd-escape --path`` prints it."""
     path = target.strip("/")
     return "".join(_escape_sign(sign, first=not at) for at, sign in enumerate(path))
 
@@ -57,7 +57,7 @@ def _escape_sign(sign: str, first: bool) -> str:
 
 
 def build_mount_units(mounts: Sequence[Mount]) -> dict[str, str]:
-    """The text of each unit by its name."""
+    """Unit name -> text, with a mount and an automount unit for each mount."""
     return {
         f"{unit_name_of(mount.target)}.{kind}": text.format(mount=mount)
         for mount in mounts
@@ -66,7 +66,10 @@ def build_mount_units(mounts: Sequence[Mount]) -> dict[str, str]:
 
 
 def format_mount_hook(mounts: Sequence[Mount]) -> str:
-    """Lines of a shell's, for each boot; ``put FILE MODE`` is there. Empty: nothing is mounted."""
+    """Shell lines that write and start the units at each boot. Empty if nothing is mounted.
+
+    The caller's script defines the function ``put FILE MODE``.
+    """
     units = build_mount_units(mounts)
     if not units:
         return ""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Snapshots of clusters, as their images in Glance show them. Pure.
+"""Snapshots of clusters, read from their images in Glance. Pure.
 
-Glance alone keeps a snapshot: one image for each member. Its properties name the snapshot and the
-member, and describe the cluster. A tag on one of them says that all members were at rest while the
-images were made.
+Only Glance keeps a snapshot: one image for each member. An image's properties name the snapshot and
+the member, and describe the cluster. A tag on one image confirms that all members were stopped
+while the images were made.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ SNAPSHOT: Final = "snapshot"
 KEY: Final = "hpc_cluster_snapshot"
 MEMBER_KEY: Final = "hpc_cluster_snapshot_member"
 SERVER_KEY: Final = "hpc_cluster_snapshot_server"
-#: Nova's own properties of an image of a server: the server, and the image that this has its disk
-#: from.
+#: Nova's own properties of an image of a server: the server's id, and the id of the image from
+#: which the server's disk was made.
 _NOVA_SERVER: Final = "instance_uuid"
 _NOVA_BASE: Final = "base_image_ref"
-#: Tag of one image, once all of them are known to be of one moment.
+#: Tag of one image, set when all images are known to show the same moment.
 TAG: Final = "hpc-cluster-snapshot-whole"
 #: Statuses of Glance in which an image may still become active.
 COMING: Final = ("queued", "saving", "uploading", "importing")
-#: How the image of a wish begins if each member boots from its own image of a snapshot. Nova takes
-#: no such image, so a client that does not know snapshots makes no member.
+#: Prefix of :attr:`ClusterWish.image` if each member boots from its own image of a snapshot. Nova
+#: accepts no such image id, so an older client without snapshots creates no member.
 _WORD: Final = "snapshot:"
 _ID: Final = re.compile(r"[0-9a-f]{12}", re.ASCII)
 _TURN: Final = re.compile(rf"{SNAPSHOT}-[0-9]+-([0-9a-f]{{12}})(-run)?", re.ASCII)
@@ -47,17 +47,17 @@ _HARMLESS: Final = (
 
 @attrs.frozen
 class SnapshotTurn:
-    """The turn in a cluster's wish while its snapshot is not finished.
+    """The turn in a cluster's ``ClusterWish`` while its snapshot is not finished.
 
-    :ivar id: of the snapshot.
-    :ivar runs: members ran before, and run again in the end.
+    :ivar id: id of the snapshot.
+    :ivar runs: members ran before, and are started again afterwards.
     """
 
     id: str
     runs: bool
 
     def write(self, generation: int) -> str:
-        """The text for the wish."""
+        """The text for :attr:`ClusterWish.turn`."""
         return f"{SNAPSHOT}-{generation}-{self.id}{'-run' if self.runs else ''}"
 
 
@@ -65,12 +65,12 @@ class SnapshotTurn:
 class MemberImage:
     """The image of a member's disk.
 
-    :ivar number: of the member; it may be 0 in an adopted cluster.
+    :ivar number: number of the member; it may be 0 in an adopted cluster.
     :ivar server: id of the member's server.
-    :ivar created: time in UTC, of whole seconds.
-    :ivar size: in bytes; 0 while Glance does not know it.
+    :ivar created: time in UTC, in whole seconds.
+    :ivar size: in bytes; 0 until Glance reports it.
     :ivar tagged: it has the tag that its snapshot is whole.
-    :ivar wish: of the cluster at that time; None: it cannot be read.
+    :ivar wish: description of the cluster at that time; None if it cannot be read.
     """
 
     id: str
@@ -94,12 +94,12 @@ class ClusterSnapshot:
 
     @property
     def wish(self) -> ClusterWish | None:
-        """The wish of the cluster at that time; None: no image has it."""
+        """The description of the cluster at that time; None if no image has it."""
         return next((image.wish for image in self.images if image.wish is not None), None)
 
     @property
     def active(self) -> Mapping[int, MemberImage]:
-        """Number of a member -> its image, if that is active; the oldest of several."""
+        """Number of a member -> its active image, the oldest if there are several."""
         active: dict[int, MemberImage] = {}
         for image in order_images(self.images):
             if image.status == "active":
@@ -108,7 +108,7 @@ class ClusterSnapshot:
 
     @property
     def problem(self) -> str:
-        """The parts that are missing, in words; empty: a cluster can be made from it."""
+        """The missing parts, in words; empty if a cluster can be made from it."""
         if self.wish is None:
             return "no image says what the cluster was"
         missing = self.wish.members - self.active.keys()
@@ -125,36 +125,36 @@ def new_turn(
 ) -> SnapshotTurn:
     """The turn of a new snapshot: two clients that begin it at once make the same one.
 
-    The generation alone does not tell snapshots apart: it begins again where all members were lost
-    or released.
+    The generation is not enough to distinguish snapshots: it begins again after all members were
+    lost or released.
 
     :param group: id of the cluster's server group.
-    :param generation: of the wish with the turn.
+    :param generation: generation of the ``ClusterWish`` with the turn.
     :param servers: ids of the members' servers.
-    :param taken: how many ids of this generation have images already.
+    :param taken: the number of ids of this generation that have images already.
     """
     text = " ".join((group, str(generation), str(taken), *sorted(servers)))
     return SnapshotTurn(cluster_wish.short_digest_of(text.encode()), runs)
 
 
 def read_turn(wish: ClusterWish | None) -> SnapshotTurn | None:
-    """The turn of a snapshot that is not finished; None: there is none."""
+    """The turn of a snapshot that is not finished; None if there is none."""
     match = _TURN.fullmatch(wish.turn) if wish is not None else None
     return SnapshotTurn(match[1], bool(match[2])) if match else None
 
 
 def is_snapshot_id(text: str) -> bool:
-    """Whether a snapshot can have this id."""
+    """Whether the text has the form of a snapshot's id."""
     return bool(_ID.fullmatch(text))
 
 
 def write_snapshot_image(snapshot: str) -> str:
-    """The image of a wish whose members boot from their images of a snapshot."""
+    """The value of :attr:`ClusterWish.image` for members that boot from a snapshot's images."""
     return f"{_WORD}{snapshot}"
 
 
 def snapshot_of_image(image: str) -> str:
-    """The snapshot that the image of a wish names; empty: it is an image."""
+    """The snapshot that a :attr:`ClusterWish.image` names; empty if it names an image of Glance."""
     snapshot = image.removeprefix(_WORD)
     return snapshot if snapshot != image and is_snapshot_id(snapshot) else ""
 
@@ -165,6 +165,7 @@ def build_properties(
     """Properties of a member's image.
 
     :param group: id of the cluster's server group.
+    :param number: number of the member.
     :param server: id of the member's server.
     """
     own = {KEY: turn.id, MEMBER_KEY: str(number), SERVER_KEY: server}
@@ -180,11 +181,11 @@ def image_name(member: str, snapshot: str) -> str:
 
 
 def read_images(records: Iterable[Mapping[str, Any]]) -> list[MemberImage]:
-    """Those of Glance's images that are of a snapshot.
+    """Select the images of Glance that belong to a snapshot.
 
-    A member that was rebuilt from its image has that image's properties, and Nova gives them to
-    every image that it makes of the member: to the disk of a shelved one, and to images of its
-    owner. Those have another name, and their base is an image with the same properties.
+    A member that was rebuilt from its image has that image's properties. Nova copies them to every
+    image that it makes of the member: the disk of a shelved one, and images of its owner. Such
+    copies are left out: their name differs, or their base is an image of the same snapshot.
     """
     records = list(records)
     snapshot_of = {record.get("id"): record.get(KEY) for record in records}
@@ -197,11 +198,11 @@ def read_images(records: Iterable[Mapping[str, Any]]) -> list[MemberImage]:
 
 
 def read_image(record: Mapping[str, Any]) -> MemberImage | None:
-    """An image of Glance's API, as far as it tells alone; None: it is none of a snapshot.
+    """Read one image of Glance's API, without its base; None if it is not an image of a snapshot.
 
-    Nova gives the properties of the image from which a server was made to each image that is made
-    of the server. So an image counts only if Nova made it of the server that they name, and if it
-    has the name of a member's image.
+    Nova copies the properties of a server's base image to each image of the server. So an image
+    counts only if Nova made it from the server in its properties, and if it has the name of a
+    member's image.
     """
     snapshot, number = record.get(KEY), record.get(MEMBER_KEY)
     server = record.get(SERVER_KEY)
@@ -236,12 +237,12 @@ def read_image(record: Mapping[str, Any]) -> MemberImage | None:
 
 
 def order_images(images: Iterable[MemberImage]) -> list[MemberImage]:
-    """Images as they count, the same for every client: active ones first, then older ones."""
+    """Images in order of preference, the same for every client: active ones first, then by age."""
     return sorted(images, key=lambda image: (image.status != "active", image.created, image.id))
 
 
 def gather_snapshots(images: Iterable[MemberImage]) -> list[ClusterSnapshot]:
-    """The snapshots that these images are of, the oldest first."""
+    """The snapshots to which these images belong, the oldest first."""
     by_id: dict[str, list[MemberImage]] = {}
     for image in sorted(images, key=lambda image: (image.created, image.number, image.id)):
         by_id.setdefault(image.snapshot, []).append(image)
@@ -249,10 +250,12 @@ def gather_snapshots(images: Iterable[MemberImage]) -> list[ClusterSnapshot]:
 
 
 def find_disturbance(actions: Iterable[tuple[str, str]], since: datetime.datetime) -> str:
-    """The action that may have let a server run or changed its disk; empty: there is none.
+    """The action that may have started a server or changed its disk; empty if there is none.
+
+    An action whose time cannot be read counts as later than the first image.
 
     :param actions: names and times of Nova's instance actions.
-    :param since: time of the first image. Glance tells whole seconds, so an action within that
+    :param since: time of the first image. Glance reports whole seconds, so an action within that
         second counts as earlier.
     """
     for action, begun in actions:
@@ -270,7 +273,7 @@ def find_disturbance(actions: Iterable[tuple[str, str]], since: datetime.datetim
 def choose_images(
     images: Sequence[MemberImage], servers: Mapping[int, str]
 ) -> dict[int, list[MemberImage]]:
-    """Number of a member -> the images of its present server, the one that counts first.
+    """Number of a member -> the images of its present server, in order of preference.
 
     :param servers: number of a member -> id of its server.
     """

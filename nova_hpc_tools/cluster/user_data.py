@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """User data of members: the user's own, and the keys and mounts of the cluster.
 
-Our part is a boothook, which each cloud-init runs before sshd starts, without any module of the
-image's configuration and without being merged with the user's cloud-config.
+Our part is a boothook. Every cloud-init runs it before sshd starts. It needs no module of the
+image's configuration, and cloud-init does not merge it with the user's cloud-config.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ from nova_hpc_tools.cluster.mount_units import format_mount_hook
 
 #: Longest user data that Nova takes, in base64 (Nova's schema of servers).
 MOST: Final = 65535
-#: Bytes in base64 that a new cluster leaves free of packed user data: later members have other
-#: keys, which pack worse or better.
+#: Bytes in base64 that the compressed user data of a new cluster leaves free: the keys of later
+#: members differ, and may compress less well.
 SPARE: Final = 512
 _GZIP: Final = b"\x1f\x8b"
-#: The first signs of what cloud-init reads (cloudinit/handlers/__init__.py, 22.4 to 26.1).
+#: First characters of the formats that cloud-init reads (cloudinit/handlers/__init__.py, 22.4 to
+#: 26.1).
 _STARTS: Final = (b"#!", b"#cloud-", b"#include", b"#part-handler", b"## template: jinja")
-#: Where it looks for the header of MIME (cloudinit/user_data.py, convert_string).
+#: Bytes in which cloud-init looks for the MIME header (cloudinit/user_data.py, convert_string).
 _HEAD: Final = 4096
 
 _HOOK: Final = """\
@@ -65,16 +66,16 @@ END
 
 
 class UserDataError(ValueError):
-    """User data that cannot be given to members; the text says why and what helps."""
+    """User data that cannot be given to members; the text contains the reason and the cure."""
 
 
 @attrs.frozen
 class MemberKeys:
-    """The keys of all members that one command makes.
+    """The SSH keys of all members that one command makes.
 
-    :ivar login: opens other members.
-    :ivar host: of the members as hosts.
-    :ivar public: of both.
+    :ivar login: private key with which users log in to other members.
+    :ivar host: private host key of the members.
+    :ivar public: the public keys of both.
     """
 
     login: str = attrs.field(repr=False)
@@ -83,7 +84,7 @@ class MemberKeys:
 
 
 def make_member_keys() -> MemberKeys:
-    """New keys."""
+    """Two new Ed25519 key pairs, for logins and for hosts."""
     (login, login_public), (host, host_public) = _make_key(), _make_key()
     return MemberKeys(login, host, PublicKeys(login_public, host_public))
 
@@ -102,13 +103,15 @@ def merge_user_data(
     mounts: Sequence[Mount] = (),
     spare: int = 0,
 ) -> bytes:
-    """MIME with the user's own data, whole and unchanged, and our part.
+    """Build a MIME message of our part and the user's own data, which stays unchanged.
 
-    It is in gzip if the user's was, or if it is too long otherwise.
+    The result is compressed with gzip if the user's data was, or if it is too long otherwise.
 
-    :param keys: None: members do not know each other.
-    :param spare: bytes in base64 that gzip has to leave free for keys of later members.
-    :raises UserDataError: cloud-init would not read the user's own data, or all is too long.
+    :param keys: None if members do not log in to each other.
+    :param spare: bytes in base64 that gzip has to leave free for keys of later members; ignored
+        without keys.
+    :raises UserDataError: the user's data is broken gzip or in a format that cloud-init does not
+        read, or the result is too long.
     """
     packed = own.startswith(_GZIP)
     try:
@@ -134,7 +137,7 @@ def merge_user_data(
         parts.append(plain)
     elif plain:
         parts.append(_format_part(plain))
-    # No part has its digest in it.
+    # No part contains the digest of all parts, so it can separate them.
     boundary = hashlib.sha256(b"".join(parts)).hexdigest().encode()
     lines = [b'MIME-Version: 1.0\nContent-Type: multipart/mixed; boundary="%s"\n' % boundary]
     lines += [b"\n--%s\n%s" % (boundary, part) for part in parts]
@@ -155,14 +158,14 @@ def merge_user_data(
 
 
 def encoded_size_of(data: bytes) -> int:
-    """The size in base64, which is what Nova counts."""
+    """The size in base64, in bytes: Nova's limit counts these."""
     return (len(data) + 2) // 3 * 4
 
 
 def _format_part(data: bytes) -> bytes:
-    """A part whose type cloud-init finds by itself, as it does for user data without MIME."""
+    """A part whose type cloud-init detects from its content, as for user data without MIME."""
     head, body = b"Content-Type: text/plain\n\n", data
-    # Readers change line ends of others, and what is not ASCII.
+    # MIME readers change other line ends and non-ASCII bytes, so base64 protects these.
     if not data.isascii() or b"\r" in data or b"\0" in data:
         head = b"Content-Type: text/plain\nContent-Transfer-Encoding: base64\n\n"
         body = base64.encodebytes(data)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A wish in the words of Nova and Neutron: names, tags, and the bodies of requests."""
+"""A ``ClusterWish`` in terms of Nova and Neutron: names, tags, and the bodies of requests."""
 
 from __future__ import annotations
 
@@ -27,40 +27,40 @@ from nova_hpc_tools.cluster.user_data import (
     merge_user_data,
 )
 
-#: Of Nova's API, for every request. 2.52: tags when a server is created; 2.64: rules of
-#: server groups; 2.71: a server says its groups. Nova 32, 33 and 34 have it.
+#: Microversion of Nova's API for every request. 2.52: tags when a server is created; 2.64: rules
+#: of server groups; 2.71: server records contain their groups. Nova 32, 33 and 34 have it.
 MICROVERSION: Final = "2.71"
-#: A member's tag and a port's description begin with it; the id of the server group follows.
+#: Prefix of a member's tag and of a port's description; the id of the server group follows.
 MARK: Final = "hpc-cluster="
 #: The same for members of adopted clusters, and for ports that the client makes for them.
 ADOPTED_MARK: Final = "hpc-adopted="
-#: The scheduler hint that says how many members there will be.
+#: The scheduler hint with the number of members that the cluster will have.
 HINT: Final = "hpc_members"
 #: Policies of Nova's server groups; one is required.
 POLICIES: Final = ("soft-anti-affinity", "soft-affinity", "anti-affinity", "affinity")
-#: Types of ports that Neutron knows.
+#: Neutron's types of ports.
 VNICS: Final = (
     *("normal", "direct", "direct-physical", "macvtap", "baremetal"),
     *("virtio-forwarder", "vdpa", "remote-managed", "smart-nic", "accelerator-direct"),
     "accelerator-direct-physical",
 )
-#: As long as an address of IPv4 can be.
+#: An address of the greatest length that IPv4 has.
 _LONG_ADDRESS: Final = "255.255.255.255"
 
 
 class WishError(ValueError):
-    """The wish cannot be a cluster; the text says why and what would be one."""
+    """The ``ClusterWish`` describes no valid cluster; the text has the reason and the cure."""
 
 
 @attrs.frozen
 class Secrets:
-    """Words of a wish that Nova's records do not give back: who finishes a cluster says them again.
+    """Options that Nova's API does not return, so users give them again to finish a cluster.
 
-    :ivar user_data: as it is given to each member.
+    :ivar user_data: the user's own user data, before keys and mounts are added.
     :ivar volumes: ids of volumes that exist, in the order of the members' numbers.
-    :ivar no_user_data: members have none, where no record says so.
-    :ivar keys: of the members that are made with them. They are new for each command, and no
-        record needs to give them back: the other members learn the public ones.
+    :ivar no_user_data: the user states that members have none; needed if no record shows it.
+    :ivar keys: keys of the members that this command makes. Each command makes new ones, and no
+        record needs to return them: the other members get the public keys.
     """
 
     user_data: bytes = b""
@@ -70,7 +70,7 @@ class Secrets:
 
     @property
     def digests(self) -> Mapping[str, str]:
-        """Of each, by its field of :class:`ClusterWish`; empty for none."""
+        """Field of :class:`ClusterWish` -> digest of its secret; empty if there is none."""
         return {
             "user_data": cluster_wish.short_digest_of(self.user_data) if self.user_data else "",
             "volumes": cluster_wish.short_digest_of("\n".join(self.volumes).encode())
@@ -80,10 +80,10 @@ class Secrets:
 
 
 def check_cluster_wish(wish: ClusterWish, secrets: Secrets, spare: int = SPARE) -> None:
-    """Refuse what Nova would refuse half-way, or what no client could finish.
+    """Refuse requests that Nova would refuse half-way, and those that no client could finish.
 
     :param spare: bytes of the user data in base64 that are left for keys of later members.
-    :raises WishError: with the cure.
+    :raises WishError: the request is invalid; the text contains the cure.
     """
     if not NAME.fullmatch(wish.name):
         raise WishError(
@@ -128,10 +128,10 @@ def check_cluster_wish(wish: ClusterWish, secrets: Secrets, spare: int = SPARE) 
 
 
 def build_user_data(wish: ClusterWish, secrets: Secrets, spare: int = 0) -> bytes:
-    """The user data of each member.
+    """The user data of each member, before base64.
 
     :param spare: bytes in base64 that are left for keys of later members.
-    :raises UserDataError: they cannot be given to members.
+    :raises UserDataError: the user data is too long, or cloud-init would not read it.
     """
     if wish.hosts or wish.mounts:
         keys = secrets.keys if wish.hosts else None
@@ -145,9 +145,9 @@ def build_user_data(wish: ClusterWish, secrets: Secrets, spare: int = 0) -> byte
 
 
 def check_wish_secrets(wish: ClusterWish, secrets: Secrets) -> None:
-    """Whether *secrets* are those of the wish.
+    """Compare *secrets* with the digests in the ``ClusterWish``.
 
-    :raises WishError: naming the option to give again.
+    :raises WishError: they differ, or one is missing; the text names the option to give again.
     """
     options = {"user_data": "--user-data", "volumes": "--volume"}
     if wish.volumes == cluster_wish.UNKNOWN:
@@ -174,7 +174,7 @@ def check_wish_secrets(wish: ClusterWish, secrets: Secrets) -> None:
 def is_single(wish: ClusterWish) -> bool:
     """Whether members have to be created one by one.
 
-    Nova refuses ports and volumes that exist in a request for several servers, and takes one image
+    Nova refuses existing ports and volumes in a request for several servers, and uses one image
     for all of them.
     """
     own = bool(wish.volumes or snapshots.snapshot_of_image(wish.image))
@@ -182,12 +182,12 @@ def is_single(wish: ClusterWish) -> bool:
 
 
 def member_tag_of(group: str, adopted: bool = False) -> str:
-    """The tag of each member: 48 characters of the 60 that Nova allows."""
+    """The tag of each member, at most 48 characters; Nova allows 60."""
     return f"{ADOPTED_MARK if adopted else MARK}{group}"
 
 
 def member_name(wish: ClusterWish, number: int) -> str:
-    """The name of a member, as Nova makes it in a request for several servers."""
+    """The name of a member; Nova makes the same names in a request for several servers."""
     return f"{wish.name}-{number}"
 
 
@@ -197,34 +197,34 @@ def head_name(cluster: str) -> str:
 
 
 def port_name(wish: ClusterWish, number: int, nic: int) -> str:
-    """The name of the port that a member has at place *nic* of its networks."""
+    """The name of a member's port in the network at index *nic* of its networks."""
     return f"{wish.name}-{number}.{nic}"
 
 
 def member_number_of(wish_name: str, name: str, adopted: bool = False) -> int | None:
-    """The number in a member's name; None: the name says none.
+    """The number in a member's name; None if the name has none.
 
-    :param adopted: it may be 0: Heat counts from there.
+    :param adopted: accept 0, because Heat counts from 0.
     """
     match = re.fullmatch(rf"{re.escape(wish_name)}-(0|[1-9][0-9]{{0,5}})", name)
     return int(match[1]) if match and int(not adopted) <= int(match[1]) <= numbers.MOST else None
 
 
 def port_place_of(wish_name: str, name: str) -> tuple[int, int] | None:
-    """Member's number and place of the network in the name of a port."""
+    """The member's number and the index of its network in a port's name; None for other names."""
     match = re.fullmatch(rf"{re.escape(wish_name)}-(0|[1-9][0-9]{{0,5}})\.([0-9]{{1,2}})", name)
     return (int(match[1]), int(match[2])) if match else None
 
 
 def nics_with_ports(wish: ClusterWish) -> list[tuple[int, Nic]]:
-    """Places and networks whose ports are made before the server."""
+    """Index and network of the ports that the client makes before the server."""
     return [(place, nic) for place, nic in enumerate(wish.nics) if nic.vnic]
 
 
 def group_body(
     wish: ClusterWish, attempt: str, policy: str, max_per_host: int | None
 ) -> dict[str, Any]:
-    """For ``POST /os-server-groups``."""
+    """The body of ``POST /os-server-groups``."""
     body: dict[str, Any] = {"name": cluster_wish.to_group_name(wish, attempt), "policy": policy}
     if max_per_host is not None:
         body["rules"] = {"max_server_per_host": max_per_host}
@@ -232,7 +232,12 @@ def group_body(
 
 
 def port_body(wish: ClusterWish, group: str, number: int, place: int, groups: Sequence[str]) -> Any:
-    """For ``POST /ports``; *groups* are ids of Neutron's security groups."""
+    """The body of ``POST /ports``.
+
+    :param number: number of the member.
+    :param place: index of the port's network among the member's networks.
+    :param groups: ids of Neutron's security groups; Neutron uses its default if there are none.
+    """
     nic = wish.nics[place]
     port: dict[str, Any] = {
         "name": port_name(wish, number, place),
@@ -254,13 +259,13 @@ def server_body(
     hosts: str = "",
     image: str = "",
 ) -> dict[str, Any]:
-    """For ``POST /servers``.
+    """The body of ``POST /servers``.
 
     :param several: numbers of the members; more than one is a request for several
         servers, which Nova names by itself, from 1 on.
-    :param ports: id of the port that was made, by the place of its network.
-    :param hosts: the host list as far as it is known; empty: it is not.
-    :param image: id of the image of these members; empty: the wish's.
+    :param ports: index of the network -> id of the port that was made for it.
+    :param hosts: text of the host list as far as it is available; empty if it is not.
+    :param image: id of the image of these members; empty for *wish*'s own.
     """
     server: dict[str, Any] = {
         "name": wish.name if len(several) > 1 else member_name(wish, several[0]),

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shares of a GPU inside a project: what Nova and Neutron say of them, and how they change."""
+"""Shares of a GPU inside a project: their records in Nova and Neutron, and their changes."""

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attach clients to a share, and detach them: each step may be the last one, and be repeated.
+"""Attaches clients to a share, and detaches them.
 
-A slot's item comes first and goes last, so that whatever a killed client leaves open has an
-owner that ``list`` names. Nova writes all items of a server at once (``update_instance_metadata``
-of nova/compute/api.py): of two clients that attach at one moment one may lose the other's. So
-each looks again at the end, and writes what is missing.
+A command may end after each step, and each step may be repeated. A slot's item is written first and
+deleted last. So ``list`` shows the owner of everything that a killed command leaves open.
+
+Nova writes all items of a server at once (``update_instance_metadata`` of nova/compute/api.py). Of
+two commands that attach at the same moment, one may overwrite the other's item. So each command
+reads the items again at the end, and writes its own if it is missing.
 """
 
 from __future__ import annotations
@@ -25,18 +27,20 @@ from nova_hpc_tools.gpu.cloud import ProjectView, ShareCloud, ask_again
 from nova_hpc_tools.gpu.model import GpuServer, SharedGpu, ShareSlot
 from nova_hpc_tools.gpu.refusals import Meeting, ShareError
 
-#: Times that a client's item is written which another writer has lost, or that there is no room.
+#: Attempts to write a client's item if another writer overwrites it, or if there are too many.
 _TRIES: Final = 6
-#: Seconds in which a write that had begun before is done.
+#: Seconds after which a write that began earlier has surely ended.
 _SETTLES: Final = 1.0
 _KEY_PAUSE: Final = 5.0
 
 
 @attrs.frozen
 class AttachWish:
-    """What the user asks for.
+    """The user's options for new slots.
 
-    :ivar memory: MiB of each slot; 0: as the share says.
+    :ivar memory: MiB of each slot; 0 for the share's own setting.
+    :ivar encrypt: encrypt the connection, even if the share does not require it.
+    :ivar force: accept a network path that others could use, too.
     """
 
     memory: int = 0
@@ -55,8 +59,13 @@ def attach_client(
 ) -> None:
     """Give a server a slot of a share.
 
-    :param said: is told how far it is.
-    :raises ShareError: with the reason; before anything changed, or it says how to go on.
+    The phases: check the request, read both consoles, write the slot, open the way, write the
+    client's record, and check that the slot is still there.
+
+    :param said: called with the present work.
+    :param now: returns the present Unix time in seconds.
+    :raises ShareError: with the reason; nothing has changed, or the text contains the command that
+        goes on.
     """
     view = ask_again(pace, cloud.look)
     share = refusals.find_share(view.shares, share_name)
@@ -89,7 +98,7 @@ def attach_client(
 
 
 class _NoRoomError(ShareError):
-    """Another client had the last slot; nothing is left of this one's."""
+    """Another client got the last slot; this one's item was removed again."""
 
 
 def _hear_guests(
@@ -100,9 +109,11 @@ def _hear_guests(
     encrypt: bool,
     pace: Pace,
 ) -> tuple[str, str]:
-    """Public keys of the client and of the share, on their consoles; empty without encryption.
+    """Public keys of the client and of the share, from their consoles; empty without encryption.
 
-    :raises ShareError: what a guest says is refused, or it says no key.
+    A guest prints its key after its boot, so the consoles are read again until both have one.
+
+    :raises ShareError: an announcement is refused, or a guest announces no key in time.
     """
     begun = pace.clock()
     while True:
@@ -146,7 +157,13 @@ def _write_slot(
     pace: Pace,
     now: Callable[[], float],
 ) -> None:
-    """Write the slot, and see that it is one of those for which there is room."""
+    """Write the slot, and check that the share has room for it.
+
+    If two clients take the last slot at the same moment, both see too many slots. The later one by
+    :func:`_rank_of` removes its item; the earlier one reads again until it is gone.
+
+    :raises _NoRoomError: there is no room; the item is removed unless it existed before.
+    """
     most = share.record.slots if share.record else 0
     item = records.slot_key_of(client.id)
     before = share.server.metadata.get(item) if share.server else None
@@ -162,7 +179,7 @@ def _write_slot(
             return
         if len(slots) > most and _rank_of(client.id, slots) >= most:
             break
-        # Who came later sees that, too, and goes.
+        # A client that came later sees the same, and removes its item.
     if before is None:
         ask_again(pace, cloud.delete_item, share.id, item)
     raise _NoRoomError(
@@ -183,7 +200,7 @@ def _slots_now(cloud: ShareCloud, share: SharedGpu, pace: Pace) -> dict[str, Sha
 
 
 def _rank_of(client: str, slots: dict[str, ShareSlot]) -> int:
-    """The place of a client, oldest first; the same for every client that looks."""
+    """The rank of a client by the age of its slot, from 0; the same for every client."""
     order = sorted(
         (slot.slot.since if slot.slot is not None else 0, client_id)
         for client_id, slot in slots.items()
@@ -214,7 +231,7 @@ def _keep_slot(
     made: tuple[Meeting, int, str],
     now: Callable[[], float],
 ) -> None:
-    """See that no other writer has lost the slot meanwhile."""
+    """Check that no other writer has overwritten the slot, and write it again if one has."""
     for _ in range(_TRIES):
         if client.id in _slots_now(cloud, share, pace):
             return
@@ -223,10 +240,10 @@ def _keep_slot(
 
 
 def detach_client(cloud: ShareCloud, share_name: str, client_name: str, pace: Pace) -> None:
-    """Take a server's slot back; what is gone already is no error.
+    """Take a server's slot back; ignore parts that are gone already.
 
-    :param client_name: name or id, also of a server that was deleted.
-    :raises ShareError: with the reason, and how to go on.
+    :param client_name: name or id of the server; the id of one that was deleted.
+    :raises ShareError: with the reason, and with the command that goes on.
     """
     view = ask_again(pace, cloud.look)
     share = refusals.find_share(view.shares, share_name)
@@ -241,9 +258,9 @@ def detach_client(cloud: ShareCloud, share_name: str, client_name: str, pace: Pa
 def take_slot(
     cloud: ShareCloud, view: ProjectView, share: SharedGpu, slot: ShareSlot, pace: Pace
 ) -> None:
-    """The client's record first, then its way in, its slot last.
+    """Remove the client's record first, then its access, and its slot last.
 
-    :raises ShareError: the cloud refuses, or does not answer.
+    :raises ShareError: the cloud refuses a request, or does not answer.
     """
     if slot.client is not None and slot.points:
         ask_again(pace, cloud.delete_item, slot.client_id, records.CLIENT_KEY)

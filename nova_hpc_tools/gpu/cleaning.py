@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What deleted servers leave of a share, and taking it back.
+"""Finds and removes the parts of a share that deleted servers leave.
 
-Any user of the project does it with the next command that changes something. A server counts as
-deleted only once Nova says of this very id that there is none: a list may be older than a slot.
+The next command of any user of the project that changes a share does this. A server counts as
+deleted only if Nova answers 404 for its id: a list of servers may be older than a slot.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from nova_hpc_tools.gpu.cloud import ProjectView, ShareCloud, ask_again
 from nova_hpc_tools.gpu.model import GpuPort, SharedGpu, ShareSlot
 from nova_hpc_tools.gpu.refusals import ShareError
 
-#: Times that a port's groups are changed which others change, too.
+#: Attempts to change a port's groups while other clients change them, too.
 _TRIES: Final = 5
 
 
 @attrs.frozen
 class ShareLeftover:
-    """Something that a deleted server left.
+    """A part of a share that a deleted server left.
 
-    :ivar text: what it is, for people.
-    :ivar server: the deleted server.
+    :ivar text: its description, for people.
+    :ivar server: id of the deleted server.
+    :ivar slot: the slot to remove; None if the whole share is left over.
     """
 
     text: str
@@ -38,7 +39,7 @@ class ShareLeftover:
 
 
 def find_leftovers(view: ProjectView) -> Iterator[ShareLeftover]:
-    """Everything that a server left which this look does not have."""
+    """The leftovers of servers that are missing in *view*."""
     for share in view.shares:
         name = printable_text(share.name)
         if share.server is None:
@@ -51,10 +52,10 @@ def find_leftovers(view: ProjectView) -> Iterator[ShareLeftover]:
 
 
 def clean_leftovers(cloud: ShareCloud, view: ProjectView, pace: Pace) -> list[str]:
-    """Take back what deleted servers left; lines that say what.
+    """Remove the leftovers of deleted servers, and return a line for each.
 
-    What cannot be taken back now stays named by ``list``, and keeps nobody from other work: Nova
-    changes nothing of a share that is shelved or locked.
+    A leftover that cannot be removed now stays in the output of ``list``, and does not stop the
+    command: Nova refuses changes to a share that is shelved or locked.
     """
     cleaned = []
     for leftover in find_leftovers(view):
@@ -79,9 +80,9 @@ def _take_back(cloud: ShareCloud, view: ProjectView, leftover: ShareLeftover, pa
 
 
 def end_share_remains(cloud: ShareCloud, view: ProjectView, share: SharedGpu, pace: Pace) -> None:
-    """Take back the clients' records, their way in, and the security groups of a share.
+    """Remove the clients' records, their access, and the security groups of a share.
 
-    :raises ShareError: the cloud refuses, or does not answer.
+    :raises ShareError: the cloud refuses a request, or does not answer.
     """
     ids = {group.id for group in share.groups}
     for slot in share.slots:
@@ -91,7 +92,7 @@ def end_share_remains(cloud: ShareCloud, view: ProjectView, share: SharedGpu, pa
     for port in view.ports:
         if ids & set(port.groups):
             change_port_groups(cloud, port.id, pace, take=frozenset(ids))
-    # Its own names the clients', which cannot go before it.
+    # A rule of the share's own group names the clients' group, so the own group is deleted first.
     for group in sorted(share.groups, key=lambda group: group.is_clients):
         ask_again(pace, cloud.delete_security_group, group.id)
 
@@ -103,9 +104,11 @@ def change_port_groups(
     add: frozenset[str] = frozenset(),
     take: frozenset[str] = frozenset(),
 ) -> None:
-    """Put a port into groups or take it out; what others change of it at that moment stays.
+    """Add a port to security groups, or remove it; changes that others make meanwhile are kept.
 
-    :raises ShareError: the cloud refuses, or the port changes all the time.
+    :param add: ids of the groups to add.
+    :param take: ids of the groups to remove.
+    :raises ShareError: the cloud refuses a request, or others change the port again and again.
     """
     for _ in range(_TRIES):
         port = _find_port(cloud, port_id, pace)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the steps of a share ask of a cloud; all of it by the user's own token."""
+"""The requests to a cloud that the steps of a share need, with the user's own token."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from nova_hpc_tools.cluster.life_cycle.run import ClusterCloudError, LostError, 
 from nova_hpc_tools.gpu.model import GpuGroup, GpuPort, GpuServer, SharedGpu
 from nova_hpc_tools.gpu.refusals import ShareError
 
-#: Times that a request is sent whose answers are lost, and seconds between them. Every step
-#: may be repeated.
+#: Attempts of a request whose answers are lost, and seconds between them. Every step may be
+#: repeated.
 _TRIES, _PAUSE = 5, 1.0
 
 _Answer = TypeVar("_Answer")
@@ -22,7 +22,7 @@ _Words = ParamSpec("_Words")
 
 @attrs.frozen
 class ProjectView:
-    """All that concerns shares in a project, as of one look."""
+    """All shares of a project, with the records that they consist of, from one reading."""
 
     shares: tuple[SharedGpu, ...]
     servers: Mapping[str, GpuServer]
@@ -39,10 +39,10 @@ class ShareCloud(Protocol):
 
     @property
     def project(self) -> str:
-        """Id of the project that the user works in."""
+        """Id of the user's project."""
 
     def look(self) -> ProjectView:
-        """All shares, and what they are made of."""
+        """Read all shares of the project, with their servers, ports and security groups."""
 
     def gpu_server(self, name: str) -> GpuServer:
         """The server with this name or id.
@@ -51,45 +51,46 @@ class ShareCloud(Protocol):
         """
 
     def is_gone(self, server: str) -> bool:
-        """Whether there is no such server (any more)."""
+        """Whether the server does not exist (any more)."""
 
     def subnets(self) -> Mapping[str, str]:
-        """Id of each subnet -> as Neutron writes it."""
+        """Id of each subnet -> its CIDR as Neutron writes it."""
 
     def console(self, server: str) -> str:
-        """The last lines of a server's console; empty where there is none."""
+        """The last lines of a server's console; empty if there is none."""
 
     def make_server(self, body: Mapping[str, Any]) -> str:
-        """Ask for a server; its id."""
+        """Request a server, and return its id."""
 
     def delete_server(self, server: str) -> None:
-        """Ask for the end of a server; one that is gone is no error."""
+        """Request the deletion of a server; ignore one that is gone."""
 
     def make_security_group(self, name: str, description: str) -> str:
-        """Make a security group; its id."""
+        """Make a security group, and return its id."""
 
     def make_rule(self, body: Mapping[str, Any]) -> None:
-        """Make a rule of a security group; one that is there already is no error."""
+        """Make a rule of a security group; ignore one that exists already."""
 
     def delete_security_group(self, group: str) -> None:
-        """Delete a security group; one that is gone is no error."""
+        """Delete a security group; ignore one that is gone."""
 
     def set_port_groups(self, port: GpuPort, groups: Sequence[str]) -> bool:
-        """Give a port these groups; False: it has changed since it was looked at."""
+        """Give a port these security groups; False if it has changed since it was read."""
 
     def set_item(self, server: str, key: str, text: str) -> None:
         """Write one item of a server's metadata."""
 
     def delete_item(self, server: str, key: str) -> None:
-        """Delete one item of a server's metadata; if it or the server is gone, it is no error."""
+        """Delete one item of a server's metadata; ignore an item or server that is gone."""
 
 
 def ask_again(
     pace: Pace, ask: Callable[_Words, _Answer], *words: _Words.args, **keywords: _Words.kwargs
 ) -> _Answer:
-    """Ask until there is an answer; only for what may be done twice.
+    """Send a request until there is an answer; only for requests that may take effect twice.
 
-    :raises ShareError: the cloud refuses, or does not answer.
+    :param ask: sends the request.
+    :raises ShareError: the cloud refuses the request, or does not answer.
     """
     for left in reversed(range(_TRIES)):
         try:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the keys in the records of encrypted slots are those that the guests have now.
+"""Compares the keys in the records of encrypted slots with the guests' present keys.
 
-Each boot of a guest makes a new key, and says the public half on its console. A slot with the key
-of an earlier boot is cut off, while all of its records agree.
+Each boot of a guest makes a new key pair, and prints the public key on its console. A slot with the
+key of an earlier boot has no connection, although all of its records agree.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from nova_hpc_tools.gpu.refusals import ShareError
 
 
 def compare_keys(cloud: ShareCloud, share: SharedGpu, pace: Pace) -> SharedGpu:
-    """The share, with a problem for each slot whose keys are not those of its guests.
+    """The share, with a problem for each slot whose keys differ from its guests' present ones.
 
-    A guest without a key on its console, or without a console, is unknown: it gives no problem.
+    A guest without a console, or without a key on it, is unknown and gives no problem.
     """
     encrypted = [slot for slot in share.slots if slot.slot is not None and slot.slot.key]
     if share.server is None or not encrypted:
@@ -39,6 +39,8 @@ def compare_keys(cloud: ShareCloud, share: SharedGpu, pace: Pace) -> SharedGpu:
 def _compare_slot(
     cloud: ShareCloud, share: SharedGpu, slot: ShareSlot, own: str, pace: Pace
 ) -> ShareSlot:
+    # Each end stores the other's key: the client's record has the share's, and the slot the
+    # client's.
     pointer = slot.client.pointer if slot.client is not None else None
     if slot.client is None or slot.slot is None or pointer is None:
         return slot
@@ -55,7 +57,7 @@ def _compare_slot(
 
 
 def _hear_key(cloud: ShareCloud, server: str, name: str, pace: Pace) -> str:
-    """The key of a guest's last boot; empty: it is unknown."""
+    """The public key of a guest's last boot; empty if unknown."""
     try:
         said = announcements.read_announcements(ask_again(pace, cloud.console, server))
         return announcements.require_one_key(said, name) or ""

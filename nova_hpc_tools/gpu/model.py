@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A share as its project sees it: its server, its slots, who may connect, and what is left over.
+"""A share as its project sees it: its server, its slots, its clients' access, and its leftovers.
 
-All of it is read from Nova's and Neutron's records each time; nothing else keeps it.
+Each command reads everything from the records of Nova and Neutron; no other store exists.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from nova_hpc.guest.gpu import records
 from nova_hpc.guest.gpu.records import GpuClient, GpuShare, GpuSlot, RecordError
 
 _GROUP: Final = re.compile(rf"hpc-gpu-({records.UUID.pattern})(-clients)?", re.ASCII)
-#: States of a server in which its guest serves, or will again without anyone's doing.
+#: States of a server in which its guest serves, or will serve again without a command.
 _SERVES: Final = ("ACTIVE", "REBOOT", "HARD_REBOOT", "PASSWORD", "MIGRATING")
 #: States in which Nova changes a server's metadata (nova/compute/api.py).
 CHANGEABLE: Final = ("ACTIVE", "PAUSED", "SUSPENDED", "SHUTOFF")
@@ -27,21 +27,24 @@ class ShareState(enum.Enum):
     """The state of a share, in one word."""
 
     READY = "READY"
-    #: Its server is being made, or comes back.
+    #: Nova is making or rebuilding its server.
     BUILDING = "BUILDING"
-    #: Its creation was not finished: no filter is around it yet, so nothing is attached.
+    #: Its creation was not finished: its ports have no filter yet, so no client is attached.
     UNFINISHED = "UNFINISHED"
     #: Its server does not run.
     DOWN = "DOWN"
     #: Its record cannot be read.
     UNKNOWN = "UNKNOWN"
-    #: Its server was deleted; what is left is cleaned by the next command.
+    #: Its server was deleted; the next command removes the leftovers.
     GONE = "GONE"
 
 
 @attrs.frozen
 class GpuServer:
-    """A server of the project, as far as shares go."""
+    """A server of the project, with the fields that shares need.
+
+    :ivar flavor_specs: extra specs of its flavor; None if Nova does not show them.
+    """
 
     id: str
     name: str
@@ -54,12 +57,12 @@ class GpuServer:
 
     @property
     def is_share(self) -> bool:
-        """Whether it is a share, or was to be one."""
+        """Whether it is a share, finished or not."""
         return records.TAG in self.tags or records.SHARE_KEY in self.metadata
 
     @property
     def pointer(self) -> GpuClient | None:
-        """Where its share is; None: nowhere, or its record cannot be read."""
+        """Its record as a client, which names its share; None if it has none that can be read."""
         try:
             return records.read_client(self.metadata.get(records.CLIENT_KEY))
         except RecordError:
@@ -70,9 +73,10 @@ class GpuServer:
 class GpuPort:
     """A port of a server.
 
-    :ivar addresses: subnet -> address.
-    :ivar filtered: security groups have an effect there.
-    :ivar revision: what Neutron counts its changes by; None: it does not.
+    :ivar addresses: id of a subnet -> address.
+    :ivar filtered: security groups have an effect on it.
+    :ivar groups: ids of its security groups.
+    :ivar revision: Neutron's revision number; None if Neutron shows none.
     """
 
     id: str
@@ -88,7 +92,7 @@ class GpuPort:
 class GpuGroup:
     """A security group.
 
-    :ivar rules: as Neutron has them.
+    :ivar rules: its rules, records of Neutron's API.
     """
 
     id: str
@@ -97,7 +101,7 @@ class GpuGroup:
 
     @property
     def share(self) -> str | None:
-        """Id of the share that it belongs to; None: it is no share's."""
+        """Id of the share that it belongs to, read from its name; None if it has none."""
         match = _GROUP.fullmatch(self.name)
         return match[1] if match else None
 
@@ -116,11 +120,11 @@ def group_name_of(share: str, clients: bool = False) -> str:
 class ShareSlot:
     """One client's part of a share.
 
-    :ivar slot: None: its record is missing or cannot be read.
-    :ivar client: None: there is no such server (any more).
-    :ivar points: the client's own record says this share and these values.
+    :ivar slot: None if its record is missing or cannot be read.
+    :ivar client: None if the server does not exist (any more).
+    :ivar points: the client's own record names this share.
     :ivar may_connect: its port is in the clients' group.
-    :ivar problem: what is wrong; empty: nothing is.
+    :ivar problem: the problem and its cure; empty if there is none.
     """
 
     client_id: str
@@ -129,20 +133,20 @@ class ShareSlot:
     points: bool = False
     may_connect: bool = False
     problem: str = ""
-    #: The share's server has an item for it, also one that cannot be read.
+    #: The share's server has a metadata item for it, readable or not.
     is_taken: bool = False
-    #: One of its ends was rebooted since, and has another key.
+    #: The client or the share was rebooted since, and has another key.
     has_old_key: bool = False
 
 
 @attrs.frozen
 class SharedGpu:
-    """Everything that is known of one share.
+    """All records of one share.
 
-    :ivar server: None: it was deleted.
-    :ivar record: None: it cannot be read; *problem* says why.
-    :ivar groups: its security groups, its own and its clients'.
-    :ivar ports: those of its server.
+    :ivar server: None if it was deleted.
+    :ivar record: None if it cannot be read; *problem* is the reason.
+    :ivar groups: its own security group and its clients' group.
+    :ivar ports: the ports of its server.
     """
 
     id: str
@@ -155,7 +159,7 @@ class SharedGpu:
 
     @property
     def name(self) -> str:
-        """Its name; that of its server if its record cannot be read."""
+        """Its name; its server's name if its record cannot be read."""
         if self.record is not None:
             return self.record.name
         return self.server.name if self.server is not None else "?"
@@ -172,7 +176,7 @@ class SharedGpu:
 
     @property
     def taken(self) -> int:
-        """How many slots its record keeps for clients, also for those that are gone."""
+        """The number of slots that its metadata keep for clients, including deleted clients."""
         return sum(slot.is_taken for slot in self.slots)
 
     @property
@@ -203,7 +207,7 @@ class SharedGpu:
 
 
 def is_closed(share: SharedGpu) -> bool:
-    """Whether each port of a share has its filter, where it can have one."""
+    """Whether the share's security groups exist, and its own is on all ports that can have it."""
     own, clients = share.own_group, share.clients_group
     if own is None or clients is None or not share.ports:
         return False
@@ -213,7 +217,7 @@ def is_closed(share: SharedGpu) -> bool:
 
 
 def read_gpu_server(data: Mapping[str, Any]) -> GpuServer:
-    """A server as Nova shows it."""
+    """Read a server record of Nova's API."""
     flavor = data.get("flavor") or {}
     specs = flavor.get("extra_specs")
     fault = (data.get("fault") or {}).get("message", "")
@@ -230,7 +234,10 @@ def read_gpu_server(data: Mapping[str, Any]) -> GpuServer:
 
 
 def read_gpu_port(data: Mapping[str, Any]) -> GpuPort:
-    """A port as Neutron shows it to its owner."""
+    """Read a port record of Neutron's API, with the fields that its owner can see.
+
+    Security groups take effect on a port if its type is normal and its port security is on.
+    """
     secure = data.get("port_security_enabled", True) is not False
     normal = data.get("binding:vnic_type", "normal") == "normal"
     revision = data.get("revision_number")
@@ -249,7 +256,7 @@ def read_gpu_port(data: Mapping[str, Any]) -> GpuPort:
 
 
 def read_gpu_group(data: Mapping[str, Any]) -> GpuGroup:
-    """A security group as Neutron shows it."""
+    """Read a security group's record of Neutron's API."""
     rules = data.get("security_group_rules") or ()
     return GpuGroup(
         str(data["id"]),
@@ -261,7 +268,7 @@ def read_gpu_group(data: Mapping[str, Any]) -> GpuGroup:
 def gather_shares(
     servers: Iterable[GpuServer], ports: Iterable[GpuPort], groups: Iterable[GpuGroup]
 ) -> list[SharedGpu]:
-    """All shares that these records are of, also those whose server is gone."""
+    """All shares in these records, including shares whose server is gone."""
     by_id = {server.id: server for server in servers}
     ports_of: dict[str, list[GpuPort]] = {}
     for port in ports:
@@ -292,9 +299,17 @@ def _gather_share(
     groups: tuple[GpuGroup, ...],
     pointed: Sequence[GpuServer],
 ) -> SharedGpu:
+    """Gather one share and its slots.
+
+    A server has a slot if one of three records exists: an item in the share's metadata, a port in
+    the clients' group, or a client's own record. :func:`_explain_slot` compares them.
+
+    :param share: id of the share.
+    :param pointed: servers whose own record names the share.
+    """
     server = servers.get(share)
     if server is not None and not server.is_share:
-        server = None  # it was taken back: a share that is gone, whose server goes on
+        server = None  # its tag and record were removed: the share is gone, and its server stays
     record, problem = None, ""
     if server is not None:
         try:
@@ -344,6 +359,7 @@ def _explain_slot(
     pointer: GpuClient | None,
     points: bool,
 ) -> str:
+    """The problem of a slot whose records do not agree, with the cure; empty if they do."""
     if client is None:
         return "its client was deleted: the next command takes the slot back"
     if share.server is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is refused by name before anything changes, and where two servers meet."""
+"""Checks that refuse a request before anything changes, and the network that two servers share."""
 
 from __future__ import annotations
 
@@ -22,23 +22,24 @@ from nova_hpc_tools.gpu.model import (
     ShareState,
 )
 
-#: The ports of all slots.
+#: The first and last TCP port of all slots.
 FIRST_PORT: Final = records.FIRST_PORT
 LAST_PORT: Final = records.LAST_PORT + port_rule.PORTS - 1
-#: Aliases of the roles that nova-hpc has for adapters.
+#: Names of aliases for adapters: the adapter roles of nova-hpc.
 _ADAPTERS: Final = frozenset({"vf", "pf", "nic", "ethvf", "ethpf", "ethnic"})
 _TCP: Final = (None, "tcp", "6", "any", 6)
 
 
 class ShareError(ClusterError):
-    """A command for shares failed; the text says why, one line each."""
+    """A command for shares failed; the text contains the reasons, one in each line."""
 
 
 @attrs.frozen
 class Meeting:
-    """Where a share and a client meet.
+    """A subnet that a share and a client have in common, with their ports in it.
 
-    :ivar share_address: the share's address in the subnet that both have.
+    :ivar share_address: the share's address in this subnet.
+    :ivar client_address: the client's address in this subnet.
     """
 
     share_port: GpuPort
@@ -53,14 +54,14 @@ class Meeting:
 
     @property
     def filtered(self) -> bool:
-        """Whether security groups keep others away from the share."""
+        """Whether security groups take effect on both ports, so that they keep others away."""
         return self.share_port.filtered and self.client_port.filtered
 
 
 def gives_gpu(specs: Mapping[str, str] | None) -> bool | None:
-    """Whether servers of a flavor have a GPU, by its extra specs; None: that cannot be told.
+    """Whether servers of a flavor have a GPU, by its extra specs; None if unknown.
 
-    :param specs: None: the cloud shows them to operators alone.
+    :param specs: None if the cloud shows them only to operators.
     """
     if specs is None:
         return None
@@ -70,14 +71,15 @@ def gives_gpu(specs: Mapping[str, str] | None) -> bool | None:
     aliases = {entry.partition(":")[0].strip() for entry in entries} - {""}
     if any("gpu" in alias.lower() for alias in aliases):
         return True
-    # An operator may call an alias anything: a flavor with devices may have one.
+    # Operators choose the names of aliases, so an alias with another name may be a GPU's.
     return None if aliases - _ADAPTERS else False
 
 
 def check_flavor(name: str, specs: Mapping[str, str] | None, force: bool) -> None:
     """Refuse a flavor without a GPU.
 
-    :raises ShareError: it has none.
+    :param force: accept it nevertheless.
+    :raises ShareError: it surely has none.
     """
     if gives_gpu(specs) is False and not force:
         raise ShareError(
@@ -89,8 +91,9 @@ def check_flavor(name: str, specs: Mapping[str, str] | None, force: bool) -> Non
 def check_group_of_user(group: GpuGroup, clients: str | None, force: bool) -> None:
     """Refuse a security group that opens the ports of slots to others than the clients.
 
-    :param clients: id of the clients' group.
-    :raises ShareError: it does.
+    :param clients: id of the clients' group; None if there is none yet.
+    :param force: accept it nevertheless.
+    :raises ShareError: it opens them.
     """
     if not force and opens_slots(group, clients):
         raise ShareError(
@@ -101,7 +104,7 @@ def check_group_of_user(group: GpuGroup, clients: str | None, force: bool) -> No
 
 
 def opens_slots(group: GpuGroup, clients: str | None) -> bool:
-    """Whether a rule lets others than the clients reach ports of slots."""
+    """Whether one of the group's rules lets others than the clients reach ports of slots."""
     for rule in group.rules:
         if rule.get("direction") != "ingress" or rule.get("protocol") not in _TCP:
             continue
@@ -116,10 +119,11 @@ def opens_slots(group: GpuGroup, clients: str | None) -> bool:
 def find_meeting(
     share: SharedGpu, client: GpuServer, client_ports: Sequence[GpuPort], subnets: Mapping[str, str]
 ) -> Meeting:
-    """Where the two meet; ports with a filter before others.
+    """The common subnet of a share and a client; ports with a filter are preferred.
 
-    :param subnets: id -> as Neutron writes it.
-    :raises ShareError: nowhere, or only in a subnet that is too large.
+    :param subnets: id of a subnet -> its CIDR as Neutron writes it.
+    :raises ShareError: they have no common subnet, or only one that is too large for the rule that
+        derives a slot's port from the client's address.
     """
     meetings, problems = [], []
     for share_port in share.ports:
@@ -149,8 +153,9 @@ def check_client(
 ) -> None:
     """Refuse a server that cannot be a client of this share.
 
+    :param project: id of the user's project.
     :param others: all shares of the project.
-    :raises ShareError: with the reason and what helps.
+    :raises ShareError: with the reason and the cure.
     """
     name = printable_text(client.name)
     if client.project and client.project != project:
@@ -173,9 +178,9 @@ def check_client(
 
 
 def check_share(share: SharedGpu) -> None:
-    """Refuse a share to which nothing can be attached.
+    """Refuse a share to which no client can be attached.
 
-    :raises ShareError: with the reason and what helps.
+    :raises ShareError: with the reason and the cure.
     """
     if share.state in (ShareState.READY, ShareState.DOWN) and share.record is not None:
         server = share.server
@@ -193,10 +198,12 @@ def check_share(share: SharedGpu) -> None:
 def check_way(
     share: SharedGpu, meeting: Meeting, groups: Iterable[GpuGroup], encrypt: bool, force: bool
 ) -> None:
-    """Refuse a way to the share on which others could come, too.
+    """Refuse a network path to the share that others could use, too.
 
     :param groups: all security groups of the project.
-    :raises ShareError: with the reason and what helps.
+    :param encrypt: the slot is encrypted, which makes every path safe.
+    :param force: accept the path nevertheless.
+    :raises ShareError: with the reason and the cure.
     """
     if encrypt or force:
         return
@@ -216,8 +223,8 @@ def check_way(
 def check_room(share: SharedGpu, client: GpuServer, meeting: Meeting, memory: int) -> None:
     """Refuse a client for which the share has no slot, port or memory.
 
-    :param memory: MiB that the slot is to have; 0: as the share says.
-    :raises ShareError: with the reason and what helps.
+    :param memory: MiB of the slot; 0 for the share's own setting.
+    :raises ShareError: with the reason and the cure.
     """
     record = share.record
     if record is None:
@@ -243,11 +250,14 @@ def check_room(share: SharedGpu, client: GpuServer, meeting: Meeting, memory: in
 def check_announced(
     share: SharedGpu, client: GpuServer, memory: int, said: Announced, client_said: Announced
 ) -> None:
-    """Refuse what the guests themselves have said that cannot be.
+    """Refuse a slot that contradicts the announcements on the guests' consoles.
 
-    What they have not said is seen by them when the slot begins.
+    The guests themselves check the facts that are not announced, when the slot begins.
 
-    :raises ShareError: with the reason and what helps.
+    :param memory: MiB of the slot; 0 for the share's own setting.
+    :param said: the announcements of the share's guest.
+    :param client_said: the announcements of the client's guest.
+    :raises ShareError: with the reason and the cure.
     """
     record = share.record
     if record is None:
@@ -280,7 +290,8 @@ def check_announced(
                 f"{', '.join(sorted(engines))}"
             )
     if said.engines and client_said.engines:
-        # An operator's file may allow more than that; then the guests decide.
+        # An operator's file may allow other differences, so the guests decide on those within one
+        # major release.
         releases = said.engines[record.engine], client_said.engines[record.engine]
         wrong = explain_release_difference(record.engine, EXACT, *releases)
         if wrong is not None and releases[0].split(".")[:1] != releases[1].split(".")[:1]:
@@ -288,7 +299,7 @@ def check_announced(
 
 
 def format_gpu_command(*words: str) -> str:
-    """A command below ``openstack hpc gpu``, as it may be copied."""
+    """A command below ``openstack hpc gpu``, quoted for a shell."""
     return shell_command("openstack", "hpc", "gpu", *words)
 
 
@@ -313,7 +324,11 @@ def find_share(shares: Iterable[SharedGpu], name: str) -> SharedGpu:
 
 
 def rule_bodies_of(own: str, clients: str) -> list[dict[str, Any]]:
-    """For ``POST /security-group-rules``: what lets the clients in, and nobody else."""
+    """The bodies of ``POST /security-group-rules`` that let in only the clients.
+
+    :param own: id of the share's own group, which gets the rules.
+    :param clients: id of the clients' group.
+    """
     common = {
         "security_group_id": own,
         "direction": "ingress",

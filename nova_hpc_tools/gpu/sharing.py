@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Create a share and delete it: each step may be the last one, and be repeated.
+"""Creates and deletes shares: a command may end after each step, and each step may be repeated.
 
-The server comes first and has its tag and record from its first moment, so nothing is ever
-without an owner. It serves nobody until a slot is in its metadata, and none is attached before
+The server is created first, with its tag and record from its first moment. So every part always has
+an owner. It serves no client until its metadata contain a slot, and no client is attached before
 its ports have their filter.
 """
 
@@ -30,10 +30,12 @@ _ASKS: Final = 4
 
 @attrs.frozen
 class ShareWish:
-    """What a share is made of; names are looked up.
+    """The description of a share, with ids instead of names.
 
-    :ivar near: id of the server group that the GPU server joins; empty: none.
-    :ivar security_groups: ids of further groups of the user's.
+    :ivar record: the share's record in the metadata of its server.
+    :ivar near: id of the server group that the GPU server joins; empty if none.
+    :ivar security_groups: ids of further security groups of the user.
+    :ivar force: create it even if others could use the GPU.
     """
 
     record: GpuShare
@@ -49,7 +51,7 @@ class ShareWish:
 
 
 def server_body_of(wish: ShareWish) -> dict[str, Any]:
-    """For ``POST /servers``."""
+    """The body of ``POST /servers``."""
     server: dict[str, Any] = {
         "name": wish.record.name,
         "flavorRef": wish.flavor,
@@ -71,9 +73,10 @@ def server_body_of(wish: ShareWish) -> dict[str, Any]:
 def create_share(
     cloud: ShareCloud, wish: ShareWish, pace: Pace, said: Callable[[str], None]
 ) -> SharedGpu:
-    """Create a share, or go on where another command has ended.
+    """Create a share, or finish one that another command has begun.
 
-    :raises ShareError: with the reason, and what is left.
+    :param said: called with the present work.
+    :raises ShareError: with the reason, and with the commands for a share that is left.
     """
     view = ask_again(pace, cloud.look)
     same = [
@@ -108,6 +111,7 @@ def create_share(
 
 
 def _ask_for_server(cloud: ShareCloud, wish: ShareWish, pace: Pace) -> str:
+    """Request the server, and return its id; a lost answer must not lead to two servers."""
     body = server_body_of(wish)
     failure: ClusterCloudError | None = None
     for _ in range(_ASKS):
@@ -118,7 +122,7 @@ def _ask_for_server(cloud: ShareCloud, wish: ShareWish, pace: Pace) -> str:
         except ClusterCloudError as error:
             raise ShareError(str(error)) from error
         pace.sleep(2.0)
-        # It may have taken effect: then there is one with the record.
+        # If the lost request took effect, a share with this record exists.
         view = ask_again(pace, cloud.look)
         for share in view.shares:
             if share.record == wish.record:
@@ -152,7 +156,12 @@ def _share_now(cloud: ShareCloud, server: str, pace: Pace) -> SharedGpu | None:
 
 
 def _close_share(cloud: ShareCloud, share: SharedGpu, wish: ShareWish, pace: Pace) -> SharedGpu:
-    """Make the security groups, and put the share's ports into its own."""
+    """Make the two security groups, and put the share's ports into its own group.
+
+    The rules are made before a port is put into the group, so its filter is never incomplete.
+
+    :raises ShareError: a port has no filter, and the share is neither encrypted nor forced.
+    """
     unfiltered = [port for port in share.ports if not port.filtered]
     if unfiltered and not wish.record.encrypted and not wish.force:
         raise ShareError(
@@ -170,7 +179,7 @@ def _close_share(cloud: ShareCloud, share: SharedGpu, wish: ShareWish, pace: Pac
     wanted = {own.id, *wish.security_groups}
     for port in share.ports:
         if port.filtered:
-            # Also out of the group "default", whose members reach each other.
+            # This also removes the group "default", whose members reach each other.
             take = frozenset(port.groups) - wanted
             cleaning.change_port_groups(cloud, port.id, pace, frozenset(wanted), take)
     found = _share_now(cloud, share.id, pace)
@@ -180,7 +189,7 @@ def _close_share(cloud: ShareCloud, share: SharedGpu, wish: ShareWish, pace: Pac
 
 
 def _make_group(cloud: ShareCloud, share: SharedGpu, clients: bool, pace: Pace) -> SharedGpu:
-    """Make one of the two groups unless it is there: an answer may be lost."""
+    """Make one of the two groups unless it exists, which is checked again after a lost answer."""
     name = group_name_of(share.id, clients)
     for _ in range(_ASKS):
         found = _share_now(cloud, share.id, pace)
@@ -202,8 +211,9 @@ def delete_share(
 ) -> None:
     """Delete a share: slots, server, security groups.
 
-    :param force: also with slots; their clients are detached.
-    :raises ShareError: with the reason, and how to go on.
+    :param force: delete it even with slots; their clients are detached.
+    :param said: called with the present work.
+    :raises ShareError: with the reason, and with the command that goes on.
     """
     view = ask_again(pace, cloud.look)
     share = refusals.find_share(view.shares, name)
@@ -224,6 +234,10 @@ def delete_share(
 def _end_share(
     cloud: ShareCloud, view: ProjectView, share: SharedGpu, pace: Pace, said: Callable[[str], None]
 ) -> None:
+    """Detach the clients, delete the server, wait until it is gone, and remove the leftovers.
+
+    The security groups are last, because ports of the server and of clients use them.
+    """
     for slot in share.slots:
         if slot.client is not None:
             said(f"detaching {printable_text(slot.client.name)}")
@@ -245,7 +259,11 @@ def _end_share(
 def _take_what_can_be(
     cloud: ShareCloud, view: ProjectView, share: SharedGpu, slot: ShareSlot, pace: Pace
 ) -> None:
-    """Detach a client; a share that Nova does not change any more takes its items with it."""
+    """Detach a client, as far as possible.
+
+    If only the share's own items are left, the deletion of its server removes them: Nova may refuse
+    to change its metadata. An error counts only if the client's access or record is left.
+    """
     try:
         attaching.take_slot(cloud, view, share, slot, pace)
     except ShareError:
@@ -262,7 +280,7 @@ def _take_what_can_be(
 
 
 def format_since(seconds: int) -> str:
-    """A time of a record, as ISO 8601 has it; empty: not known."""
+    """The time in a record (Unix time, seconds) in ISO 8601; empty if unknown."""
     if not 0 < seconds < 1 << 36:
         return ""
     moment = datetime.datetime.fromtimestamp(seconds, datetime.UTC)

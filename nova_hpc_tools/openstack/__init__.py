@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """``openstack hpc``: virtual clusters as commands of the OpenStack client.
 
-It speaks to Nova, Neutron and Keystone alone, with the rights of its user.
+It uses only the public APIs of OpenStack services, with the rights of its user.
 """

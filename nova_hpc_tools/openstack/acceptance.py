@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of measuring a cluster, and a run with them: for ``accept`` and ``create --accept``."""
+"""Options that measure a cluster, and a run with them: for ``accept`` and ``create --accept``."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from nova_hpc_tools.openstack import options
 from nova_hpc_tools.openstack.cloud import SdkCloud
 
 TIERS: Final = (QUICK, FULL)
-#: Seconds that new members have to answer.
+#: Seconds in which new members have to answer.
 PATIENCE: Final = 300.0
 
 
 def add_reach_options(parser: argparse.ArgumentParser) -> None:
-    """Declare how members are reached, and for how long they are measured."""
+    """Declare the options that reach members, and those of the measurement's time and floors."""
     parser.add_argument(
         "--launcher",
         choices=LAUNCHERS,
@@ -81,7 +81,7 @@ def add_reach_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _parse_login(text: str) -> str:
-    # It becomes a word of ssh's, and a name on the other side.
+    # It becomes an argument of ssh, and a user name on the member.
     if not text.isascii() or not text.replace("-", "").replace("_", "").replace(".", "").isalnum():
         raise argparse.ArgumentTypeError(f"{text!r} is no name of a user")
     if text.startswith("-"):
@@ -125,10 +125,10 @@ def measure_cluster(
 ) -> ClusterAcceptance:
     """Measure all members of a cluster with the options of :func:`add_reach_options`.
 
-    :param patience: seconds until members that do not answer yet are given up.
+    :param patience: seconds until members without an answer are given up.
     :param more: fields of :class:`ClusterTerms`.
-    :raises ClusterError: there is nothing to compare.
-    :raises HostError: a member has no address, or a name that no program may be given.
+    :raises ClusterError: the cluster has fewer than two members, so there is no comparison.
+    :raises HostError: a member has no address, or a name that must not be given to a program.
     """
     names = args.launcher == SRUN or getattr(args, "names", False)
     network = getattr(args, "accept_network", "") if not names else ""
@@ -172,12 +172,13 @@ def measure_new_cluster(
 ) -> ClusterAcceptance:
     """Measure members that have just been created; they get time to answer.
 
-    No file of known hosts has their keys, and one may have that of a former server with the
-    address. So they are taken as they come, in a file for this measurement alone: a member that is
-    replaced in between has another one. What the user states of ssh's options comes first.
+    The user's file of known hosts does not contain their keys, and may contain the key of a former
+    server with the same address. So ssh accepts the members' keys at the first contact, and stores
+    them in a file for only this measurement: the next one may measure a replaced member with
+    another key. The user's own options of ssh win over these.
 
-    :raises ClusterError: there is nothing to compare.
-    :raises HostError: a member has no address, or a name that no program may be given.
+    :raises ClusterError: the cluster has fewer than two members, so there is no comparison.
+    :raises HostError: a member has no address, or a name that must not be given to a program.
     """
     with tempfile.TemporaryDirectory(prefix="nova-hpc-accept-") as folder:
         known_hosts = Path(folder, "known_hosts")
@@ -187,7 +188,7 @@ def measure_new_cluster(
 
 
 def record_verdicts(cloud: SdkCloud, measured: ClusterAcceptance) -> None:
-    """Write each member's verdict into its metadata; what cannot be written is said."""
+    """Write each member's verdict into its metadata; print a message for each one that fails."""
     for member in measured.members:
         try:
             cloud.set_verdict(member.server, member.make_verdict(measured.taken))
@@ -199,9 +200,9 @@ def record_verdicts(cloud: SdkCloud, measured: ClusterAcceptance) -> None:
 
 
 def read_floor_file(path: str | None) -> dict[str, float]:
-    """Floors of a file.
+    """Read the floors in a file: probe -> ratio below which it is slow; empty without a file.
 
-    :raises ClusterError: it cannot be read, or is none.
+    :raises ClusterError: the file cannot be read, or is not a file of floors.
     """
     try:
         return read_floors(path)

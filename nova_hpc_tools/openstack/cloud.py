@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cloud as the life of clusters knows it: each step as a request."""
+"""Carries out the steps of clusters as requests to Nova, Neutron and Glance."""
 
 from __future__ import annotations
 
@@ -29,15 +29,16 @@ from nova_hpc_tools.openstack.marking import PORT_FIELDS, MarkingCloud
 from nova_hpc_tools.openstack.rest import ConflictError, GoneError, RestClient
 from nova_hpc_tools.openstack.snapshot_images import SnapshotImages
 
-#: Ids of flavors as Nova takes them (nova/api/openstack/compute/schemas/flavor_manage.py), but
-#: for those that a path cannot have.
+#: Ids of flavors that Nova accepts (nova/api/openstack/compute/schemas/flavor_manage.py), except
+#: those that cannot be part of a path.
 _FLAVOR: Final = re.compile(r"(?!\.+$)[A-Za-z0-9_.-]{1,255}", re.ASCII)
-#: The last microversion in which Nova looks names of images up.
+#: The last microversion in which Nova finds images by name.
 _WITH_IMAGES: Final = "2.35"
-#: The first one in which an event of an action has the reason, for those who may read it.
+#: The first microversion in which an action's events have details, if policy allows the user to
+#: read them.
 _WITH_DETAILS: Final = "2.84"
 _CONSOLE_LINES: Final = 400
-#: Servers of a group that are asked for one by one; of more, all of the project are listed.
+#: Most servers of a group that are read one by one; for more, one list of the project is read.
 _FEW: Final = 8
 
 
@@ -78,14 +79,20 @@ class SdkCloud(MarkingCloud):
         return clusters[0]
 
     def look(self, group: str) -> Cluster:
-        """All that there is of one cluster.
+        """Read all records of one cluster.
 
-        It does not see other servers; names that they have, too, are those of the last list.
+        It reads no servers of other clusters, so ``namesakes`` also contains the names that the
+        last call of :meth:`clusters` found more than once.
         """
         cluster = self._look(group)
         return attrs.evolve(cluster, namesakes=cluster.namesakes | self._namesakes)
 
     def _look(self, group: str) -> Cluster:
+        """Read one cluster with few requests, also if a user has removed tags or the group is gone.
+
+        The phases: the group, the servers with a tag, further servers of the group, the marked
+        ports, and a head without a tag.
+        """
         try:
             groups = [self.rest.nova("GET", f"/os-server-groups/{group}")["server_group"]]
         except GoneError:
@@ -98,7 +105,7 @@ class SdkCloud(MarkingCloud):
             servers |= {
                 server["id"]: server for server in self.rest.servers() if server["id"] in in_group
             }
-        # Nova stores a server before its tags, and users take tags away.
+        # Nova stores a server before its tags, and users remove tags.
         for server in in_group:
             if server not in servers:
                 try:
@@ -115,7 +122,7 @@ class SdkCloud(MarkingCloud):
         cluster = _gather_cluster(group, groups, servers.values(), ports)
         if not cluster.wants_head or cluster.heads:
             return cluster
-        # The head is not in the group: if it has no tag, its metadata say whose it is.
+        # The head is not in the group: without a tag, only its metadata name the cluster.
         for server in self._servers_called(wishes.head_name(cluster.name)):
             servers[server["id"]] = server
         return _gather_cluster(group, groups, servers.values(), ports)
@@ -125,7 +132,7 @@ class SdkCloud(MarkingCloud):
         return [server for server in self.rest.servers(name=pattern) if server["name"] == name]
 
     def server(self, name: str) -> OneServer:
-        """The server with this name or id, and who of its server groups is beside it.
+        """The server with this name or id, with its neighbours in its server groups.
 
         :raises ClusterError: there is none, or more than one.
         """
@@ -148,7 +155,7 @@ class SdkCloud(MarkingCloud):
         return servers.read_own_server(server_record, siblings.values())
 
     def server_record(self, name: str) -> dict[str, Any]:
-        """The server with this name or id, as Nova shows it.
+        """Nova's record of the server with this name or id.
 
         :raises ClusterError: there is none, or more than one.
         """
@@ -158,11 +165,11 @@ class SdkCloud(MarkingCloud):
             except GoneError:
                 raise ClusterError(f"no server has the ID {name}") from None
         ids = [server["id"] for server in self._servers_called(name)]
-        # Only the answer for one server has its server groups.
+        # Nova shows a server's groups only in the record of one server, not in lists.
         return dict(self.rest.nova("GET", f"/servers/{_only_id_of('server', name, ids)}")["server"])
 
     def console(self, server: str) -> str:
-        """The last lines of a server's console; empty where it has none (yet)."""
+        """The last lines of a server's console; empty if it has none (yet)."""
         body = {"os-getConsoleOutput": {"length": _CONSOLE_LINES}}
         try:
             return str(self.rest.nova("POST", f"/servers/{server}/action", body)["output"])
@@ -174,12 +181,12 @@ class SdkCloud(MarkingCloud):
     def make_group(
         self, wish: ClusterWish, attempt: str, policy: str, max_per_host: int | None
     ) -> str:
-        """Create the server group; its id."""
+        """Create the server group, and return its id."""
         body = wishes.group_body(wish, attempt, policy, max_per_host)
         return str(self.rest.nova("POST", "/os-server-groups", body)["server_group"]["id"])
 
     def groups_of(self, attempt: str) -> Sequence[str]:
-        """Ids of the server groups of one attempt."""
+        """Ids of the server groups that one attempt has created."""
         ids = []
         for group in self.rest.groups():
             try:
@@ -191,7 +198,7 @@ class SdkCloud(MarkingCloud):
         return ids
 
     def make_port(self, wish: ClusterWish, group: str, number: int, place: int) -> None:
-        """Make a port."""
+        """Make a member's port in the network at index *place* of its networks."""
         ids = [self.security_group(name) for name in wish.security_groups]
         self.rest.neutron("POST", "/ports", wishes.port_body(wish, group, number, place, ids))
 
@@ -204,17 +211,17 @@ class SdkCloud(MarkingCloud):
         secrets: Secrets,
         hosts: str = "",
     ) -> None:
-        """Ask for servers."""
+        """Request servers; a member that boots from a snapshot is requested with its own image."""
         image = self.images.find_boot_image(wish.image, several[0])
         body = wishes.server_body(wish, group, several, secrets, dict(ports), hosts, image)
         self.rest.nova("POST", "/servers", body)
 
     def make_head(self, wish: ClusterWish, group: str, secrets: Secrets, hosts: str = "") -> None:
-        """Ask for the head."""
+        """Request the head."""
         self.rest.nova("POST", "/servers", heads.head_body(wish, group, secrets, hosts))
 
     def set_wish(self, wish: ClusterWish, group: str, server: str) -> None:
-        """Write a member's metadata."""
+        """Write the ``ClusterWish`` into a member's metadata."""
         body = {"metadata": cluster_wish.to_metadata(wish, group)}
         _ask_unless_gone(self.rest.nova, "POST", f"/servers/{server}/metadata", body)
 
@@ -224,20 +231,20 @@ class SdkCloud(MarkingCloud):
         _ask_unless_gone(self.rest.nova, "POST", f"/servers/{server}/metadata", body)
 
     def set_verdict(self, server: str, verdict: MemberVerdict) -> None:
-        """Write a member's verdict into its metadata; a server that is gone is no error."""
+        """Write a member's verdict into its metadata; ignore a server that is gone."""
         body = {"metadata": {member_verdict.KEY: verdict.dumps()}}
         _ask_unless_gone(self.rest.nova, "POST", f"/servers/{server}/metadata", body)
 
     def delete_server(self, server: str) -> None:
-        """Ask for the end of a server."""
+        """Request the deletion of a server."""
         _ask_unless_gone(self.rest.nova, "DELETE", f"/servers/{server}")
 
     def ask_server(self, server: str, action: str) -> None:
-        """Ask Nova for an action on a server that has no parameters."""
+        """Request an action without parameters on a server."""
         self._act(server, {action: None})
 
     def make_image(self, server: str, name: str, properties: Mapping[str, str]) -> None:
-        """Ask for an image of a server's disk; Nova creates it in Glance before it answers."""
+        """Request an image of a server's disk; Nova creates it in Glance before it answers."""
         self._act(server, {"createImage": {"name": name, "metadata": dict(properties)}})
 
     def snapshot_images(self, snapshot: str) -> list[MemberImage]:
@@ -245,7 +252,7 @@ class SdkCloud(MarkingCloud):
         return self.images.read_images(snapshot)
 
     def delete_image(self, image: str) -> None:
-        """Delete an image; one that is gone is no error."""
+        """Delete an image; ignore one that is gone."""
         _ask_unless_gone(self.rest.glance, "DELETE", f"/images/{image}")
 
     def tag_image(self, image: str, tag: str) -> None:
@@ -253,7 +260,7 @@ class SdkCloud(MarkingCloud):
         self.rest.glance("PUT", f"/images/{image}/tags/{tag}")
 
     def actions_of(self, server: str) -> list[tuple[str, str]]:
-        """Names and times of the actions that Nova has recorded for a server."""
+        """Names and start times of the actions that Nova has recorded for a server."""
         answer = self.rest.nova("GET", f"/servers/{server}/os-instance-actions")
         return [
             (str(action["action"]), str(action["start_time"]))
@@ -261,7 +268,7 @@ class SdkCloud(MarkingCloud):
         ]
 
     def rebuild_server(self, wish: ClusterWish, group: str, server: str) -> None:
-        """Ask for a new disk; Nova replaces the whole metadata with that of the request."""
+        """Request a new disk. The request contains all metadata, because Nova replaces them."""
         record = self.rest.nova("GET", f"/servers/{server}")["server"]
         metadata = {
             **record["metadata"],
@@ -272,13 +279,20 @@ class SdkCloud(MarkingCloud):
         self._act(server, {"rebuild": body})
 
     def _act(self, server: str, body: Mapping[str, Any]) -> None:
+        """Request an action on a server.
+
+        :raises BusyError: another request changes the server (status 409).
+        """
         try:
             self.rest.nova("POST", f"/servers/{server}/action", body)
         except ConflictError as error:
             raise BusyError(str(error)) from error
 
     def read_no_host(self, server: str) -> str | None:
-        """Why the last unshelving of a server found no host; None: nothing says so."""
+        """The reason why the last unshelving of a server found no host.
+
+        :returns: empty if the user may not read the reason; None if Nova shows no such error.
+        """
         path = f"/servers/{server}/os-instance-actions"
         try:
             actions = self.rest.nova("GET", path)["instanceActions"]
@@ -294,7 +308,7 @@ class SdkCloud(MarkingCloud):
         return None
 
     def mark_turn(self, wish: ClusterWish, server: str) -> None:
-        """Write the wish's turn into a member's metadata as done."""
+        """Mark the turn of *wish* as done in a member's metadata."""
         body = {"metadata": {cluster_wish.TURN_KEY: wish.turn}}
         _ask_unless_gone(self.rest.nova, "POST", f"/servers/{server}/metadata", body)
 
@@ -306,14 +320,14 @@ class SdkCloud(MarkingCloud):
         """Delete the server group."""
         _ask_unless_gone(self.rest.nova, "DELETE", f"/os-server-groups/{group}")
 
-    # -- what users name ----------------------------------------------------
+    # -- names in users' options --------------------------------------------
 
     def flavor(self, name: str) -> Mapping[str, Any]:
         """The flavor with this id or name.
 
         :raises ClusterError: there is none.
         """
-        # The name may be what somebody wrote into a member's metadata.
+        # The name may come from a member's metadata, which users can write.
         if _FLAVOR.fullmatch(name):
             try:
                 return dict(self.rest.nova("GET", f"/flavors/{name}")["flavor"])
@@ -328,7 +342,10 @@ class SdkCloud(MarkingCloud):
         raise ClusterError(f"no flavor is called {name}")
 
     def image(self, name: str) -> str:
-        """Id of the image with this id or name."""
+        """Id of the image with this id or name.
+
+        :raises ClusterError: there is none, or more than one, or the cloud finds none by name.
+        """
         if is_uuid(name):
             return name
         try:
@@ -344,19 +361,25 @@ class SdkCloud(MarkingCloud):
         )
 
     def network(self, name: str) -> str:
-        """Id of the network with this id or name."""
+        """Id of the network with this id or name.
+
+        :raises ClusterError: there is none, or more than one.
+        """
         if is_uuid(name):
             return name
         networks = self.rest.neutron("GET", "/networks", name=name, fields=("id",))["networks"]
         return _only_id_of("network", name, [network["id"] for network in networks])
 
     def subnets(self, network: str) -> list[Mapping[str, Any]]:
-        """The subnets of a network, as far as the project sees them."""
+        """The subnets of a network that the project can see."""
         answer = self.rest.neutron("GET", "/subnets", network_id=network)
         return list(answer["subnets"])
 
     def security_group(self, name: str) -> str:
-        """Id of the security group with this id or name."""
+        """Id of the security group with this id or name.
+
+        :raises ClusterCloudError: there is none, or more than one.
+        """
         if name not in self._security_groups:
             answer = self.rest.neutron("GET", "/security-groups", project_id=self.rest.project)
             ids = [group["id"] for group in answer["security_groups"] if name in group.values()]
@@ -368,9 +391,9 @@ class SdkCloud(MarkingCloud):
     # -- quotas --------------------------------------------------------------
 
     def check_quotas(self, need: quotas.QuotaNeed) -> None:
-        """Refuse what has no room, with the line that makes some.
+        """Check that the quotas leave room for a command.
 
-        :raises ClusterError: a quota is too low.
+        :raises ClusterError: a quota is too low; the text contains the command that raises it.
         """
         absolute = self.rest.nova("GET", "/limits")["limits"]["absolute"]
         quota_by_name = quotas.quotas_from_limits(absolute)
@@ -380,7 +403,7 @@ class SdkCloud(MarkingCloud):
                 port = self.rest.neutron("GET", path)["quota"]["port"]
                 quota_by_name["ports"] = quotas.Quota(int(port["limit"]), int(port["used"]))
             except (ClusterCloudError, KeyError, TypeError):
-                pass  # Neutron tells it to operators alone here; then it refuses by itself.
+                pass  # This Neutron shows it only to operators; it checks the quota itself later.
         short = quotas.find_short_quotas(need, quota_by_name)
         if short:
             raise ClusterError(quotas.format_short_quotas(short, self.rest.project))
@@ -405,6 +428,7 @@ def _only_id_of(kind: str, name: str, ids: Sequence[str]) -> str:
 
 
 def _ask_unless_gone(ask: Any, *words: Any) -> None:
+    """Send a request that may be repeated: an object that is gone needs no change any more."""
     try:
         ask(*words)
     except GoneError:

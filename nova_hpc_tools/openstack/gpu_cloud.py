@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cloud as shares of a GPU know it: each step as a request."""
+"""Carries out the steps of GPU shares as requests to Nova and Neutron."""
 
 from __future__ import annotations
 
@@ -21,20 +21,21 @@ class SdkShareCloud:
 
     def __init__(self, rest: RestClient) -> None:
         self.rest = rest
-        #: Looks names up.
+        #: Finds ids by names.
         self.names = SdkCloud(rest)
 
     @property
     def project(self) -> str:
-        """Id of the project that the user works in."""
+        """Id of the user's project."""
         return self.rest.project
 
     # -- looking -----------------------------------------------------------
 
     def look(self) -> ProjectView:
-        """All shares, and what they are made of.
+        """Read all shares of the project, with their servers, ports and security groups.
 
-        Groups before servers: one whose server is missing is then left over, and not new.
+        Groups are read before servers. So a group whose server is missing is left over, and cannot
+        belong to a server that was created in between.
         """
         answer = self.rest.neutron("GET", "/security-groups", project_id=self.project)
         groups = tuple(map(model.read_gpu_group, answer["security_groups"]))
@@ -49,7 +50,7 @@ class SdkShareCloud:
         return model.read_gpu_server(self.names.server_record(name))
 
     def is_gone(self, server: str) -> bool:
-        """Whether there is no such server (any more)."""
+        """Whether the server does not exist (any more)."""
         try:
             self.rest.nova("GET", f"/servers/{server}")
         except GoneError:
@@ -57,30 +58,30 @@ class SdkShareCloud:
         return False
 
     def subnets(self) -> Mapping[str, str]:
-        """Id of each subnet -> as Neutron writes it."""
+        """Id of each subnet -> its CIDR as Neutron writes it."""
         found = self.rest.neutron("GET", "/subnets", fields=("id", "cidr"))["subnets"]
         return {str(subnet["id"]): str(subnet["cidr"]) for subnet in found}
 
     def console(self, server: str) -> str:
-        """The last lines of a server's console; empty where there is none."""
+        """The last lines of a server's console; empty if there is none."""
         return self.names.console(server)
 
     def named_group(self, name: str) -> str:
-        """Id of a security group of the project."""
+        """Id of the project's security group with this id or name."""
         return self.names.security_group(name)
 
     # -- steps -------------------------------------------------------------
 
     def make_server(self, body: Mapping[str, Any]) -> str:
-        """Ask for a server; its id."""
+        """Request a server, and return its id."""
         return str(self.rest.nova("POST", "/servers", body)["server"]["id"])
 
     def delete_server(self, server: str) -> None:
-        """Ask for the end of a server."""
+        """Request the deletion of a server."""
         self.names.delete_server(server)
 
     def make_security_group(self, name: str, description: str) -> str:
-        """Make a security group; its id."""
+        """Make a security group, and return its id."""
         body = {"security_group": {"name": name, "description": description}}
         answer = self.rest.neutron("POST", "/security-groups", body)
         return str(answer["security_group"]["id"])
@@ -90,7 +91,7 @@ class SdkShareCloud:
         try:
             self.rest.neutron("POST", "/security-group-rules", {"security_group_rule": dict(body)})
         except ConflictError:
-            return  # It is there already.
+            return  # The rule exists already.
 
     def delete_security_group(self, group: str) -> None:
         """Delete a security group."""
@@ -100,7 +101,13 @@ class SdkShareCloud:
             return
 
     def set_port_groups(self, port: GpuPort, groups: Sequence[str]) -> bool:
-        """Give a port these groups; False: it has changed since it was looked at."""
+        """Give a port these security groups.
+
+        Neutron compares the revision number, so groups that another client adds are not lost.
+
+        :returns: False if the port has changed since it was read.
+        :raises GoneError: one of the groups is gone; a missing port is ignored.
+        """
         headers = {}
         if port.revision is not None:
             headers["If-Match"] = f"revision_number={port.revision}"
@@ -110,7 +117,7 @@ class SdkShareCloud:
         except OutdatedError:
             return False
         except GoneError:
-            # The port, or one of the groups.
+            # Either the port or one of the groups is gone.
             if self._has_port(port.id):
                 raise
         return True

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slots of a share for the members of a virtual cluster, which has them as long as it lives."""
+"""Slots of a GPU share for the members of a virtual cluster, kept until the cluster is deleted."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ def find_share_for(cloud: SdkCloud, name: str | None, members: int) -> str:
 
 
 def attach_members(cloud: SdkCloud, cluster: Cluster, limit: float) -> None:
-    """Give each member a slot that has none yet.
+    """Give a slot to each member without one.
 
-    :param limit: seconds that each may take; 0: any time.
-    :raises ClusterError: the cluster is there, and these members have no slot.
+    :param limit: seconds for each member; 0 for no limit.
+    :raises ClusterError: the cluster exists, but the named members have no slot.
     """
     wish = cluster.wish
     if wish is None or not wish.gpu_share:
         return
     share_cloud, pace = SdkShareCloud(cloud.rest), Pace(limit=limit)
     view = ask_again(pace, share_cloud.look)
-    # Members that were replaced have left their slots, which may be the last ones.
+    # Replaced members have left their slots, and no other slot may be free.
     for line in cleaning.clean_leftovers(share_cloud, view, pace):
         print(printable_text(line), file=sys.stderr)
     wrong = []
@@ -72,7 +72,7 @@ def attach_members(cloud: SdkCloud, cluster: Cluster, limit: float) -> None:
 
 
 def give_back_slots(cloud: SdkCloud, cluster: Cluster) -> None:
-    """Take the members' slots back; what cannot be is left over, and the next command takes it."""
+    """Take the members' slots back. After an error, the next command takes back the other slots."""
     wish = cluster.wish
     if wish is None or not wish.gpu_share:
         return

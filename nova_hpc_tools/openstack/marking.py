@@ -16,9 +16,10 @@ from nova_hpc_tools.cluster.members import marks
 from nova_hpc_tools.cluster.members.foreign_group import GroupRecords
 from nova_hpc_tools.openstack.rest import GoneError, RestClient
 
-#: The first one in which a server says the zone that was asked for. Nova 32, 33 and 34 have it.
+#: The first microversion in which a server record contains the requested availability zone. Nova
+#: 32, 33 and 34 have it.
 _WITH_ZONES: Final = "2.96"
-#: Of a port, as far as clusters need them.
+#: Fields of a port that clusters need.
 PORT_FIELDS: Final = (
     *("id", "name", "description", "device_id", "fixed_ips", "tags"),
     *("network_id", "mac_address", "binding:vnic_type"),
@@ -27,7 +28,7 @@ _WISH_ITEM: Final = re.compile(rf"{cluster_wish.KEY}(_[2-9]|_turn)?", re.ASCII)
 
 
 class MarkingCloud:
-    """Nova and Neutron as far as marks are concerned.
+    """Requests to Nova and Neutron that read and write marks.
 
     :param rest: its requests.
     """
@@ -62,9 +63,9 @@ class MarkingCloud:
         return ids[0]
 
     def read_group(self, group: str) -> GroupRecords:
-        """A server group and its servers, also those of other tools.
+        """Read a server group and its servers, also if another tool made them.
 
-        :raises ClusterError: there is no such group.
+        :raises ClusterError: the group does not exist.
         """
         try:
             record = self.rest.nova("GET", f"/os-server-groups/{group}")["server_group"]
@@ -74,7 +75,7 @@ class MarkingCloud:
         listed = self.rest.servers(microversion=_WITH_ZONES)
         servers = [server for server in listed if server["id"] in left]
         hidden = []
-        # Lists leave out servers that can be restored.
+        # Nova's lists leave out soft-deleted servers, which can be restored.
         for server_id in sorted(left - {str(server["id"]) for server in servers}):
             try:
                 path = f"/servers/{server_id}"
@@ -87,21 +88,22 @@ class MarkingCloud:
             try:
                 flavors[name] = str(self.flavor(name)["id"])
             except ClusterError:
-                continue  # An operator has deleted it, and members have it nevertheless.
+                continue  # An operator has deleted the flavor, although members have it.
         ports = self.rest.ports(fields=PORT_FIELDS)
         return GroupRecords(record, tuple(servers), tuple(ports), tuple(hidden), flavors)
 
     def mark_server(self, wish: ClusterWish, group: str, server: str) -> None:
-        """Make a server a member."""
+        """Make a server a member: write the ``ClusterWish`` and the tag."""
         body = {"metadata": cluster_wish.to_metadata(wish, group)}
         self.rest.nova("POST", f"/servers/{server}/metadata", body)
         tag = wishes.member_tag_of(group, wish.adopted)
         self.rest.nova("PUT", f"/servers/{server}/tags/{tag}")
 
     def drop_marks(self, server: str) -> None:
-        """Remove wish and mark of a member.
+        """Remove ``ClusterWish`` and mark of a member.
 
-        Whatever says the group goes last: until then the server is listed with its cluster.
+        The texts that name the group are removed last: until then the server is listed with its
+        cluster.
         """
         try:
             record = self.rest.nova("GET", f"/servers/{server}")["server"]
@@ -116,9 +118,9 @@ class MarkingCloud:
             self._delete(self.rest.nova, f"/servers/{server}/{path}")
 
     def keep_port(self, group: str, port: str, number: int, place: int) -> None:
-        """Mark a port that another tool made, so that the next server of its member has it.
+        """Mark a port that another tool made, so that the member's next server gets it.
 
-        The tag with the group comes last: until then the others say nothing.
+        The tag with the group is written last: the other tags have no meaning without it.
         """
         record = self.rest.neutron("GET", f"/ports/{port}")["port"]
         place_tag = marks.format_place_tag(number, place)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options of ``openstack hpc cluster create``, and the wish that they make."""
+"""The options of ``openstack hpc cluster create``, and the ``ClusterWish`` that they describe."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from nova_hpc_tools.cluster.wish import Secrets, WishError
 from nova_hpc_tools.openstack import gpu_members
 from nova_hpc_tools.openstack.cloud import SdkCloud
 
-#: What ``--network`` takes instead of a network.
+#: Values of ``--network`` that are not networks.
 _WORDS: Final = (cluster_wish.AUTO, cluster_wish.NONE)
 _NO_USER_DATA: Final = (
     "the members of the snapshot had user data, which no record gives back: --user-data gives them "
@@ -41,7 +41,7 @@ _UNKNOWN_USER_DATA: Final = (
 
 
 class _Nics(argparse.Action):
-    """``--network`` and ``--nic``, in the order in which they are given."""
+    """Collects ``--network`` and ``--nic`` in the order of the command line."""
 
     def __call__(
         self,
@@ -82,7 +82,7 @@ def _parse_mount_option(text: str) -> Mount:
 
 
 def parse_member_list(text: str) -> frozenset[int]:
-    """An argparse type: numbers such as 1-3,7."""
+    """An argparse type: numbers of members such as 1-3,7."""
     try:
         return numbers.parse_number_ranges(text)
     except WireError as error:
@@ -90,14 +90,14 @@ def parse_member_list(text: str) -> frozenset[int]:
 
 
 def parse_size(text: str) -> int:
-    """An argparse type: how many members."""
+    """An argparse type: a positive number, for example of members or GiB."""
     if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= numbers.MOST:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to {numbers.MOST}")
     return int(text)
 
 
 def parse_seconds(text: str) -> float:
-    """An argparse type: a time, 0 for none."""
+    """An argparse type: a number of seconds, at least 0 and less than 10^9."""
     try:
         value = float(text)
     except ValueError:
@@ -108,7 +108,7 @@ def parse_seconds(text: str) -> float:
 
 
 def add_cluster_options(parser: argparse.ArgumentParser) -> None:
-    """Declare what a cluster is made of."""
+    """Declare the options that describe a cluster."""
     count = parser.add_mutually_exclusive_group()
     count.add_argument(
         "--members",
@@ -231,7 +231,7 @@ def add_cluster_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_secret_options(parser: argparse.ArgumentParser) -> None:
-    """Declare what no record gives back."""
+    """Declare the options that no record returns, so users give them again to finish a cluster."""
     add_user_data_options(parser)
     parser.add_argument(
         "--volume",
@@ -244,7 +244,7 @@ def add_secret_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_user_data_options(parser: argparse.ArgumentParser) -> None:
-    """Declare the user data of members."""
+    """Declare the options for the user data of members."""
     data = parser.add_mutually_exclusive_group()
     data.add_argument("--user-data", type=Path, metavar="<file>", help="user data of the members")
     data.add_argument(
@@ -255,15 +255,15 @@ def add_user_data_options(parser: argparse.ArgumentParser) -> None:
 
 
 def read_secrets(args: argparse.Namespace) -> Secrets:
-    """Read what no record gives back.
+    """Read the options of :func:`add_secret_options`.
 
-    :raises ClusterError: the file cannot be read.
+    :raises ClusterError: the file of user data cannot be read.
     """
     return Secrets(read_user_data(args), tuple(args.volume), args.no_user_data)
 
 
 def read_user_data(args: argparse.Namespace) -> bytes:
-    """Read the user data; empty: none was given.
+    """Read the file of user data; empty if the option was not given.
 
     :raises ClusterError: the file cannot be read.
     """
@@ -276,9 +276,11 @@ def read_user_data(args: argparse.Namespace) -> bytes:
 def wish_of_options(
     cloud: SdkCloud, args: argparse.Namespace, given: Secrets
 ) -> tuple[ClusterWish, QuotaNeed]:
-    """The wish in the options, with names looked up.
+    """Build the ``ClusterWish`` from the options, with ids instead of names.
 
-    :raises ClusterError: it cannot be a cluster.
+    :param given: the secrets in the options.
+    :returns: also the amounts that the quotas have to leave room for.
+    :raises ClusterError: the options describe no valid cluster, or a name does not exist.
     """
     if args.from_snapshot:
         take_from_snapshot(args, cloud.images.find_snapshot(args.from_snapshot))
@@ -311,7 +313,7 @@ def wish_of_options(
         check=args.guest_check,
         hosts=args.hosts is not False,
         single=args.one_by_one,
-        # Of a cluster that is resumed some members may have their slots already.
+        # In a resumed cluster, some members may have their slots already.
         gpu_share=gpu_members.find_share_for(
             cloud, args.gpu_share, 0 if args.resume else len(numbered)
         ),
@@ -341,9 +343,10 @@ def _refuse_wrong_head(args: argparse.Namespace) -> None:
 
 
 def take_from_snapshot(args: argparse.Namespace, snapshot: ClusterSnapshot) -> None:
-    """Give the options that were not given the values of the cluster of which the snapshot is.
+    """Set missing options to the values of the cluster that the snapshot was made of.
 
-    A share of a GPU is not among them: its slots may all be taken. User data cannot be.
+    A GPU share is left out, because all of its slots may be taken. User data cannot be set: the
+    images contain only their digest, so a message reminds the user.
 
     :raises ClusterError: no cluster can be made from the snapshot, or not with these options.
     """
@@ -365,7 +368,7 @@ def take_from_snapshot(args: argparse.Namespace, snapshot: ClusterSnapshot) -> N
             f"{listed} lists"
         )
     numbered = args.numbers or (range(1, args.members + 1) if args.members else wish.members)
-    # One that is resumed may have been scaled.
+    # A resumed cluster may have been scaled since.
     if not args.resume and frozenset(numbered) != wish.members:
         raise ClusterError(
             f"snapshot {snapshot.id} has the members {numbers.format_number_ranges(wish.members)}: "
@@ -397,9 +400,9 @@ def _choose_image(cloud: SdkCloud, args: argparse.Namespace) -> str:
 
 
 def _choose_config_drive(cloud: SdkCloud, args: argparse.Namespace, nics: Sequence[Nic]) -> bool:
-    """Whether members have a configuration drive; without one they may have no address.
+    """Whether members get a configuration drive; without one they may have no address.
 
-    :raises ClusterError: none of the networks has a subnet.
+    :raises ClusterError: the members, or the head, have no network with a subnet.
     """
     subnets = {nic.network: cloud.subnets(nic.network) for nic in nics}
     try:
@@ -417,7 +420,13 @@ def _choose_config_drive(cloud: SdkCloud, args: argparse.Namespace, nics: Sequen
 def quota_need_of(
     wish: ClusterWish, flavor: Any, members: int, in_group: int, group: bool
 ) -> QuotaNeed:
-    """The need that quotas have to leave room for."""
+    """The amounts that quotas have to leave room for.
+
+    :param flavor: the members' flavor, a record of Nova's API.
+    :param members: the number of servers that the command creates.
+    :param in_group: the number of members in the server group afterwards.
+    :param group: whether the command creates the server group.
+    """
     return QuotaNeed(
         members=members,
         in_group=in_group,

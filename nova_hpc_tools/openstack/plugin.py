@@ -19,7 +19,7 @@ def make_client(instance: Any) -> Any:
 
 
 def build_option_parser(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """Declare the option that each plug-in has."""
+    """Declare the version option that the OpenStack client expects of each plug-in."""
     parser.add_argument(
         "--os-hpc-api-version",
         metavar="<hpc-api-version>",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Says how far a command is: a bar where somebody looks, otherwise nothing."""
+"""Shows the progress of a command on standard error, if it is wanted."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def show_member_progress(
 ) -> Iterator[Callable[[Cluster, str], None]]:
     """A bar of the members that are done, on standard error.
 
-    :param total: how many there will be.
-    :param wanted: False: say nothing.
-    :param word: what members are then.
-    :param counts: whether a member of a cluster is done.
-    :returns: what to call with each look at the cluster.
+    :param total: the number of members in the end.
+    :param wanted: False to show nothing.
+    :param word: the word for members that are done.
+    :param counts: returns whether a member of a cluster is done.
+    :returns: a function to call with each reading of the cluster and the present work.
     """
     if not wanted:
         yield lambda cluster, text: None
@@ -55,10 +55,10 @@ def show_member_progress(
 
 @contextlib.contextmanager
 def show_text_progress(wanted: bool) -> Iterator[Callable[[str], None]]:
-    """What a command does now, on standard error.
+    """The present work of a command, on standard error.
 
-    :param wanted: False: say nothing.
-    :returns: what to call with each sentence.
+    :param wanted: False to show nothing.
+    :returns: a function to call with each sentence.
     """
     if not wanted:
         yield lambda text: None
@@ -74,8 +74,8 @@ def show_text_progress(wanted: bool) -> Iterator[Callable[[str], None]]:
 def show_step_progress(wanted: bool) -> Iterator[Callable[[str, int, int], None]]:
     """A bar of the steps of a phase, on standard error.
 
-    :param wanted: False: say nothing.
-    :returns: what to call with each step: what, how many are done, of how many.
+    :param wanted: False to show nothing.
+    :returns: a function to call with each step: its text, the number of steps done, and of all.
     """
     if not wanted:
         yield lambda what, done, total: None

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requests to Nova, Neutron and Glance over the connection of the OpenStack client.
 
-The SDK's own classes negotiate a microversion for each call and drop what they do not
-model, so these are plain requests with one microversion. None is repeated by itself: a
-``POST`` that took effect and whose answer was lost must not be sent twice.
+The SDK's own classes negotiate a microversion for each call, and drop fields that they do not
+model. So this module sends plain requests with one microversion. It repeats no request: a ``POST``
+whose answer was lost may have taken effect, and must not be sent twice.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ _OWN_FAULT: Final = 500
 
 
 class GoneError(ClusterCloudError):
-    """There is no such thing (any more)."""
+    """The object does not exist (any more)."""
 
 
 class ConflictError(ClusterCloudError):
-    """It is there already, in use, or in a state in which it is not changed."""
+    """The object exists already, is in use, or is in a state that allows no change."""
 
 
 class OutdatedError(ClusterCloudError):
-    """It has changed since it was looked at (``If-Match``)."""
+    """The object has changed since it was read (``If-Match``)."""
 
 
 class RestClient:
     """Plain requests with the user's token.
 
-    :param connection: of openstacksdk.
+    :param connection: an ``openstack.connection.Connection``.
     """
 
     def __init__(self, connection: Any) -> None:
@@ -51,7 +51,7 @@ class RestClient:
 
     @property
     def project(self) -> str:
-        """Id of the project that the user works in."""
+        """Id of the user's project."""
         return str(self._connection.current_project_id)
 
     def nova(
@@ -62,12 +62,13 @@ class RestClient:
         microversion: str = MICROVERSION,
         **query: Any,
     ) -> Any:
-        """Ask Nova.
+        """Send a request to Nova.
 
-        :returns: the JSON of the answer; None where it has none.
-        :raises GoneError: 404.
-        :raises LostError: no answer, or a fault of the service.
-        :raises ClusterCloudError: Nova refuses.
+        :returns: the JSON of the answer; None if the answer is empty.
+        :raises GoneError: status 404.
+        :raises ConflictError: status 409.
+        :raises LostError: no answer, a fault of the service, or too many requests.
+        :raises ClusterCloudError: Nova refuses the request.
         """
         send = lambda **keywords: self._connection.compute.request(  # noqa: E731
             path, method, params=query, microversion=microversion, **keywords
@@ -82,14 +83,17 @@ class RestClient:
         headers: Mapping[str, str] | None = None,
         **query: Any,
     ) -> Any:
-        """Ask Neutron; as :meth:`nova`."""
+        """Send a request to Neutron, as :meth:`nova` does.
+
+        :raises OutdatedError: status 412, for a request with ``If-Match``.
+        """
         send = lambda **keywords: self._connection.network.request(  # noqa: E731
             path, method, params=query, headers=dict(headers or {}), **keywords
         )
         return _send_request(send, body)
 
     def glance(self, method: str, path: str, **query: Any) -> Any:
-        """Ask Glance; as :meth:`nova`."""
+        """Send a request to Glance, as :meth:`nova` does."""
         send = lambda **keywords: self._connection.image.request(  # noqa: E731
             path, method, params=query, **keywords
         )
@@ -97,7 +101,7 @@ class RestClient:
 
     @property
     def has_neutron(self) -> bool:
-        """Whether the catalogue of services has networks."""
+        """Whether the catalogue of services contains Neutron."""
         try:
             return self._connection.network.get_endpoint() is not None
         except (keystone.CatalogException, sdk.SDKException):
@@ -118,7 +122,7 @@ class RestClient:
         groups: list[dict[str, Any]] = []
         while True:
             page = self.nova("GET", "/os-server-groups", offset=len(groups))["server_groups"]
-            # An operator chooses how long a page is: only an empty one is the last.
+            # The operator chooses the length of a page, so only an empty page is surely the last.
             if not page:
                 return groups
             groups += page
@@ -149,6 +153,11 @@ class RestClient:
 
 
 def _send_request(send: Callable[..., Any], body: Any) -> Any:
+    """Send a request once, and turn each failure into an error of this module.
+
+    Errors of the service (5xx), too many requests (429) and unreadable answers count as lost: the
+    request may have taken effect, or may succeed later.
+    """
     sent: Mapping[str, Any] = {} if body is None else {"json": body}
     try:
         answer = send(raise_exc=False, connect_retries=0, **sent)
@@ -176,12 +185,12 @@ def _send_request(send: Callable[..., Any], body: Any) -> Any:
 
 
 def _reason_of_answer(answer: Any) -> str:
-    """The reason in the answer's own words, on one line."""
+    """The service's own reason, on one line of at most 500 characters."""
     try:
         data = json.loads(answer.text)
         inner = next(iter(data.values()))
         text = inner["message"] if isinstance(inner, dict) else inner
     except (ValueError, AttributeError, StopIteration, KeyError, TypeError):
-        # Glance answers with a page of HTML.
+        # Glance answers errors with an HTML page.
         text = re.sub("<[^<>]*>", " ", answer.text) or answer.reason
     return printable_text(" ".join(str(text).split()))[:500]

@@ -10,9 +10,9 @@ from nova_hpc_tools.openstack.rest import RestClient
 
 
 class SnapshotImages:
-    """Reads them with the rights of one user.
+    """Reads images of snapshots with the rights of one user.
 
-    :param rest: its requests.
+    :param rest: the user's requests.
     """
 
     def __init__(self, rest: RestClient) -> None:
@@ -25,7 +25,8 @@ class SnapshotImages:
 
     def read_snapshots(self) -> list[ClusterSnapshot]:
         """All snapshots of the project, also those that are not whole."""
-        # Nova says so of every image that it makes of a server; Glance finds values alone.
+        # Nova gives image_type to each image that it makes of a server. Glance filters only by
+        # values, so it cannot list all images with some id of a snapshot.
         images = snapshots.read_images(self._rest.images(image_type="snapshot"))
         return snapshots.gather_snapshots(images)
 
@@ -42,12 +43,14 @@ class SnapshotImages:
         return snapshots.gather_snapshots(images)[0]
 
     def find_boot_image(self, image: str, number: int) -> str:
-        """Id of the image of a member.
+        """Id of the image from which a member boots.
 
-        A member that the snapshot did not have boots from the image in that cluster's own wish.
+        A member that is not in the snapshot boots from the image of the cluster that the snapshot
+        was made of. That image may be a snapshot again, so the loop follows it.
 
-        :param image: of the wish.
-        :raises ClusterCloudError: the snapshot has no such image any more.
+        :param image: :attr:`ClusterWish.image`.
+        :param number: number of the member.
+        :raises ClusterCloudError: the snapshot does not have the member's image any more.
         """
         passed: set[str] = set()
         while snapshot := snapshots.snapshot_of_image(image):

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cloud at one moment, as far as placement is concerned. Data only.
+"""A cloud at one moment, with the facts that placement needs. Data only.
 
-A snapshot is the only form in which this package knows a cloud: ``explain``
-and ``simulate`` take one, whether it was read a moment ago or comes from a
-file. What Nova derives from flavors and aliases is derived by Nova's own
-functions when the snapshot is taken, so nothing here knows Nova.
+A snapshot is the only form in which this package sees a cloud: ``explain`` and ``simulate`` use
+one, either freshly read or from a file. Nova's own functions evaluate flavors and aliases when the
+snapshot is taken, so nothing here depends on Nova.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class SnapshotError(Exception):
 
 
 def make_printable_text(text: str) -> str:
-    """A text of users or nodes as it may be shown in a terminal; never empty."""
+    """A text of users or nodes in a form that is safe for a terminal; ``?`` instead of nothing."""
     return text_of_others.printable_text(text) or "?"
 
 
@@ -60,16 +59,16 @@ class SnapshotAlias:
     """One PCI alias, as Nova understands it."""
 
     name: str
-    #: What Placement counts its devices as; None where Nova refuses the alias.
+    #: Resource class of its devices in Placement; None if Nova refuses the alias.
     resource_class: str | None = None
     traits: frozenset[str] = frozenset()
-    #: Why Nova refuses it; None: it does not.
+    #: The reason why Nova refuses it; None if it does not.
     problem: str | None = None
 
 
 @attrs.frozen
 class FlavorWant:
-    """Devices of one alias that a flavor asks for."""
+    """Devices of one alias that a flavor requests."""
 
     alias: str
     count: int
@@ -77,11 +76,11 @@ class FlavorWant:
 
 @attrs.frozen
 class Flavor:
-    """A flavor, alone or with an image, and what Nova derives from it."""
+    """A flavor, with or without an image, and the values that Nova derives from it."""
 
     name: str
     id: str
-    #: The image whose properties were taken into account; None: none.
+    #: The image whose properties were taken into account; None if there was none.
     image: str | None = None
     vcpus: int = 0
     memory_mb: int = 0
@@ -90,16 +89,16 @@ class Flavor:
     cells: tuple[WantedCell, ...] = ()
     #: The PCI NUMA policy that Nova follows.
     numa_policy: str | None = None
-    #: Why Nova refuses to create servers of it; None: it does not.
+    #: The reason why Nova refuses to create servers of it; None if it does not.
     problem: str | None = None
-    #: What the server in question brings; in no file. See :func:`flavor_with_ports`.
+    #: The direct ports of one server; not written to files. See :func:`flavor_with_ports`.
     ports: tuple[DirectPorts, ...] = ()
-    #: The entries of ``[hpc]port_roles``; likewise.
+    #: The entries of ``[hpc]port_roles``; not written to files.
     port_roles: tuple[str, ...] = ()
 
     @property
     def server(self) -> ServerSpec:
-        """The wishes of a server of it."""
+        """The needs of a server of this flavor, in the engine's model."""
         return ServerSpec(
             extra_specs=self.extra_specs,
             wants=tuple(
@@ -123,26 +122,26 @@ class FunctionUse:
 
 @attrs.frozen
 class SnapshotDevice:
-    """Devices that are one provider to Placement, and one pool to Nova.
+    """Devices that are one provider in Placement, and one pool in Nova.
 
     A physical device, or all virtual functions of one physical function.
     """
 
     provider: str
-    #: PCI address; of virtual functions that of their physical function.
+    #: PCI address; for virtual functions, the address of their physical function.
     address: str
-    #: How many are free, by Nova and by Placement.
+    #: The number of devices that are free in both Nova and Placement.
     free: int
     location: Location = attrs.field(factory=Location)
     #: Aliases whose requests Nova and Placement would serve with it.
     aliases: frozenset[str] = frozenset()
     role: str | None = None
-    #: IOMMU unit that is given whole or not at all.
+    #: Id of its IOMMU unit, which is given whole or not at all.
     unit: str | None = None
     resource_class: str | None = None
     traits: frozenset[str] = frozenset()
     used: tuple[FunctionUse, ...] = ()
-    #: For whose ports its functions are; None: they are for flavors.
+    #: The ports for which its functions are kept; None if they are for flavors.
     ports: PortAdapter | None = None
 
 
@@ -153,30 +152,30 @@ class SnapshotNode:
     host: str
     node: str
     zone: str | None = None
-    #: aggregate -> metadata
+    #: Name of an aggregate -> its metadata.
     aggregates: Mapping[str, Mapping[str, str]] = attrs.field(
         factory=dict, converter=_sort_by_name, hash=False
     )
-    #: Why the scheduler gives it no server with an ``hpc:`` flavor; None: it does.
+    #: The reason why the scheduler gives it no server with an ``hpc:`` flavor; None if it does.
     out: str | None = None
     numa: tuple[HostNode, ...] = ()
     devices: tuple[SnapshotDevice, ...] = ()
-    #: All NVLink sets, free or not, by provider.
+    #: All NVLink sets, free or not, as sets of providers.
     nvlink: tuple[frozenset[str], ...] = ()
     #: Devices that are reported but cannot be used, each with the reason.
     unusable: tuple[str, ...] = ()
-    #: PCI address -> why the node withholds it from every server.
+    #: PCI address -> the reason why the node withholds the device from every server.
     withheld: Mapping[str, str] = attrs.field(factory=dict, converter=_sort_by_key, hash=False)
-    #: Alias -> how many of *withheld* would serve it; one that is not in it has none, or the
-    #: node's release does not say which they are.
+    #: Alias -> the number of *withheld* devices that would serve it. A missing alias has none, or
+    #: the node's release does not report them.
     withheld_of: Mapping[str, int] = attrs.field(factory=dict, converter=_sort_counts, hash=False)
-    #: PCI address -> what ails a device that a server has; it will be
-    #: withheld when that server leaves.
+    #: PCI address -> the fault of a device that a server has; the node will withhold the device
+    #: when that server leaves.
     ailing: Mapping[str, str] = attrs.field(factory=dict, converter=_sort_by_key, hash=False)
 
     @property
     def name(self) -> str:
-        """The name for people: the host, and the node where that differs."""
+        """The name for people: the host, and the node if it differs."""
         return self.host if self.host == self.node else f"{self.host}, {self.node}"
 
 
@@ -206,7 +205,7 @@ class Server:
 
     @property
     def decided(self) -> Decision | None:
-        """The decision, where this release understands it."""
+        """The decision; None if there is none, or if this release cannot read it."""
         return read_decision(self.decision)
 
 
@@ -216,25 +215,25 @@ class Snapshot:
 
     #: When it was taken: ISO 8601, UTC.
     taken: str
-    #: Version of Nova that it was taken with.
+    #: Version of Nova with which it was taken.
     nova: str
-    #: What could not be read or will not work, for operators.
+    #: Parts that could not be read or will not work, as sentences for operators.
     problems: tuple[str, ...] = ()
     aliases: tuple[SnapshotAlias, ...] = ()
     flavors: tuple[Flavor, ...] = ()
-    #: By what the scheduler measures the damage of a placement.
+    #: The mix of flavors against which the scheduler measures the damage of a placement.
     profile: profiles.Profile = profiles.DEFAULT
     hosts: tuple[SnapshotNode, ...] = ()
     servers: tuple[Server, ...] = ()
     #: The entries of ``[hpc]port_roles``.
     port_roles: tuple[str, ...] = ()
-    #: No cell was silent when it was taken, and Placement neither: all hosts are there, and what
-    #: is free is so by both. In no file.
+    #: All cells and Placement answered when it was taken. So it contains all hosts, and both Nova
+    #: and Placement count its free devices as free. Not written to files.
     complete: bool = True
 
 
 def flavor_with_ports(cloud: Snapshot, flavor: Flavor, ports: Iterable[DirectPorts]) -> Flavor:
-    """*flavor* for a server that brings these direct ports."""
+    """*flavor* for a server with these direct ports."""
     return attrs.evolve(
         flavor, ports=direct_ports.merge_equal_ports(ports), port_roles=cloud.port_roles
     )
@@ -243,7 +242,7 @@ def flavor_with_ports(cloud: Snapshot, flavor: Flavor, ports: Iterable[DirectPor
 def request_of_flavor(flavor: Flavor, hosts: Iterable[SnapshotNode]) -> Request:
     """The flavor as a request to the engine, as the scheduler builds it.
 
-    :param hosts: their devices tell which role an alias plays.
+    :param hosts: hosts whose devices show the role of each alias.
     :raises nova_hpc.placement.grouping.FlavorError: the scheduler would refuse it.
     """
     server = flavor.server
@@ -251,10 +250,10 @@ def request_of_flavor(flavor: Flavor, hosts: Iterable[SnapshotNode]) -> Request:
 
 
 def roles_of_wants(hosts: Iterable[SnapshotNode], wants: Sequence[Want]) -> dict[str, str]:
-    """Want.key -> role, as the scheduler finds it on these hosts.
+    """``Want.key`` -> role, as the scheduler finds it on these hosts.
 
-    :raises nova_hpc.placement.roles.RoleConflictError: devices of several roles, none of
-        which the alias is called as.
+    :raises nova_hpc.placement.roles.RoleConflictError: an alias has devices of several roles, and
+        its name is none of them.
     """
     everywhere = tuple(hosts)
     played = hpc_roles.roles_played_by_hosts(
@@ -271,7 +270,7 @@ def roles_of_wants(hosts: Iterable[SnapshotNode], wants: Sequence[Want]) -> dict
 
 
 def mixed_aliases(hosts: Iterable[SnapshotNode]) -> tuple[str, ...]:
-    """Aliases that Nova serves with devices of several roles, each with them."""
+    """A warning for each alias that Nova serves with devices of several roles."""
     roles_by_alias: dict[str, set[str]] = {}
     for device in (device for host in hosts for device in host.devices):
         for alias in device.aliases if device.role is not None else ():
@@ -291,10 +290,10 @@ def engine_host(
     roles: Mapping[str, str] | None = None,
     ports: Sequence[DirectPorts] = (),
 ) -> FreeHost:
-    """The free resources of one node, in the engine's words.
+    """The free resources of one node, in the engine's model.
 
-    :param roles: Want.key -> the role that its devices have to have.
-    :param ports: of the server.
+    :param roles: ``Want.key`` -> the role that its devices must have.
+    :param ports: direct ports of the server.
     """
     free = {device.provider for device in node.devices if device.free}
     pools = [
@@ -307,7 +306,7 @@ def engine_host(
             if device.ports is None
             else direct_ports.served_port_keys(ports, device.ports),
             unit=device.unit,
-            # Later servers want devices by their role, and these only by ports.
+            # Later servers request devices by role, but these devices only serve ports.
             role=device.role if device.ports is None else None,
             aliases=len(device.aliases) if device.ports is None else 0,
         )
@@ -353,9 +352,9 @@ def take_from_node(
 
 
 def release_from_node(node: SnapshotNode, server: Server) -> SnapshotNode:
-    """The node after *server* left; a device that ails does not become free."""
+    """The node after *server* left; faulty devices do not become free."""
     devices = []
-    # A server that is being moved holds CPUs there, and devices here, too.
+    # During a move, a server may hold devices here, while its CPUs are on its own host.
     home = (server.host, server.node) == (node.host, node.node)
     for device in node.devices:
         back = sum(
@@ -377,7 +376,7 @@ def _is_ailing(node: SnapshotNode, device: SnapshotDevice, use: FunctionUse) -> 
 def _change_numa_amounts(
     numa: Iterable[HostNode], cells: Iterable[ServerCell], sign: int
 ) -> tuple[HostNode, ...]:
-    """Give back (+1) or take away (-1) what the cells hold."""
+    """Add (+1) or subtract (-1) the CPUs and pages that the cells hold."""
     nodes = {node.id: node for node in numa}
     for cell in cells:
         node = nodes.get(cell.numa)

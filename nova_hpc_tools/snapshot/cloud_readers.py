@@ -22,27 +22,28 @@ from nova_hpc_tools.snapshot.unplaced_requests import UnplacedRequest
 
 READERS: Final = "nova_hpc.readers"
 
-#: Goes through a sequence, and shows how far it is.
+#: Iterates over a sequence, and shows the progress.
 Track = Callable[[Sequence[Any]], Iterable[Any]]
-#: What an entry point of READERS is: --config-file=FILE and --config-dir=DIR as
-#: Nova's services take them (none: the usual ones) and an image (or None) in, a
-#: snapshot out; raises SnapshotError.
+#: Type of the entry point ``nova``. Its arguments are --config-file=FILE and --config-dir=DIR in
+#: the form of Nova's services (Nova's defaults if there are none), and an image or None. It
+#: returns a snapshot, and raises SnapshotError.
 Reader = Callable[[Sequence[str], str | None], Snapshot]
-#: The same with a server or a request instead, and what was asked for it out.
+#: The same with a server and a request instead of the image; returns the user's request.
 AskedReader = Callable[[Sequence[str], str | None, str | None], UnplacedRequest]
-#: The same without an image, and what nodes say about their devices out.
+#: The same without an image; returns the nodes' reports on their devices.
 HealthReader = Callable[[Sequence[str]], Sequence[NodeHealth]]
-#: The same, and what reads all that Nova and Placement have of the cloud.
+#: The same; returns a function that reads all records of the cloud in Nova and Placement.
 RecordsReader = Callable[[Sequence[str]], Callable[[Track], CloudRecords]]
-#: The same, and what Placement holds of server groups, or what was taken away of it.
+#: The same; returns Placement's records of server groups.
 FabricGroupsReader = Callable[[Sequence[str]], Sequence[GroupLine]]
-#: What a node's nova-compute is told of PCI devices in, what Nova refuses of it out.
+#: Takes the PCI settings of a node's nova-compute, and returns Nova's refusals of them.
 PciReader = Callable[[PciSettings, Node, Path], Sequence[NovaRefusal]]
+#: As FabricGroupsReader; removes records of empty groups, and returns the removed ones.
 FabricReaper = Callable[[Sequence[str]], Reaped]
 
 
 def add_snapshot_arguments(parser: argparse.ArgumentParser, snapshot: bool = True) -> None:
-    """Declare the options that say where the cloud is read.
+    """Declare the options that choose the source of the cloud.
 
     :param snapshot: also offer ``--snapshot``.
     """
@@ -63,10 +64,13 @@ def obtain_snapshot(
 ) -> Snapshot:
     """The snapshot in a file, or a fresh one of the cloud.
 
-    :raises SnapshotError: it cannot be had, or both are named; the text names the cure.
+    :param snapshot: the file; None to read the cloud.
+    :param config: ``--config-file=FILE`` and ``--config-dir=DIR`` of Nova's services.
+    :param image: image whose properties are taken into account; not used with a file.
+    :raises SnapshotError: it cannot be read, or both sources are named; the text names the cure.
     """
     if snapshot is not None:
-        # argparse cannot say that one option excludes two that go together.
+        # argparse has no rule for one option that excludes two others that may be combined.
         for word in config:
             option = word.partition("=")[0]
             raise SnapshotError(
@@ -78,17 +82,18 @@ def obtain_snapshot(
 
 
 def read_health(config: Sequence[str] = ()) -> Sequence[NodeHealth]:
-    """Read the words of every node of the cloud on its devices.
+    """Read the report of every node of the cloud on its devices.
 
-    :raises SnapshotError: it cannot be had; the text names the cure.
+    :raises SnapshotError: the reports cannot be read; the text names the cure.
     """
     return cast(HealthReader, _load_reader("nova_health"))(config)
 
 
 def records_reader(config: Sequence[str]) -> Callable[[Track], CloudRecords]:
-    """A function that reads all that Nova's databases and Placement have of the cloud.
+    """A function that reads all records of the cloud in Nova's databases and Placement.
 
-    :raises SnapshotError: also when it is called: it cannot be had; the text names the cure.
+    :raises SnapshotError: the records cannot be read; the text names the cure. The returned
+        function raises it, too.
     """
     return cast(RecordsReader, _load_reader("nova_records"))(config)
 
@@ -96,33 +101,35 @@ def records_reader(config: Sequence[str]) -> Callable[[Track], CloudRecords]:
 def read_asked(
     config: Sequence[str], name: str | None, request: str | None = None
 ) -> UnplacedRequest:
-    """Read the wishes of a server without a host, or of a request.
+    """Read the user's request for a server without a host, or for all servers of one request.
 
-    :raises SnapshotError: it cannot be had; the text names the cure.
+    :param name: name or id of the server; None if *request* is given.
+    :param request: id of the request.
+    :raises SnapshotError: it cannot be read; the text names the cure.
     """
     return cast(AskedReader, _load_reader("nova_asked"))(config, name, request)
 
 
 def read_fabric_groups(config: Sequence[str]) -> Sequence[GroupLine]:
-    """Read what Placement holds of every server group.
+    """Read Placement's records of every server group.
 
-    :raises SnapshotError: it cannot be had; the text names the cure.
+    :raises SnapshotError: they cannot be read; the text names the cure.
     """
     return cast(FabricGroupsReader, _load_reader("nova_fabric_groups"))(config)
 
 
 def reap_fabric(config: Sequence[str]) -> Reaped:
-    """Take away what Placement holds of server groups that have nobody any more.
+    """Remove Placement's records of server groups without members.
 
-    :raises SnapshotError: it cannot be done; the text names the cure.
+    :raises SnapshotError: they cannot be removed; the text names the cure.
     """
     return cast(FabricReaper, _load_reader("nova_fabric_reap"))(config)
 
 
 def check_pci_settings(told: PciSettings, node: Node, root: Path) -> Sequence[NovaRefusal]:
-    """List what Nova itself refuses of entries and aliases for PCI devices.
+    """List the entries and aliases for PCI devices that Nova itself refuses.
 
-    :raises SnapshotError: Nova is not here; the text names the cure.
+    :raises SnapshotError: Nova is not installed here; the text names the cure.
     """
     return cast(PciReader, _load_reader("nova_pci_settings"))(told, node, root)
 
@@ -136,7 +143,7 @@ def _load_reader(name: str) -> Callable[..., Any]:
         )
     try:
         with warnings.catch_warnings():
-            # What Nova's libraries think of each other is no news to operators.
+            # Warnings of Nova's libraries about each other do not help operators.
             warnings.simplefilter("ignore")
             return cast(Callable[..., Any], entry_point.load())
     except ImportError as error:

@@ -12,9 +12,9 @@ class RecordedDevice:
 
     #: PCI address.
     address: str
-    #: UUID of its provider, as the node has recorded it.
+    #: UUID of its provider in the node's records.
     provider: str
-    #: How many devices of the provider Nova's records have.
+    #: The number of the provider's devices in Nova's records.
     count: int = 1
 
 
@@ -23,7 +23,7 @@ class PciProvider:
     """A resource provider of PCI devices in Placement."""
 
     uuid: str
-    #: Name of the node, by the provider's own name; PCI address.
+    #: Name of the node and PCI address, both from the provider's own name.
     node: str
     address: str
     resource_class: str = ""
@@ -41,12 +41,12 @@ class CyborgProvider:
 
 @attrs.frozen
 class Leftover:
-    """An allocation that nobody has a right to."""
+    """An allocation whose consumer has no right to it any more."""
 
     consumer: str
     node: str
     addresses: tuple[str, ...]
-    #: The command against it; a part of a sentence.
+    #: The command that removes it, as a part of a sentence.
     cure: str
 
 
@@ -54,31 +54,31 @@ class Leftover:
 class RecordedHost:
     """A compute node."""
 
-    #: As Nova's services and its aggregates call it; as Placement does.
+    #: Its name in Nova's services and aggregates (host), and in Placement (node).
     host: str
     node: str
     devices: tuple[RecordedDevice, ...] = ()
-    #: Physical networks of its devices for Neutron's ports, as far as some are free.
+    #: Physical networks of its free devices for Neutron's ports.
     networks: frozenset[str] = frozenset()
-    #: None of those devices is in use, so these are all its networks.
+    #: None of these devices is in use, so *networks* is complete.
     idle: bool = True
     #: It runs this project's driver.
     ours: bool = False
-    #: It does not, and its devices have tags.
+    #: It does not run this project's driver, but its devices have tags.
     stock: bool = False
-    #: Its leaf; whether the map knows it at all; what makes no sense of it.
+    #: Its leaf in the fabric map; whether the map contains it; contradictions about it in the map.
     leaf: str | None = None
     placed: bool = False
     contradictions: tuple[str, ...] = ()
-    #: Why what it says of itself cannot be read; None: it can.
+    #: The reason why its own report cannot be read; None if it can.
     unread: str | None = None
-    #: It has no PCPU inventory, and Nova asks Placement for nothing else.
+    #: It has no PCPU inventory, although Nova requests only PCPUs from Placement.
     lacks_dedicated_cpus: bool = False
 
 
 @attrs.frozen
 class ServiceAlias:
-    """A name under which flavors ask for devices, as this machine's services have it."""
+    """An alias by which flavors request devices, from the settings of this machine's services."""
 
     name: str
     resource_class: str
@@ -93,9 +93,9 @@ class CloudRecords:
     cyborg: tuple[CyborgProvider, ...] = ()
     leftovers: tuple[Leftover, ...] = ()
     aliases: tuple[ServiceAlias, ...] = ()
-    #: Of Nova's user in Placement; None: unknown.
+    #: Roles of Nova's user in Placement; None if unknown.
     roles: frozenset[str] | None = None
-    #: What could not be read, one sentence each.
+    #: Parts that could not be read, one sentence each.
     problems: tuple[str, ...] = ()
-    #: All nodes are there, and all providers.
+    #: It contains all nodes and all providers.
     complete: bool = True

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Neutron's direct ports in a snapshot: what a server brings, and which adapters have it.
+"""Neutron's direct ports in a snapshot: the ports of a server, and the adapters that serve them.
 
-A flavor says nothing of ports. Whoever asks about one names the ports beside it, and of
-a server that found no host Nova knows them.
+A flavor contains no ports. A user of ``explain`` names the ports together with a flavor. For a
+server that found no host, Nova's records contain them.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from nova_hpc.placement.model import Ports
 
 @attrs.frozen
 class PortAdapter:
-    """The use of an adapter whose functions are for direct ports alone."""
+    """The use of an adapter whose functions are only for direct ports."""
 
-    #: The physical network; None: networks without one.
+    #: The physical network; None for networks without one.
     network: str | None = None
-    #: It is given itself, for ports of the type ``direct-physical``.
+    #: The adapter itself is given, for ports of the type ``direct-physical``.
     whole: bool = False
-    #: What its entry says of trust; None: nothing.
+    #: The value of ``trusted`` in its entry; None if it has none.
     trusted: bool | None = None
     #: Its functions are managed from a DPU.
     remote: bool = False
@@ -32,7 +32,7 @@ class PortAdapter:
 
 @attrs.frozen
 class DirectPorts:
-    """Ports of one server that want the same of an adapter."""
+    """Ports of one server with the same requirements on an adapter."""
 
     network: str | None
     count: int = 1
@@ -41,7 +41,7 @@ class DirectPorts:
     remote: bool = False
 
     def fits(self, adapter: PortAdapter) -> bool:
-        """Whether Nova would serve them with it."""
+        """Whether Nova would serve these ports with the adapter."""
         return (
             _lower_network(self.network) == _lower_network(adapter.network)
             and (self.whole, self.remote) == (adapter.whole, adapter.remote)
@@ -49,7 +49,7 @@ class DirectPorts:
         )
 
     def __str__(self) -> str:
-        """E.g. ``2 direct ports of physnet4``."""
+        """For example ``2 direct ports of physnet4``."""
         kind = "remotely managed" if self.remote else "direct-physical" if self.whole else "direct"
         trust = "trusted " if self.trusted else ""
         where = f"of {self.network}" if self.network else "without a physical network"
@@ -57,19 +57,19 @@ class DirectPorts:
 
 
 def _lower_network(network: str | None) -> str | None:
-    # As Nova compares tags.
+    # Nova compares tags without regard to case.
     return None if network is None else network.lower()
 
 
 def direct_port_key_of(number: int) -> str:
-    """The key of ports in a request, by their place in the list."""
+    """The key of ports in a request, by their index in the list."""
     return f"{PORT} {number}"
 
 
 def ports_for_engine(ports: Sequence[DirectPorts], entries: Iterable[str]) -> tuple[Ports, ...]:
-    """The ports in the engine's words.
+    """The ports in the engine's model.
 
-    :param entries: of ``[hpc]port_roles``.
+    :param entries: the entries of ``[hpc]port_roles``.
     """
     role_entries = tuple(entries)
     return tuple(
@@ -93,7 +93,7 @@ def served_port_keys(ports: Sequence[DirectPorts], adapter: PortAdapter) -> froz
 
 
 def merge_equal_ports(ports: Iterable[DirectPorts]) -> tuple[DirectPorts, ...]:
-    """The ports with those together that want the same, in the order of the first."""
+    """Merge ports with the same requirements and add their counts, in the order of the first."""
     counts: dict[DirectPorts, int] = {}
     for port_group in ports:
         single = attrs.evolve(port_group, count=1)
@@ -102,9 +102,9 @@ def merge_equal_ports(ports: Iterable[DirectPorts]) -> tuple[DirectPorts, ...]:
 
 
 def adapter_of(pool: Mapping[str, object]) -> PortAdapter | None:
-    """The adapter behind one of Nova's pools; None: the pool is for flavors.
+    """The adapter behind one of Nova's pools; None if the pool is for flavors.
 
-    Nova's words, which are the same in ``[pci]device_spec``.
+    :param pool: a pool with Nova's keys, which are the same in ``[pci]device_spec``.
     """
     if "physical_network" not in pool:
         return None
@@ -118,7 +118,10 @@ def adapter_of(pool: Mapping[str, object]) -> PortAdapter | None:
 
 
 def direct_ports_of_spec(spec: Mapping[str, object], count: int = 1) -> DirectPorts:
-    """The wish of Nova's request of a port, in the same words."""
+    """The ports of one of Nova's PCI requests.
+
+    :param spec: a spec of the request, with the same keys as for :func:`adapter_of`.
+    """
     network, trusted = spec.get("physical_network"), spec.get("trusted")
     return DirectPorts(
         network=None if network is None else str(network),

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A snapshot as a JSON document with a version, and back.
 
-Reading is strict: whatever is missing, unknown, of the wrong type or absurd is
-an error that names the host, the flavor or the server, and the field. A wrong
-number here would be a wrong answer everywhere else. So every change of the keys
-is a new version: who reads it refuses what is unknown.
+Reading is strict. A field that is missing, unknown, of the wrong type or absurd is an error, which
+names the field and its host, flavor or server. A wrong number here would give a wrong answer
+everywhere else. A reader refuses unknown keys, so each change of the keys needs a new version.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from nova_hpc.wire.version import WireError, show_json_value
 from nova_hpc_tools.snapshot import Flavor, Snapshot, SnapshotDevice, SnapshotError
 
 _MOST_KIB: Final = 1 << 50
-#: More of one thing than any server has.
+#: The greatest count of one kind: more than any server has.
 _MOST_DEVICES: Final = 1024
 _FIELDS: Final = {
     "memory_mb": number_field(most=_MOST_KIB),
@@ -46,24 +45,24 @@ _FIELDS: Final = {
     "aggregates": ANY_TEXT,
 }
 _SINGULAR: Final = {"aliases": "alias", "flavors": "flavor", "hosts": "host", "servers": "server"}
-#: The fields of a device that the model has in its location.
+#: Fields of a device in the document that the model has in the device's location.
 _PLACE: Final = tuple(field.name for field in attrs.fields(Location))
 
 
 def dump_cloud_snapshot(snapshot: Snapshot) -> str:
-    """The document as text: ASCII, indented, ends with a newline."""
+    """The document as text: ASCII, indented, with a newline at the end."""
     return json.dumps(build_snapshot_document(snapshot), indent=1) + "\n"
 
 
 def build_snapshot_document(snapshot: Snapshot) -> dict[str, Any]:
-    """The document as plain objects."""
+    """The document as JSON objects."""
     return {**SNAPSHOT.head(), **_CONVERTER.unstructure(snapshot)}
 
 
 def read_snapshot_file(path: Path) -> Snapshot:
-    """Read a file.
+    """Read a snapshot from a file.
 
-    :raises SnapshotError: names the file, and what is wrong in it.
+    :raises SnapshotError: the file cannot be read or used; the text names the file and the error.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -77,9 +76,9 @@ def read_snapshot_file(path: Path) -> Snapshot:
 
 
 def load_cloud_snapshot(text: str) -> Snapshot:
-    """Read a document.
+    """Read a snapshot from the text of a document.
 
-    :raises SnapshotError: names the host and the field that is wrong.
+    :raises SnapshotError: the document is invalid; the text names the host and the wrong field.
     """
     try:
         data = SNAPSHOT.load(text)
@@ -98,7 +97,7 @@ def load_cloud_snapshot(text: str) -> Snapshot:
 
 
 def _add_withheld(body: dict[str, Any]) -> None:
-    """Add what version 2 did not have: the aliases that the withheld devices would serve."""
+    """Add the field that version 2 did not have: the aliases that withheld devices would serve."""
     hosts = body.get("hosts")
     for host in hosts if isinstance(hosts, list) else ():
         if isinstance(host, dict):
@@ -106,7 +105,7 @@ def _add_withheld(body: dict[str, Any]) -> None:
 
 
 def _find_contradictions(snapshot: Snapshot) -> Iterator[str]:
-    """Nothing belongs to two, and whatever is named is there."""
+    """A sentence for each object with two owners, and for each name of a missing object."""
     if not snapshot.hosts:
         yield (
             "it has no hosts; take it again where Nova's cells are mapped "
@@ -155,7 +154,7 @@ def _find_repeated_names(what: str, names: Iterable[str]) -> Iterator[str]:
             yield f"{what}{name} is there twice"
 
 
-# -- where the document is not as the model ------------------------------------------
+# -- differences between the document and the model ----------------------------------
 
 
 def _structure_level(value: Any, kind: Any) -> Level:
@@ -167,7 +166,7 @@ def _structure_level(value: Any, kind: Any) -> Level:
 
 
 def _structure_pages(value: Any, _: Any) -> dict[int, int]:
-    """Sizes, which are texts in JSON, and counts."""
+    """Page size in KiB, a text in JSON -> the number of pages."""
     for size in value if isinstance(value, dict) else ():
         if not (size.isascii() and size.isdigit() and len(size) <= 15 and int(size)):
             raise WrongError(f"has the size {show_json_value(size)}, not a number of KiB above 0")
@@ -184,14 +183,14 @@ def _unstructure_sets(sets: Iterable[frozenset[str]]) -> list[list[str]]:
 
 
 def _register_profile_hooks(made: cattrs.Converter) -> None:
-    """Its document is the list of its shapes."""
+    """Write a profile as the list of its shapes."""
     read = made.get_structure_hook(tuple[FlavorShape, ...])
     made.register_structure_hook(Profile, lambda value, _: Profile(read(value, None)))
     made.register_unstructure_hook(Profile, lambda profile: made.unstructure(profile.shapes))
 
 
 def _register_device_hooks(made: cattrs.Converter) -> None:
-    """Its location is no object of its own in the document."""
+    """Write the fields of a device's location among its own, without an object for the location."""
     read, write = made.get_structure_hook(SnapshotDevice), made.get_unstructure_hook(SnapshotDevice)
 
     def structure(value: Any, kind: Any) -> SnapshotDevice:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All groups' domains of a cloud: what operators see of them, and how leftovers go."""
+"""The domains of all groups of a cloud: lines for operators, and the removal of leftovers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class DomainFleet:
 
     @classmethod
     def of(cls, providers: Iterable[GroupProvider]) -> DomainFleet:
-        """Pick them out of all providers of a cloud."""
+        """Select the trees of domains from all providers of a cloud."""
         below: dict[str, list[GroupProvider]] = {}
         for provider in providers:
             below.setdefault(provider.root, []).append(provider)
@@ -38,7 +38,7 @@ class DomainFleet:
 
     @property
     def tickets(self) -> frozenset[str]:
-        """Servers with a ticket."""
+        """UUIDs of the servers with a ticket."""
         return frozenset(ticket for tree in self.trees for ticket in tree.tickets)
 
 
@@ -48,25 +48,25 @@ class GroupLine:
 
     #: The server group's UUID.
     group: str
-    #: Of its domain: the word of the level, and the name.
+    #: Level and name of its domain.
     level: str
     domain: str
-    #: Members that were announced; 1: none were.
+    #: The number of announced members; 1 if none were announced.
     announced: int
-    #: Servers with a ticket that are there.
+    #: The number of existing servers with a ticket.
     members: int
-    #: Tickets whose servers are no more; ``reap`` takes them away, or a scheduler that needs
-    #: their places.
+    #: The number of tickets of deleted servers. ``reap`` removes them, and so does a scheduler
+    #: that needs their places.
     leftover: int
-    #: ``decided``, or ``undecided``: a room whose scheduler is at it, or has died.
+    #: ``decided``, or ``undecided`` for a room whose scheduler is still choosing, or has died.
     state: str
 
 
 def list_group_lines(fleet: DomainFleet, dead: Collection[str]) -> tuple[GroupLine, ...]:
-    """One line for each room, by domain and group.
+    """One line for each room, sorted by domain and group.
 
-    :param dead: tickets whose servers are no more, as
-        :func:`nova_hpc.cluster.group_domain.records.find_dead_tickets` says it.
+    :param dead: tickets of deleted servers, from
+        :func:`nova_hpc.cluster.group_domain.records.find_dead_tickets`.
     """
     group_lines = []
     for tree in fleet.trees:
@@ -92,21 +92,22 @@ def list_group_lines(fleet: DomainFleet, dead: Collection[str]) -> tuple[GroupLi
 
 @attrs.frozen
 class Reaped:
-    """The providers that ``nova-hpc fabric reap`` has taken away."""
+    """The providers that ``nova-hpc fabric reap`` has removed."""
 
     swept: SweptProviders = attrs.field(factory=SweptProviders)
-    #: Domains that no group has any more; the next one makes them again.
+    #: The number of removed domains without groups; the next group creates them again.
     domains: int = 0
-    #: Providers below a domain that are of no kind that is known here; they stay.
+    #: Providers below a domain whose kind is unknown to this release; they are kept.
     strange: tuple[str, ...] = ()
 
 
 def reap_all_domains(records: Callable[[], ProviderRecords], servers: NovaServers) -> Reaped:
-    """Take away what nobody has any more, in all domains; safe at any time.
+    """Remove the records of deleted servers and empty groups in all domains; safe at any time.
 
-    :param records: new ones for each domain, so that each has its time.
+    :param records: returns new records; called for each domain, so that each has its own time
+        limit.
     :raises nova_hpc.cluster.group_domain.records.PlacementSilentError: Placement or Nova's
-        database does not answer; what was done stays done.
+        database does not answer; removals so far are kept.
     """
     fleet = DomainFleet.of(records().providers())
     total, domains, strange = SweptProviders(), 0, []

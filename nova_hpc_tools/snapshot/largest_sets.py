@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The largest device set of one role that a host still gives, at each level. Pure.
+"""The largest device set of one role that a host can still give, at each level. Pure.
 
-This is what fragmentation takes away: eight free GPUs of which no two are below one switch
-are a set of eight at the level ``host`` and of one at ``switch``. There is no second way to
-count: the engine is asked for a set of so many devices, the most that could be there first.
-CPUs and pages do not count, for they belong to a flavor and not to a role.
+Fragmentation reduces these sizes. For example, eight free GPUs below eight switches are a set of
+eight at the level ``host``, but only a set of one at ``switch``. The scheduler's engine itself
+decides: it is called with decreasing sizes, from an upper bound on. CPUs and pages do not count,
+because they depend on a flavor and not on a role.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from nova_hpc.placement.model import (
 )
 from nova_hpc.topology.level import Level
 
-#: Kinds of hosts whose answers are kept: a large cloud has few, at any moment.
+#: Kinds of hosts whose results are cached; a large cloud has few kinds at any moment.
 _MOST_KINDS: Final = 4096
 
 
 def measure_largest_sets(host: FreeHost, role: str) -> Mapping[Level, int]:
-    """Level -> the most devices of *role* that one server can get at that level.
+    """Level -> the greatest number of devices of *role* that one server can get at that level.
 
-    :param host: its pools say their roles; what they serve does not matter.
-    :raises ValueError: the host contradicts itself (see choose_device_sets).
+    :param host: the roles of its pools are used; the requests that they serve do not matter.
+    :raises ValueError: the host contradicts itself (see ``choose_device_sets``).
     """
     pools = sorted(host.pools, key=lambda pool: (pool.name, pool.id))
     plain = FreeHost(
         name="",
-        # UUIDs tell hosts apart that are alike to this question.
+        # UUIDs differ between hosts with the same result, so they are replaced for the cache.
         pools=tuple(
             attrs.evolve(
                 pool,
@@ -58,7 +58,7 @@ def measure_largest_sets(host: FreeHost, role: str) -> Mapping[Level, int]:
 def _measure_plain_host(host: FreeHost, role: str) -> Mapping[Level, int]:
     largest: dict[Level, int] = {}
     least = 0
-    # Wider levels hold at least what tighter ones do.
+    # A set at a tighter level is also one at a wider level, so the sizes never decrease.
     for level in Level:
         size = min(_bound_set_size(host, level), MAX_COUNT)
         while size > least and not _gives_set_of(host, role, level, size):
@@ -68,7 +68,7 @@ def _measure_plain_host(host: FreeHost, role: str) -> Mapping[Level, int]:
 
 
 def _bound_set_size(host: FreeHost, level: Level) -> int:
-    """At least the size of the largest set: all that is free in one domain of the level."""
+    """An upper bound of the largest set: the free devices in the fullest domain of the level."""
     amounts: dict[tuple[str, ...], int] = {}
     alone = 0
     for pool in host.pools:
@@ -76,7 +76,7 @@ def _bound_set_size(host: FreeHost, level: Level) -> int:
             continue
         domain = pool.location.domain(level)
         if domain is None:
-            alone = 1  # of an unknown place one device can be given, and nothing beside it
+            alone = 1  # a device with an unknown place can only be given without others
         else:
             amounts[domain] = amounts.get(domain, 0) + pool.free
     return max(alone, *amounts.values()) if amounts else alone

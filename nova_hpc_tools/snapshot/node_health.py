@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The words of one node of a cloud on its devices. Data only."""
+"""The report of one node of a cloud on its devices. Data only."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import attrs
 
 @attrs.frozen
 class NodeHealth:
-    """The exceptions of one node."""
+    """The devices of one node that need attention: a healthy device is not in the report."""
 
     host: str
-    #: PCI address -> why the device is not offered to anybody.
+    #: PCI address -> the reason why the device is offered to no server.
     withheld: Mapping[str, str] = attrs.field(factory=dict, hash=False)
-    #: PCI address -> what is wrong with a device that a server has.
+    #: PCI address -> the fault of a device that a server has.
     in_use: Mapping[str, str] = attrs.field(factory=dict, hash=False)
-    #: PCI address -> state, and when it began (Unix time, seconds).
+    #: PCI address -> state, and the time when it began (Unix time, seconds).
     states: Mapping[str, tuple[str, float]] = attrs.field(factory=dict, hash=False)
-    #: What is wrong with the node as a whole.
+    #: Problems of the node as a whole.
     notes: tuple[str, ...] = ()
-    #: Devices that did not fit into its document.
+    #: The number of devices that did not fit into the node's report.
     left_out: int = 0
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """The notes, and how many devices this does not name."""
+        """The notes, and a sentence with the number of devices that are left out."""
         text = f"{self.left_out} more devices did not fit into the report of the node; nova-hpc "
         return self.notes + (f"{text}device list on the node lists them",) * bool(self.left_out)

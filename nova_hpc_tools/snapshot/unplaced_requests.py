@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The requests for servers that never got a host. Data only.
+"""Requests for servers that never got a host. Data only.
 
-No part of a snapshot: a snapshot is what the scheduler knows of the cloud, and this is
-what users wanted of it.
+They are not a part of a snapshot. A snapshot contains the scheduler's view of the cloud; this
+module contains requests of users.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from nova_hpc_tools.snapshot.direct_ports import DirectPorts
 class UnplacedRequest:
     """One request for one server or several, as Nova stored it."""
 
-    #: UUIDs, in their order.
+    #: UUIDs of the servers, in their order.
     servers: tuple[str, ...]
     name: str
-    #: The flavor and the image as they were then.
+    #: The flavor and the image as they were at the time of the request.
     flavor: Flavor
     #: Nova's state of the server: ``error``, ``building``.
     state: str
-    #: What its user reads.
+    #: The fault that Nova shows to the user.
     fault: str | None = None
-    #: Of the request that made it.
+    #: Id of the API request that made it.
     request: str | None = None
-    #: Neutron's direct ports that it brought.
+    #: Neutron's direct ports in the request.
     ports: tuple[DirectPorts, ...] = ()
     #: UUID of the server group that it is a member of.
     group: str | None = None
-    #: How many members were announced for that; None: nothing was.
+    #: The number of members that the request announced for the group; None if it announced none.
     members: int | None = None
-    #: Why Placement has no candidate for it now; None: that is not why.
+    #: The reason why Placement has no candidate for it now; None if that is not the reason.
     placement: str | None = None
-    #: What else was asked for, about which ``explain`` knows nothing.
+    #: Other parts of the request, which ``explain`` does not evaluate.
     notes: tuple[str, ...] = ()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fabric of a whole lab: a simulated port stands for each adapter that is kept for ports.
+"""The fabric of a whole lab: a simulated port represents each adapter that is kept for ports.
 
-Which PCI addresses the adapters have is known when the nodes are up; the inventory for Neutron's
-driver is made from that.
+The adapters' PCI addresses are available only when the nodes are up. The inventory for Neutron's
+driver is made then.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from nova_hpc_lab.state import Paths, Settings, write
 _FIRST_KEY, _LAST_KEY = 100, 199
 #: Seconds in which the nodes come up.
 _LATEST: Final = 2100.0
-#: Where the links of sysfs lead: the adapter's first, then its functions' by number.
+#: Prints the targets of links in sysfs: the adapter's first, then its functions' by number.
 _ADDRESSES: Final = (
     'cd "/sys/class/net/$1" && readlink device'
     " && ls -d device/virtfn* | sort -V | xargs -n 1 readlink"
@@ -45,8 +45,8 @@ def lab_net(
     """The fabric: a port for each adapter of each node that is kept for ports.
 
     :param networks: interface of each such adapter of a node -> its physical network.
-    :param adapters: node and interface -> PCI address of the adapter, then of its functions;
-        what is missing has its place on the fabric, and no address.
+    :param adapters: node and interface -> PCI address of the adapter, then of its functions. A
+        missing adapter has a port on the fabric without an address.
     """
     found = adapters or {}
     hosts = {}
@@ -58,14 +58,14 @@ def lab_net(
 
 
 def prepare_fabric(paths: Paths, settings: Settings, networks: Mapping[str, str]) -> None:
-    """Write all files of the fabric and of what leads to it."""
+    """Write all files of the fabric, and of the services that use it."""
     physical = sorted(set(networks.values()))
     options = partition_options(paths, physical, _FIRST_KEY, _LAST_KEY)
     neutron = merge_sections(config.neutron(paths, settings), options)
     net = lab_net(settings, networks)
     prepare_partitions(paths, settings, neutron)
     if net_file(paths).exists() and net_file(paths).read_text() != net.text():
-        # The number of nodes has changed, and a simulator reads its net once.
+        # The number of nodes has changed, and the simulator reads its net only at its start.
         for name in ("fabric-agent", "opensm", "ibsim"):
             Process(name, paths).stop()
     prepare_simulator(paths, net)
@@ -89,7 +89,7 @@ def fabric_steps(
     services: Mapping[str, Service],
     tools: Tools,
 ) -> list[Step]:
-    """The steps that bring the fabric up, and tell Neutron which port is where."""
+    """The steps that bring the fabric up, and write its port inventory for Neutron."""
 
     def start(name: str) -> Callable[[Report], None]:
         return lambda report: services[name].start(tools.aborted)
@@ -103,7 +103,7 @@ def fabric_steps(
     return [
         Step("ibsim", services["ibsim"].title, start("ibsim")),
         Step("opensm", services["opensm"].title, start("opensm"), ("ibsim",)),
-        # Those of a lab that was made before are not there yet.
+        # A lab of an earlier release does not have these tables yet.
         Step("partition-tables", "Database of partitions", tables, ("schema-neutron",)),
         Step(
             "neutron-rpc-server",
@@ -122,7 +122,7 @@ def fabric_steps(
 
 
 def _write_inventory(paths: Paths, settings: Settings, nodes: Sequence[node.Node]) -> None:
-    """Write which port of the fabric stands for which adapter, as the nodes have them."""
+    """Write the inventory of the fabric's ports and the nodes' adapters that they represent."""
     networks = nodes[0].shape.networks if nodes else {}
     adapters = {
         (machine.name, interface): adapter_addresses(machine, interface)
@@ -133,6 +133,6 @@ def _write_inventory(paths: Paths, settings: Settings, nodes: Sequence[node.Node
 
 
 def adapter_addresses(machine: node.Node, interface: str) -> list[str]:
-    """PCI address of an adapter in a node, then those of its virtual functions."""
+    """PCI address of an adapter in a node, then the addresses of its virtual functions."""
     said = evidence.remote(machine, ["sh", "-c", _ADDRESSES, "sh", interface])
     return [Path(line).name for line in said.splitlines()]

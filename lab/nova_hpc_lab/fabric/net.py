@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The simulated fabric as data: a fat tree of two levels, and what hangs on it.
+"""The simulated fabric as data: a fat tree of two levels with hosts.
 
 ibsim reads it as text; Neutron's driver reads the hosts' ports as an inventory.
 """
@@ -14,7 +14,7 @@ import yaml
 
 from nova_hpc.fabric.partitions.keys import format_guid
 
-#: The simulated node that the subnet manager, its agent and all that reads tables run on.
+#: The simulated node of the subnet manager, its agent and all programs that read tables.
 MANAGER: Final = "manager"
 MANAGER_GUID: Final = 0x0002C900_00100001
 _FIRST_HOST_GUID: Final = 0x0002C900_00200001
@@ -30,10 +30,10 @@ _MOST_ON_A_LEAF: Final = 36
 class NetPort:
     """One adapter with one port.
 
-    :ivar name: what the simulator calls it: a program's ``SIM_HOST``.
-    :ivar guid: of the port.
-    :ivar host: Nova's name of the host that it stands in; "": it belongs to none.
-    :ivar address: its PCI address there.
+    :ivar name: its name in the simulator, a program's ``SIM_HOST``.
+    :ivar guid: the GUID of the port.
+    :ivar host: Nova's name of the host that contains it; "" if none does.
+    :ivar address: its PCI address in the host.
     :ivar functions: PCI addresses of its virtual functions.
     """
 
@@ -48,8 +48,8 @@ class NetPort:
 class FabricNet:
     """A fabric: the subnet manager's node, the hosts' ports, and spare nodes.
 
-    A spare node is a stranger's seat, and unlinking it has the simulator notice clients that
-    are dead.
+    Tests use a spare node as a stranger's. Unlinking a spare node makes the simulator detect dead
+    clients.
     """
 
     ports: tuple[NetPort, ...]
@@ -57,7 +57,7 @@ class FabricNet:
     on_a_leaf: int = attrs.field(default=_MOST_ON_A_LEAF, validator=attrs.validators.ge(1))
 
     def spare_ports(self) -> tuple[NetPort, ...]:
-        """The nodes that no host has."""
+        """The ports of the spare nodes, which belong to no host."""
         return tuple(
             NetPort(f"spare{number}", _FIRST_SPARE_GUID + 16 * number)
             for number in range(self.spares)
@@ -68,11 +68,11 @@ class FabricNet:
         return (NetPort(MANAGER, MANAGER_GUID), *self.ports, *self.spare_ports())
 
     def leaf_count(self) -> int:
-        """How many leaf switches there are."""
+        """The number of leaf switches."""
         return -(-len(self.all_ports()) // self.on_a_leaf)
 
     def text(self) -> str:
-        """The fabric in ibsim's own words (``man ibsim``)."""
+        """The fabric in ibsim's format (``man ibsim``)."""
         leaves, ports = self.leaf_count(), self.all_ports()
         lines = []
         for spine in range(_SPINES):
@@ -88,13 +88,13 @@ class FabricNet:
             ]
         for number, port in enumerate(ports):
             leaf, place = divmod(number, self.on_a_leaf)
-            # ibsim counts the GUIDs of ports from their node's.
+            # ibsim numbers the GUIDs of ports upwards from their node's GUID.
             lines += _head("hca", port.guid - 1, 1, port.name)
             lines.append(f'[1] "leaf{leaf}"[{_SPINES + 1 + place}]')
         return "\n".join(lines) + "\n"
 
     def inventory(self) -> str:
-        """The hosts' ports as Neutron's driver reads them (``[hpc_partitions]port_inventory``)."""
+        """The port inventory that Neutron's driver reads (``[hpc_partitions]port_inventory``)."""
         ports = [
             {
                 "host": port.host,
@@ -121,7 +121,9 @@ def net_of_hosts(
 ) -> FabricNet:
     """A fabric with the physical ports of *hosts*.
 
-    :param hosts: host -> PCI address of each physical port, with those of its functions.
+    :param hosts: host -> PCI address of each physical port, with the addresses of its functions.
+    :param spares: the number of spare nodes.
+    :param on_a_leaf: the number of ports below a leaf switch.
     """
     ports, guid = [], _FIRST_HOST_GUID
     for host, adapters in hosts.items():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What makes networks of Neutron partitions: its options, its RPC server, the agent."""
+"""The parts that make Neutron's networks partitions: options, the RPC server, the agent."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from nova_hpc_lab.state import Paths, Settings, write
 
 #: The one fabric of a lab.
 FABRIC: Final = "main"
-#: Who tells Neutron that an agent lives.
+#: Topic of the agents' heartbeats to Neutron.
 _HEARTBEATS: Final = "q-reports-plugin"
-#: Where the agent's questions go.
+#: Topic of the agent's requests.
 _QUESTIONS: Final = "hpc-partitions"
-#: Where the agent is woken.
+#: Topic of the messages that wake the agent.
 _WAKE: Final = "hpc-fabric-agent"
 
 
 def inventory_file(paths: Paths) -> Path:
-    """Where Neutron's driver finds which port of the fabric is in which host."""
+    """The file from which Neutron's driver reads the host of each port of the fabric."""
     return paths.config / "neutron" / "hpc-ports.yaml"
 
 
 def partition_options(
     paths: Paths, physical_networks: Sequence[str], first: int = 2, last: int = 4094
 ) -> config.Sections:
-    """What ``neutron.conf`` has beside the lab's own.
+    """The options that ``neutron.conf`` has in addition to the lab's usual ones.
 
-    :param physical_networks: those that are InfiniBand; all are on the one fabric.
+    :param physical_networks: the InfiniBand networks, which are all on the same fabric.
     :param first: the first P_Key that a network can have.
     :param last: the last one.
     """
@@ -59,7 +59,7 @@ def partition_options(
 
 
 def fabric_options(paths: Paths, name: str = "opensm") -> dict[str, config.Value]:
-    """The agent's section ``[hpc_fabric_agent]``; *name* is that of its subnet manager."""
+    """The agent's section ``[hpc_fabric_agent]``; *name* is its subnet manager's name."""
     files = manager_files(paths, name)
     return {
         "fabric": FABRIC,
@@ -75,7 +75,7 @@ def fabric_options(paths: Paths, name: str = "opensm") -> dict[str, config.Value
 
 
 def agent_options(paths: Paths, settings: Settings, name: str = "opensm") -> config.Sections:
-    """The agent's own file of options; *name* is that of its subnet manager."""
+    """The agent's own file of options; *name* is its subnet manager's name."""
     return {
         "DEFAULT": {
             "transport_url": config.transport_url(settings),
@@ -88,14 +88,14 @@ def agent_options(paths: Paths, settings: Settings, name: str = "opensm") -> con
 
 
 def merge_sections(sections: config.Sections, more: config.Sections) -> config.Sections:
-    """*sections* with the options of *more*, which win."""
+    """*sections* with the options of *more*, which override them."""
     return {name: {**sections.get(name, {}), **more.get(name, {})} for name in {**sections, **more}}
 
 
 def prepare_partitions(paths: Paths, settings: Settings, neutron: config.Sections) -> None:
     """Write ``neutron.conf`` and the agent's options.
 
-    :param neutron: the sections of ``neutron.conf``, whole.
+    :param neutron: all sections of ``neutron.conf``.
     """
     folder = paths.config / "neutron"
     (paths.data / "fabric-agent").mkdir(mode=0o700, parents=True, exist_ok=True)

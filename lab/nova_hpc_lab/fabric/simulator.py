@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """ibsim, the simulator of the fabric, as a process of the lab.
 
-Programs reach it by a library that is loaded before libumad. It has room for ten of them; a
-program that is killed keeps its place until something on the fabric changes.
+Programs reach it by a library that is loaded before libumad. It has ten places for programs. A
+killed program keeps its place until the fabric changes.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from nova_hpc_lab.process import Process
 from nova_hpc_lab.services import Service, program
 from nova_hpc_lab.state import Paths, write
 
-#: The library that stands between libumad and the simulator, below the folder of the machine's
-#: own architecture.
+#: The library that connects libumad to the simulator, below a folder for the machine's own
+#: architecture.
 _UMAD_LIBRARY: Final = "*-linux-gnu/umad2sim/libumad2sim.so"
 #: Seconds that the simulator takes to send a trap for a link that went away.
 _TRAP: Final = 0.1
-#: Not below: room for a few nodes more than there are costs nothing.
+#: Least number of nodes for which the simulator has room; unused room costs nothing.
 _LEAST_NODES: Final = 512
-#: With a pipe for its commands, which this opens for both directions: it never ends.
+#: Runs the simulator with a pipe for its commands. The shell opens the pipe for both directions, so
+#: that it never ends.
 _WITH_CONSOLE: Final = 'exec "$@" <>"$CONSOLE"'
 
 
@@ -39,7 +40,7 @@ def simulator_name(paths: Paths) -> str:
 
 
 def umad_library() -> Path:
-    """The library that programs on the simulated fabric are started with.
+    """The library that programs on the simulated fabric have to load.
 
     :raises LabError: it is not installed; the text names the package.
     """
@@ -50,9 +51,9 @@ def umad_library() -> Path:
 
 
 def client_environ(paths: Paths, node: str = MANAGER) -> dict[str, str]:
-    """What has a program run on the simulated node *node*; it is added to the environment.
+    """The environment variables of a program that runs on the simulated node *node*.
 
-    The program leaves a folder ``sys-PID`` in its working directory while it runs.
+    The program has a folder ``sys-PID`` in its working directory while it runs.
     """
     return {
         "LD_PRELOAD": str(umad_library()),
@@ -69,7 +70,7 @@ def client_folder(paths: Paths) -> Path:
 
 
 def net_file(paths: Paths) -> Path:
-    """The simulated fabric in ibsim's words."""
+    """The file of the simulated fabric, in ibsim's format."""
     return paths.config / "fabric" / "net"
 
 
@@ -86,7 +87,7 @@ def prepare_simulator(paths: Paths, net: FabricNet) -> None:
 
 
 def clear_folder(paths: Paths) -> None:
-    """Remove what killed programs left in the working directory of clients."""
+    """Remove the folders of killed programs from the working directory of clients."""
     for folder in client_folder(paths).glob("sys-*"):
         number = folder.name.removeprefix("sys-")
         if not (number.isdigit() and psutil.pid_exists(int(number))):
@@ -96,7 +97,7 @@ def clear_folder(paths: Paths) -> None:
 
 
 def ibsim_service(paths: Paths, net: FabricNet) -> Service:
-    """The simulator; :func:`prepare_simulator` comes first."""
+    """The simulator; call :func:`prepare_simulator` before."""
     nodes = max(_LEAST_NODES, 2 * len(net.all_ports()))
     room = ("-N", str(nodes), "-S", str(_LEAST_NODES), "-P", str(16 * nodes))
     program_line = (program("ibsim", "ibsim-utils"), "-s", *room)
@@ -111,7 +112,10 @@ def ibsim_service(paths: Paths, net: FabricNet) -> Service:
 
 
 def probe_simulator(paths: Paths) -> None:
-    """Whether the simulator takes clients; costs none of its places."""
+    """Check that the simulator accepts clients, without using one of its places.
+
+    :raises LabError: it does not yet.
+    """
     name = f"@{simulator_name(paths)}:ctl"
     sockets = Path("/proc/net/unix").read_text().splitlines()
     if not any(line.split()[-1].startswith(name) for line in sockets):
@@ -119,7 +123,7 @@ def probe_simulator(paths: Paths) -> None:
 
 
 def tell_simulator(paths: Paths, *commands: str) -> None:
-    """Give the simulator commands of its console, e.g. ``Unlink "spare0"``.
+    """Send commands to the simulator's console, for example ``Unlink "spare0"``.
 
     :raises LabError: it does not run.
     """
@@ -132,5 +136,5 @@ def tell_simulator(paths: Paths, *commands: str) -> None:
 
 
 def free_client_places(paths: Paths, spare: str = "spare0") -> None:
-    """Have the simulator notice clients that were killed: without it, it runs out of places."""
+    """Make the simulator detect killed clients, whose places would run out otherwise."""
     tell_simulator(paths, f'Unlink "{spare}"', f'ReLink "{spare}"')

@@ -18,13 +18,13 @@ from nova_hpc_lab.process import Process
 from nova_hpc_lab.services import Service, program
 from nova_hpc_lab.state import Paths, write
 
-#: Limited members of the default partition reach the subnet manager and not one another.
+#: Limited members of the default partition reach the subnet manager, but not each other.
 HARDENED_DEFAULT: Final = "Default=0x7fff, ipoib : ALL=limited, SELF=full ;\n"
 _UP: Final = "SUBNET UP"
-#: Random for each fabric. With the well-known ones of opensm any port can read all tables.
+#: Each fabric has its own random keys: with opensm's well-known ones, any port can read all tables.
 _KEYS: Final = ("m_key", "sm_key", "sa_key")
-#: Writes its own number where the agent looks for it, and forgets the log of an earlier start.
-#: opensm prints its keys into the log, so that only its owner may read it.
+#: Writes opensm's process id to the file that the agent reads, and removes the log of an earlier
+#: start. opensm prints its keys to the log, so only its owner may read it.
 _START: Final = 'umask 077; rm -f "$LOG"; echo $$ >"$PID_FILE"; cd "$FOLDER"; exec env "$@"'
 
 
@@ -39,14 +39,14 @@ class ManagerFiles:
     #: The administrator's own partitions.
     own_partitions: Path
     log: Path
-    #: One line: the process number.
+    #: One line with the process id.
     pid_file: Path
-    #: What it remembers: GUIDs and LIDs.
+    #: Folder in which it stores GUIDs and LIDs.
     cache: Path
 
 
 def manager_files(paths: Paths, name: str = "opensm") -> ManagerFiles:
-    """Where the files of the lab's subnet manager are."""
+    """The paths of the files of the lab's subnet manager."""
     data = paths.data / name
     return ManagerFiles(
         config=paths.config / "fabric" / f"{name}.conf",
@@ -59,7 +59,7 @@ def manager_files(paths: Paths, name: str = "opensm") -> ManagerFiles:
 
 
 def manager_options(files: ManagerFiles, keys: Mapping[str, str]) -> dict[str, str]:
-    """The options of a subnet manager on which the isolation of partitions can rest."""
+    """The options of a subnet manager that make partitions isolated."""
     return {
         "sweep_interval": "10",
         "force_log_flush": "TRUE",
@@ -74,7 +74,7 @@ def manager_options(files: ManagerFiles, keys: Mapping[str, str]) -> dict[str, s
 
 
 def prepare_manager(paths: Paths, name: str = "opensm") -> ManagerFiles:
-    """Write the subnet manager's options; its keys are made once, its partitions stay.
+    """Write the subnet manager's options; existing keys and partitions are kept.
 
     :raises LabError: the file with the keys is damaged.
     """
@@ -98,7 +98,7 @@ def prepare_manager(paths: Paths, name: str = "opensm") -> ManagerFiles:
 
 
 def opensm_service(paths: Paths, name: str = "opensm", node: str = MANAGER) -> Service:
-    """The subnet manager on the simulated *node*; :func:`prepare_manager` comes first."""
+    """The subnet manager on the simulated *node*; call :func:`prepare_manager` before."""
     files = manager_files(paths, name)
     folder = client_folder(paths)
     inside = {
@@ -123,9 +123,12 @@ def opensm_service(paths: Paths, name: str = "opensm", node: str = MANAGER) -> S
 
 
 def probe_manager(files: ManagerFiles, process: Process) -> None:
-    """Whether the subnet manager has brought the fabric up since it was started."""
+    """Check that the subnet manager has brought the fabric up since its start.
+
+    :raises LabError: it has not yet.
+    """
     try:
-        # Written when the log of the start before has gone.
+        # This file is written after the log of the earlier start was removed.
         begun = files.pid_file.read_text().strip() == str(process.pid())
         text = files.log.read_text(errors="replace") if begun else ""
     except FileNotFoundError:

@@ -6,7 +6,7 @@ Use from the rest of the lab::
 
     shape = Shape.load("two-socket")              # a sample, or a YAML file
     prepare_image(paths, progress)                # cached, minutes only once
-    kernel, initramfs = guest_image(paths)        # what tenants boot
+    kernel, initramfs = guest_image(paths)        # for the tenants' servers
     node = Node(1, shape, paths, cloud)           # named "hpc1"
     node.start()                                  # returns at once
     node.status().state                           # STARTING ... UP

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files in the cache: named by what they are made of, whole, and checked before use."""
+"""Files in the cache: named by a key of their sources, complete, and checked before use."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def key_of(*parts: str | bytes) -> str:
 
 
 def entry(folder: Path, name: str, make: Callable[[Path], None]) -> Path:
-    """The folder *name* of the cache, made by *make* unless it is there and intact.
+    """The folder *name* of the cache, made by *make* unless it exists and is intact.
 
-    *make* fills an empty folder, which gets its name only when it is complete,
-    so an interruption at any point leaves nothing that could be taken for it.
-    Several processes may ask at once: one makes it, the others wait.
+    *make* fills an empty folder, which gets its name only when it is complete. So an
+    interruption at any point leaves no folder that looks complete. Several processes may call
+    this at once: one makes the folder, the others wait.
 
     :returns: the folder; its files are not to be changed.
     """
@@ -57,7 +57,7 @@ def entry(folder: Path, name: str, make: Callable[[Path], None]) -> Path:
 
 
 def intact(target: Path) -> bool:
-    """Whether the entry is there, every file has its checksum and every link its target."""
+    """Whether the entry exists, every file has its checksum and every link its target."""
     try:
         manifest = json.loads((target / _MANIFEST).read_text())
         return all(
@@ -71,7 +71,7 @@ def intact(target: Path) -> bool:
 
 
 def remove_others(folder: Path, prefix: str, keep: str) -> None:
-    """Remove entries that begin with *prefix*, but *keep*: they are out of date."""
+    """Remove outdated entries: those with a name that begins with *prefix*, except *keep*."""
     for old in folder.glob(f"{prefix}*"):
         if old.name != keep and not old.name.startswith("."):
             shutil.rmtree(old, ignore_errors=True)
@@ -80,11 +80,11 @@ def remove_others(folder: Path, prefix: str, keep: str) -> None:
 def checksum(path: Path) -> str:
     """SHA-256 of a regular file, in hex.
 
-    :raises OSError: it is none. A link is not followed: what an unpacked
-        Debian has at ``dev/stderr`` leads to whatever the reader's own standard
-        error is, and a pipe is never read to its end.
+    :raises OSError: it is not a regular file. Links are not followed: the link ``dev/stderr`` of
+        an unpacked Debian leads to the reader's own standard error, and reading a pipe may never
+        end.
     """
-    # O_NONBLOCK: to open a pipe would wait for somebody who writes to it.
+    # O_NONBLOCK: opening a pipe would wait for a writer.
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with os.fdopen(handle, "rb") as stream:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
@@ -93,7 +93,7 @@ def checksum(path: Path) -> str:
 
 
 def _seal(folder: Path) -> None:
-    """Write the manifest: files by their content, links by where they lead."""
+    """Write the manifest: the checksums of files, and the targets of links."""
     sums, links = {}, {}
     for place, folders, files in os.walk(folder):
         for path in (Path(place, name) for name in (*folders, *files)):
@@ -107,7 +107,7 @@ def _seal(folder: Path) -> None:
 
 
 def _clean(folder: Path, name: str) -> None:
-    """Remove what an interrupted attempt, or a damaged entry, left behind."""
+    """Remove a damaged entry, and the folders of interrupted attempts."""
     shutil.rmtree(folder / name, ignore_errors=True)
     for old in folder.glob(f"{_BESIDE}{name}-*"):
         shutil.rmtree(old, ignore_errors=True)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The configuration disk of a node: made anew at each start, small, read-only in the node.
+"""The configuration disk of a node: made at each start, small, read-only in the node.
 
-It holds everything that changes more often than the image: the project's own
-code, Nova's configuration, keys, and what the node is to be.
+It contains everything that changes more often than the image: the project's own code, Nova's
+configuration, keys, and the description of the node.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ def make(
     """Write the disk to *target*, in one step.
 
     :param name: the node's name; *number* is its number, from 1.
-    :param files: below ``/etc/nova`` of the node.
-    :param folder: of the node, where its keys and identity are kept.
-    :raises LabError: a file name leads elsewhere, or a tool failed.
+    :param files: name below ``/etc/nova`` of the node -> content.
+    :param folder: the node's folder, which contains its keys and identity.
+    :raises LabError: a file name leads out of ``/etc/nova``, or a tool failed.
     """
     make_keys(folder)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".config-") as temporary:
@@ -107,7 +107,7 @@ def describe(name: str, number: int, shape: Shape, identity: str) -> dict[str, o
 
 
 def make_keys(folder: Path) -> None:
-    """The keys of SSH, made at random once: the user's and the node's own."""
+    """Make the SSH keys of the user and of the node, unless they exist."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for name in ("ssh-key", "ssh-host-key"):
         path = folder / name
@@ -146,7 +146,7 @@ def _keys(target: Path, folder: Path) -> None:
 
 
 def _project(target: Path) -> None:
-    """The project's packages as this process runs them, compiled, and their entry points."""
+    """Copy this process's packages of the project, compiled, with their entry points."""
     target.mkdir()
     for name in _PACKAGES:
         shutil.copytree(
@@ -169,13 +169,13 @@ def _project(target: Path) -> None:
         quiet=2,
         stripdir=str(target),
         prependdir=PROJECT,
-        # The disk is read-only and never changes: nothing has to be checked.
+        # The disk is read-only, so Python need not compare compiled files with their sources.
         invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
     )
 
 
 def _folder(package: str) -> Path:
-    """The folder of a package of the project, without its being imported: two of them need Nova."""
+    """The folder of a package of the project, found without an import: two packages need Nova."""
     found = importlib.util.find_spec(package)
     if found is None or found.origin is None:
         raise LabError(

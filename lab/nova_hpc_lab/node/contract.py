@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The words between the parts of a virtual node, and with the rest of the lab.
+"""The types that the parts of a virtual node share with each other and with the rest of the lab.
 
-The control plane of the lab (``nova_hpc_lab``) and the virtual node
-(``nova_hpc_lab.node``) know each other only through these types.
+The control plane of the lab (``nova_hpc_lab``) and the virtual node (``nova_hpc_lab.node``) use
+each other only through these types.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import attrs
 
 from nova_hpc_lab.state import write
 
-#: Where a node finds the loopback of the machine that runs the lab: QEMU's
-#: user-mode network maps this address to 127.0.0.1 of the host.
+#: Address in a node that leads to the loopback of the machine that runs the lab: QEMU's
+#: user-mode network maps it to 127.0.0.1 of the host.
 HOST_ADDRESS: Final = "10.0.2.2"
 
-#: Called with a short line of text whenever a step begins or gets further,
-#: and a fraction from 0.0 to 1.0, or None where it cannot be told.
+#: Called with a short line of text when a step begins or proceeds, and with the part that is done,
+#: from 0.0 to 1.0, or None if unknown.
 Progress = Callable[[str, float | None], None]
 
 
@@ -35,9 +35,9 @@ class NodeCloud(Protocol):
         :param host: the node's name, which is also Nova's ``[DEFAULT]host``.
         :param host_address: the address under which the node reaches the
             services of the cloud (:data:`HOST_ADDRESS`).
-        :returns: file name -> content. ``nova.conf`` is required; further
-            names land beside it in ``/etc/nova`` of the node, those that end
-            in ``.conf`` below ``nova.conf.d/`` are read after it.
+        :returns: file name -> content. ``nova.conf`` is required. Further files are written
+            beside it in ``/etc/nova`` of the node; nova-compute reads ``nova.conf.d/*.conf``
+            after it.
         """
 
 
@@ -45,10 +45,10 @@ class State(enum.Enum):
     """The state of a node."""
 
     ABSENT = "absent"  #: not started, or stopped
-    STARTING = "starting"  #: QEMU runs, nova-compute has not said it is up
+    STARTING = "starting"  #: QEMU runs, nova-compute has not reported that it is up
     UP = "up"  #: heartbeats arrive and libvirt and nova-compute are running
     SILENT = "silent"  #: no heartbeat for too long; the supervisor restarts it
-    FAILED = "failed"  #: given up; ``reason`` says why
+    FAILED = "failed"  #: given up; ``reason`` contains the reason
 
 
 @attrs.frozen
@@ -57,7 +57,7 @@ class NodeStatus:
 
     name: str
     state: State
-    #: Process ids on the machine that runs the lab; None where not running.
+    #: Process ids on the machine that runs the lab; None if not running.
     supervisor_pid: int | None = None
     qemu_pid: int | None = None
     #: Loopback port that leads to the node's SSH.
@@ -65,14 +65,14 @@ class NodeStatus:
     #: Seconds since QEMU was started, and since the last heartbeat.
     uptime: float | None = None
     heartbeat_age: float | None = None
-    #: How often the supervisor had to start a silent or dead node again.
+    #: The number of times that the supervisor started a silent or dead node again.
     restarts: int = 0
-    #: Why the last time; with the kernel's own words where its kernel died.
+    #: Reason of the last restart, with the kernel's message if its kernel died.
     restart_cause: str = ""
     #: Lines of the form "0000:22:00.0 gpu0 vgamem 16 MiB", as planned by the
     #: shape and confirmed by the node once it is up.
     devices: tuple[str, ...] = ()
-    #: What the node itself says of its start ("booting", "libvirt", "up", an error).
+    #: The node's own report on its start ("booting", "libvirt", "up", an error).
     reason: str = ""
 
 
@@ -86,7 +86,7 @@ class Plan:
     heartbeat: str
     qmp: str
     ssh_port: int
-    #: What the node's kernel says; "" in the plan of an earlier release.
+    #: The log of the node's serial console; "" in the plan of an earlier release.
     serial: str = ""
 
     def save(self, folder: Path) -> None:
@@ -97,7 +97,7 @@ class Plan:
     def load(cls, folder: Path) -> Plan:
         """Read the plan.
 
-        :raises OSError, ValueError, TypeError, KeyError: there is none, or a broken one.
+        :raises OSError, ValueError, TypeError, KeyError: there is no plan, or it is broken.
         """
         document = json.loads((folder / "plan.json").read_text())
         return cls(**{**document, "argv": tuple(document["argv"])})

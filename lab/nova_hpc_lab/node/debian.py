@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Debian part of the node's root disk: packages, and where they come from."""
+"""The Debian part of the node's root disk: the packages and their mirror."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nova_hpc_lab.errors import LabError
 from nova_hpc_lab.node import cache
 
 SUITE: Final = "bookworm"
-#: Version of Python in the suite; compiled packages of another do not run there.
+#: Version of Python in the suite; packages compiled for another version do not run there.
 PYTHON: Final = (3, 11)
 _FALLBACK_MIRROR: Final = "http://deb.debian.org/debian"
 
@@ -44,22 +44,22 @@ PACKAGES: Final = (
     "udev",
 )
 
-# All of these come from backports: Nova wants libvirt 10 or later, and the
-# older QEMU lacks the SR-IOV adapter and much of the IOMMU.
+# All of these come from backports: Nova needs libvirt 10 or later, and the older QEMU lacks the
+# SR-IOV adapter and much of the IOMMU.
 _PIN: Final = "Package: *\\nPin: release n=bookworm-backports\\nPin-Priority: 990\\n"
 
 _UNWANTED: Final = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*")
 
 
 def key() -> str:
-    """A key for what :func:`bootstrap` makes."""
+    """A key of the result of :func:`bootstrap`."""
     return cache.key_of("1", SUITE, _PIN, *_UNWANTED, *PACKAGES)
 
 
 def bootstrap(target: Path, log: Path) -> None:
-    """Make the root file system as a tar archive; minutes.
+    """Make the root file system as a tar archive, which takes minutes.
 
-    :param log: where mmdebstrap's messages go.
+    :param log: file for mmdebstrap's messages.
     :raises LabError: mmdebstrap is missing or failed.
     """
     options = ["--variant=minbase", "--mode=root", "--format=tar"]
@@ -80,10 +80,10 @@ def bootstrap(target: Path, log: Path) -> None:
 def mmdebstrap(
     options: Sequence[str], suite: str, suites: Sequence[str], target: str, log: Path
 ) -> None:
-    """Run mmdebstrap with this machine's mirror and way to it.
+    """Run mmdebstrap with the mirror and proxy of this machine's apt.
 
-    :param suites: whose packages may be taken.
-    :param log: where its messages go.
+    :param suites: suites whose packages may be used.
+    :param log: file for its messages.
     :raises LabError: it is missing or failed.
     """
     program = shutil.which("mmdebstrap")
@@ -108,7 +108,7 @@ def mmdebstrap(
 def mirror() -> str:
     """The Debian mirror that apt uses on this machine, as a URI.
 
-    Debian's own address where apt has no repository of the suite.
+    Debian's own address if apt has no repository of the suite.
     """
     found = [uri for uri, suite, component in _repositories() if (suite, component) == _WANTED]
     return found[0].rstrip("/") if found else _FALLBACK_MIRROR
@@ -172,7 +172,7 @@ def _stanza(text: str) -> dict[str, list[str]]:
 
 
 def _proxies() -> list[str]:
-    """The options of apt that say through which proxy it reaches the mirror."""
+    """The options of apt that set the proxy for the mirror."""
     done = subprocess.run(
         ["apt-config", "dump", "Acquire::http"], capture_output=True, text=True, check=False
     )

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The QEMU that emulates the node: newer than Debian 12 and its backports have.
+"""The QEMU that emulates the node: newer than the one in Debian 12 and its backports.
 
-Up to 10.0, QEMU now and then leads a processor's write to a device astray while
-another thread moves a device's window (seen with Debian's 10.0.2 and 10.0.13). A
-lost end of interrupt or doorbell freezes the node, and a write that lands in
-another device ends QEMU: ten of fifteen starts of the node of the shape
-``mirror``. With 11.1 none of eleven did. Debian has it for its next release only, so it is
-unpacked into the cache with the libraries that it needs, and started by its own
-loader; nothing of it is installed.
+Up to 10.0, QEMU sometimes sends a processor's write to the wrong device while another thread moves
+a device's window (seen with Debian's 10.0.2 and 10.0.13). A lost end of interrupt or doorbell
+freezes the node, and a write to another device ends QEMU. This happened in ten of fifteen starts of
+the shape ``mirror``, and with 11.1 in none of eleven. Debian has 11.1 only for its next release. So
+the package is unpacked into the cache with its libraries, and started by its own loader; it is not
+installed.
 """
 
 from __future__ import annotations
@@ -37,12 +36,12 @@ _LIBRARIES: Final = "usr/lib/x86_64-linux-gnu"
 _CODE: Final = bytes.fromhex("0f31 48c1e220 4809d0 c3")
 _SAMPLE: Final = 0.1
 _TRIES: Final = 1000
-#: ns between which both are read; a thousandth of the sample would be too coarse.
+#: Longest time in ns for one reading of both clocks; a thousandth of the sample is too coarse.
 _NARROW: Final = 20_000
 
 
 class EmulatorError(LabError):
-    """There is no emulator; the text says what to do."""
+    """The emulator is missing; the text contains the cure."""
 
 
 @attrs.frozen
@@ -66,8 +65,8 @@ class Emulator:
 def prepare(paths: Paths, tell: Progress) -> None:
     """Make sure that the emulator is in the cache.
 
-    :param tell: called when it has to be fetched.
-    :raises LabError: it cannot be had; the text names the mirror.
+    :param tell: called if it has to be fetched.
+    :raises LabError: it cannot be fetched; the text names the mirror.
     """
     folder = paths.cache / "node"
 
@@ -76,7 +75,7 @@ def prepare(paths: Paths, tell: Progress) -> None:
         backports = f"{_SUITE}-backports"
         options = ["--variant=extract", "--mode=root"]
         options += [f"--include={','.join(f'{name}/{backports}' for name in _PACKAGES)}"]
-        # Unpacked only, so what it depends on comes from there, too.
+        # It is only unpacked, so its libraries have to come from the same suite.
         options += [f'--aptopt=APT::Default-Release "{backports}"']
         debian.mmdebstrap(
             options, _SUITE, (_SUITE, backports), str(target / "root"), folder / "build.log"
@@ -87,9 +86,9 @@ def prepare(paths: Paths, tell: Progress) -> None:
 
 
 def find(paths: Paths) -> Emulator:
-    """The emulator that :func:`prepare` unpacked.
+    """The emulator that :func:`prepare` has unpacked.
 
-    :raises EmulatorError: it was not called yet.
+    :raises EmulatorError: :func:`prepare` was not called yet.
     """
     folder = paths.cache / "node" / _NAME
     if not (folder / "manifest.json").exists():
@@ -98,11 +97,11 @@ def find(paths: Paths) -> Emulator:
 
 
 def frequency_khz() -> int | None:
-    """Frequency of the host's time-stamp counter in kHz, measured; None where it cannot be.
+    """Measure the frequency of the host's time-stamp counter in kHz; None if that is impossible.
 
-    The emulated processor shows the host's counter. A kernel that measures its
-    frequency against emulated timers is wrong by a factor when the host is busy,
-    and its clock then runs too fast or too slow; so it is told.
+    The emulated processor shows the host's counter. A kernel that measures its frequency with
+    emulated timers on a busy host gets a value that is wrong by a factor. Its clock then runs too
+    fast or too slow. So the kernel gets the frequency on its command line.
     """
     if platform.machine() != "x86_64":
         return None
@@ -122,12 +121,12 @@ def _measure() -> int | None:
             time.sleep(_SAMPLE)
             last = _both(read)
         finally:
-            # The page cannot be given back while a pointer into it exists.
+            # The page cannot be closed while a pointer into it exists.
             del start
     if first is None or last is None:
         return None
     found = (last[1] - first[1]) * 1_000_000 // (last[0] - first[0])
-    # Anything else is no counter that a clock could be made of.
+    # A kernel cannot use a counter with any other frequency as a clock.
     return found if 100_000 < found < 10_000_000 else None
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tenant's guest: a Debian kernel and an initramfs that reports what it sees."""
+"""The tenant's guest: a Debian kernel, and an initramfs that reports its devices and CPUs."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class GuestFunction:
     ids: str  #: "8086:10ca"
     device_class: str  #: six hex digits, "020000"
     driver: str | None
-    numa_node: int  #: -1 where the guest was told nothing
-    bars: tuple[int, ...]  #: sizes in bytes, those that exist
+    numa_node: int  #: -1 if the guest has no information
+    bars: tuple[int, ...]  #: sizes in bytes of the existing BARs
     macs: tuple[str, ...]  #: of the network devices of this function
-    #: Below /sys/devices: its root complex, the bridges above, and itself.
+    #: Its path below /sys/devices: its root complex, the bridges above it, and itself.
     path: tuple[str, ...] = ()
 
 
@@ -62,8 +62,8 @@ class GuestReport:
     cpus: int  #: online
     memory_kib: int  #: MemTotal
     kernel: str
-    #: What its ``nova-hpc-guest check`` printed, and its exit status; None
-    #: where the guest does not have the command.
+    #: Output of its ``nova-hpc-guest check``, and the exit status; None if the guest does not have
+    #: the command.
     check: tuple[str, ...] = ()
     check_status: int | None = None
 
@@ -76,10 +76,10 @@ class GuestReport:
 def guest_image(paths: Paths) -> tuple[Path, Path]:
     """The kernel and the initramfs that servers boot (Glance ``kernel_id``, ``ramdisk_id``).
 
-    Both are made from the node's image, so ``prepare_image`` comes first;
-    cached and checked as it is.
+    Both are made from the node's image, so ``prepare_image`` has to be called first. They are
+    cached and checked like the image.
 
-    :raises LabError: there is no image of the node yet.
+    :raises LabError: the image of the node does not exist yet.
     """
     image = find_image(paths)
     script = (_INSIDE / "guest-init.sh").read_bytes()
@@ -103,7 +103,7 @@ def guest_image(paths: Paths) -> tuple[Path, Path]:
 def parse_report(console: str) -> GuestReport | None:
     """The last complete report in the text of a guest's console, or None.
 
-    Broken or cut reports are passed over.
+    Broken or incomplete reports are ignored.
     """
     found = _REPORT.findall(console.replace("\r", ""))
     for _, body in reversed(found):

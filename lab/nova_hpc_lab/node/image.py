@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The root disk of the virtual node, built once and cached.
 
-Two stages, each an entry of the cache of its own: Debian's packages (minutes,
-from the network), and the disk with Nova's Python environment (about half a
-minute). The project's own code is in neither: it comes with the configuration
-disk, so a change of the code needs no new image.
+It has two stages, each with its own entry in the cache: Debian's packages (minutes, from the
+network), and the disk with Nova's Python environment (about half a minute). Neither contains the
+project's own code. That is on the configuration disk, so a change of the code needs no new image.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ from nova_hpc_lab.state import Paths
 
 _DISK_SIZE: Final = "6G"
 
-#: What the node's own initial RAM file system loads before there is a root disk.
+#: Modules that the node's own initial RAM file system loads before it mounts the root disk.
 BOOT_MODULES: Final = ("virtio_blk", "ext4", "crc32c_generic")
-#: What the tenant's guest loads.
+#: Modules that the tenant's guest loads.
 GUEST_MODULES: Final = ("igbvf", "nvme", "qemu_fw_cfg", "virtio_net")
-# Loaded later by the node; kept uncompressed, since unpacking is slow there.
+# Modules that the node loads later; they are uncompressed, because unpacking is slow there.
 _LATER_MODULES: Final = (
     *("virtio_net", "kvm_amd", "vfio_pci", "vfio_iommu_type1", "igb", "nvme", "tun"),
 )
@@ -49,7 +48,7 @@ class Image:
 
     @property
     def disk(self) -> Path:
-        """Root disk, qcow2; a backing file, never written to."""
+        """Root disk, qcow2; a backing file that is never written to."""
         return self.folder / "disk.qcow2"
 
     @property
@@ -69,15 +68,15 @@ class Image:
 
     @property
     def guest_python(self) -> Path:
-        """A folder with what the guest needs to run the command for guests."""
+        """A folder with the files that the guest needs to run ``nova-hpc-guest``."""
         return self.folder / "guest-python"
 
 
 def prepare_image(paths: Paths, progress: Progress | None = None) -> Image:
     """Make sure that the node's root disk and its emulator are in the cache.
 
-    Needs root and ``mmdebstrap``. May be interrupted at any point and called
-    again; what is complete is kept and checked against its checksum.
+    It needs root and ``mmdebstrap``. It may be interrupted at any point and called again; complete
+    entries are kept, and checked against their checksums.
 
     :param progress: called at each step.
     :raises LabError: a step failed.
@@ -101,7 +100,7 @@ def prepare_image(paths: Paths, progress: Progress | None = None) -> Image:
     name = f"debian-{debian.key()}"
     base = folder / name
     image = folder / image_name(paths)
-    # A good disk does not need the packages that it was made from.
+    # An intact disk does not need the packages from which it was made.
     if not cache.intact(image):
         base = cache.entry(folder, name, packages)
         cache.entry(folder, image.name, disk)
@@ -113,9 +112,9 @@ def prepare_image(paths: Paths, progress: Progress | None = None) -> Image:
 
 
 def find_image(paths: Paths) -> Image:
-    """The image that :func:`prepare_image` made.
+    """The image that :func:`prepare_image` has made.
 
-    :raises ImageError: it was not called yet.
+    :raises ImageError: :func:`prepare_image` was not called yet.
     """
     folder = paths.cache / "node" / image_name(paths)
     if not (folder / "manifest.json").exists():
@@ -124,11 +123,11 @@ def find_image(paths: Paths) -> Image:
 
 
 def image_name(paths: Paths) -> str:
-    """Name of the image's cache entry, by all that it is made of."""
+    """Name of the image's cache entry, with a key of all its sources."""
     versions = [
         f"{name}={found.version}" for name, found in python_env.distributions(paths.venv).items()
     ]
-    # The modules that make it are part of what it is made of.
+    # The Python modules that make the image are sources, too.
     makers = [Path(module).read_bytes() for module in (__file__, python_env.__file__)]
     return f"image-{cache.key_of(debian.key(), *versions, *makers, single_file())}"
 
@@ -153,7 +152,7 @@ def _make_disk(archive: Path, venv: Path, target: Path) -> None:
 
 
 def _boot_files(root: Path, target: Path) -> None:
-    """Kernel, busybox and modules, beside the disk and uncompressed on it."""
+    """Copy the kernel, busybox and modules beside the disk, and unpack the modules on it."""
     version = _version(root)
     shutil.copy2(root / "boot" / f"vmlinuz-{version}", target / "vmlinuz")
     shutil.copy2(root / "bin" / "busybox", target / "busybox")
@@ -181,7 +180,7 @@ def _version(root: Path) -> str:
 
 def _settings(root: Path) -> None:
     """Make the disk a node: busybox's init, no automatic loading of drivers, folders."""
-    # Nothing but udev is left of the system's own services; init is busybox's.
+    # Of the system's own services, only udev runs; init is busybox's.
     (root / "usr/bin/init").symlink_to("busybox")
     # The node loads the few drivers that it needs by name.
     (root / "etc/udev/rules.d/80-drivers.rules").symlink_to("/dev/null")

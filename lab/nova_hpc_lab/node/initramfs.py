@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small initial RAM file systems, made without tools and without root.
 
-The node and the tenant's guest boot from archives of a few megabytes that hold
-a static busybox, one script and the few kernel modules they need. Debian's own
-archive of over 30 MB takes longer to unpack in software emulation than the
-whole rest of the boot.
+The node and the tenant's guest boot from archives of a few megabytes, with a static busybox, one
+script and a few kernel modules. In software emulation, unpacking Debian's own archive of over 30 MB
+takes longer than the rest of the boot.
 """
 
 from __future__ import annotations

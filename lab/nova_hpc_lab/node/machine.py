@@ -24,9 +24,9 @@ from nova_hpc_lab.state import Paths
 class Node:
     """A virtual HPC node of the lab.
 
-    :param index: 1 for the first node; gives the name (``hpc1``) and the
-        identities of the devices.
-    :raises ShapeError: there cannot be so many nodes.
+    :param index: 1 for the first node; it determines the name (``hpc1``) and the identities of
+        the devices.
+    :raises ShapeError: the index is too large.
     """
 
     def __init__(self, index: int, shape: Shape, paths: Paths, cloud: NodeCloud) -> None:
@@ -35,7 +35,7 @@ class Node:
         self.index = index
         self.name = f"hpc{index}"
         self.shape = shape
-        #: Everything of this node: disk, keys, ``serial.log``, ``nova-compute.log``,
+        #: The folder of all files of this node: disk, keys, ``serial.log``, ``nova-compute.log``,
         #: ``qemu.log``, ``status.json``.
         self.folder: Path = paths.state / "nodes" / self.name
         self.log: Path = self.folder / "serial.log"
@@ -46,13 +46,12 @@ class Node:
         self._written = False
 
     def start(self) -> None:
-        """Start the node in the background; does nothing if it runs already.
+        """Start the node in the background; do nothing if it runs already.
 
-        Writes the configuration (:meth:`write_config` with the cloud's files,
-        if that was not called before) and starts the supervisor, which
-        outlives this process.
+        This writes the configuration (:meth:`write_config` with the cloud's files, unless that was
+        called before). Then it starts the supervisor, which continues after this process ends.
 
-        :raises LabError: there is no image yet, or a tool is missing.
+        :raises LabError: the image does not exist yet, or a tool is missing.
         """
         if self.process.pid() is not None:
             return
@@ -60,7 +59,7 @@ class Node:
         if not self._written:
             self.write_config(self._cloud.compute_files(self.name, HOST_ADDRESS))
         for each in self.shape.disks:
-            # A file with holes; what it holds stays over restarts, as that of a real disk.
+            # A sparse file; its content survives restarts, as on a real disk.
             with (self.folder / each.file_name).open("ab") as stream:
                 stream.truncate(each.size_mib << 20)
         port = _free_port()
@@ -94,11 +93,11 @@ class Node:
         self.process.spawn([sys.executable, "-m", "nova_hpc_lab.node.supervisor", str(self.folder)])
 
     def stop(self) -> None:
-        """End the node and wait for it; does nothing if it does not run."""
+        """End the node and wait for it; do nothing if it does not run."""
         self.process.stop(grace=30.0)
 
     def status(self) -> NodeStatus:
-        """The state right now; never raises for a node in a bad state."""
+        """The present state; a node in a bad state raises no error."""
         try:
             known: dict[str, Any] = json.loads((self.folder / "status.json").read_text())
             state = State(known["state"])
@@ -134,8 +133,7 @@ class Node:
     def ssh_argv(self, command: Sequence[str] = ()) -> list[str]:
         """The ``ssh`` command line that runs *command* as root in the node.
 
-        Each word is quoted for the remote shell; without a command it gives a
-        login shell.
+        Each word is quoted for the remote shell. Without a command, ssh opens a login shell.
         """
         try:
             port = Plan.load(self.folder).ssh_port
@@ -159,8 +157,8 @@ class Node:
     def write_config(self, files: Mapping[str, str]) -> None:
         """Make the node's configuration disk; read by the node at its next start.
 
-        :param files: as :meth:`NodeCloud.compute_files` returns them. The
-            project's own code, keys and the shape are added here.
+        :param files: the files that :meth:`NodeCloud.compute_files` returns. The project's own
+            code, keys and the shape are added here.
         """
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         target = self.folder / "config.disk"
@@ -180,8 +178,8 @@ class Node:
 
         return cache.entry(folder, name, make) / "initramfs.gz"
 
-    # A host that ``nova-hpc prepare`` has prepared on the node's own disk starts with the
-    # command line and the scripts that its boot loader would have: boot/line, boot/scripts/*.
+    # If ``nova-hpc prepare`` has prepared the node's own disk, the node starts with the command
+    # line and the scripts that its boot loader would use: boot/line, boot/scripts/*.
 
     def _own(self, name: str) -> str | None:
         path = self.folder / "boot" / name

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Python for the node, without what a compute never loads, and for the tenant's guest.
+"""Python for the node, without packages that a compute never loads, and for the tenant's guest.
 
-A whole Python would take longer to unpack in software emulation than the guest's
-boot. So the node's own interpreter runs the command for guests once, and what it
-has loaded by then is what the guest gets.
+In software emulation, a complete Python takes longer to unpack than the guest's boot. So the
+node's own interpreter runs ``nova-hpc-guest`` once, and the guest gets only the files that were
+loaded by then.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from packaging.requirements import InvalidRequirement, Requirement
 from nova_hpc_lab.errors import LabError
 from nova_hpc_lab.node.debian import PYTHON
 
-#: Where the environment is inside the node.
+#: The environment's folder inside the node.
 PREFIX: Final = "/opt/nova-hpc/venv"
-#: Where the project's own packages are, on the configuration disk.
+#: The folder of the project's own packages, on the configuration disk.
 PROJECT: Final = "/opt/nova-hpc/config/project"
 
 _PROJECT_NAME: Final = "nova-hpc"
-# What a compute node imports, by distribution.
+# Distributions that a compute node imports.
 _ROOTS: Final = ("nova", "libvirt-python", "pymysql", "python-memcached")
-# Required by the consoles' proxies only, and as large as all the rest.
+# Only the consoles' proxies need numpy, which is as large as all other packages together.
 _LEFT_OUT: Final = frozenset({"numpy", _PROJECT_NAME})
 _TESTS: Final = ("nova/tests/", "nova/locale/")
 
@@ -42,13 +42,12 @@ _SCRIPTS: Final = {
     "nova-hpc": "nova_hpc_tools.main",
 }
 
-#: Where the guest's archive has the interpreter.
+#: Path of the interpreter in the guest's archive.
 INTERPRETER: Final = "usr/bin/python3.11"
 _LOADER: Final = "lib64/ld-linux-x86-64.so.2"
-#: Runs every part of the command on a machine without devices, then says which
-#: files were loaded. Compiled modules go where the sources are: Python takes
-#: them there as well, and compiling is slow in emulation. The modules of the
-#: last import are loaded only when something goes wrong.
+#: Runs every part of the command on a machine without devices, then prints the loaded files.
+#: Compiled modules get the places of their sources: Python also loads them from there, and
+#: compiling is slow in emulation. Python needs the modules of the last import only after errors.
 _TRACE: Final = """
 import contextlib, io, json, os, sys
 sys.path.insert(0, sys.argv[1])
@@ -71,9 +70,9 @@ print(json.dumps(files))
 
 
 def distributions(venv: Path) -> dict[str, importlib.metadata.Distribution]:
-    """Name -> distribution of all that goes into the node.
+    """Name -> distribution, for all distributions that are copied to the node.
 
-    The project itself is not among them, but what it requires is.
+    The project itself is left out, but its requirements are included.
 
     :raises LabError: the environment lacks Nova, or has another Python than the node.
     """
@@ -105,7 +104,7 @@ def distributions(venv: Path) -> dict[str, importlib.metadata.Distribution]:
 def site_packages(venv: Path) -> Path:
     """The folder of the environment's packages.
 
-    :raises LabError: it was made for another Python than the node's.
+    :raises LabError: the environment was made for another version of Python than the node's.
     """
     folder = venv / "lib" / f"python{PYTHON[0]}.{PYTHON[1]}" / "site-packages"
     if not folder.is_dir():
@@ -126,7 +125,7 @@ def copy(venv: Path, root: Path) -> None:
         for name in _files(found):
             there = target / name
             there.parent.mkdir(parents=True, exist_ok=True)
-            # Times are kept: they say whether the compiled file is up to date.
+            # Python compares times to see if a compiled file is up to date, so they are kept.
             shutil.copy2(source / name, there)
     (target / "nova-hpc-project.pth").write_text(f"{PROJECT}\n")
     _interpreter(root)
@@ -138,12 +137,12 @@ def copy(venv: Path, root: Path) -> None:
 def _files(found: importlib.metadata.Distribution) -> Iterator[PurePosixPath]:
     source = found.locate_file("")
     for name in _listed(found):
-        # Scripts lie outside ("../../../bin"); path files would load what is not copied.
+        # Scripts are outside ("../../../bin"); path files would load files that are not copied.
         if name.parts[0] == ".." or (len(name.parts) == 1 and name.suffix == ".pth"):
             continue
         if not str(name).startswith(_TESTS) and (Path(str(source)) / name).is_file():
             yield name
-            # pip lists what it has compiled; uv compiles, too, and lists nothing of it.
+            # pip lists the compiled files, but uv compiles without listing them.
             if name.suffix == ".py":
                 compiled = PurePosixPath(importlib.util.cache_from_source(str(name)))
                 if (Path(str(source)) / compiled).is_file():
@@ -151,8 +150,8 @@ def _files(found: importlib.metadata.Distribution) -> Iterator[PurePosixPath]:
 
 
 def _listed(found: importlib.metadata.Distribution) -> Iterator[PurePosixPath]:
-    # Without the package wheel, pip installs an "egg-info", whose list is
-    # relative to itself and which importlib.metadata takes for its sources.
+    # Without the package wheel, pip installs an "egg-info". Its list has paths relative to itself,
+    # and importlib.metadata would return its list of sources instead.
     text = found.read_text("installed-files.txt")
     if text is None:
         yield from (PurePosixPath(str(entry)) for entry in found.files or ())
@@ -183,7 +182,7 @@ def _interpreter(root: Path) -> None:
 
 
 def _requires(found: importlib.metadata.Distribution, extra: str) -> Iterator[tuple[str, str]]:
-    """The needs of a distribution for one of its extras ("": for itself), as (name, extra)."""
+    """Requirements of a distribution for one of its extras ("" for none), as (name, extra)."""
     for text in found.requires or ():
         try:
             requirement = Requirement(text)
@@ -201,10 +200,10 @@ def _plain(name: str) -> str:
 def for_guest(root: Path, command: bytes) -> dict[str, bytes]:
     """The files that a guest needs to run *command*.
 
-    :param root: a Debian root file system with Python, as for ``chroot``.
+    :param root: a Debian root file system with Python, used with ``chroot``.
     :param command: the packed command, see :func:`nova_hpc.guest.build.single_file`.
     :returns: path without a leading slash -> content.
-    :raises LabError: it does not run there.
+    :raises LabError: the command does not run there.
     """
     packed = root / "tmp" / "nova-hpc-guest"
     packed.write_bytes(command)
@@ -216,7 +215,7 @@ def for_guest(root: Path, command: bytes) -> dict[str, bytes]:
     programs = [INTERPRETER, *(each for each in files if each.endswith(".so"))]
     libraries = {path for program in programs for path in _libraries(root, program)}
     files |= {each: each for each in (INTERPRETER, _LOADER, *libraries)}
-    # Links are followed as they lead inside.
+    # Links are resolved inside the root file system.
     real = _inside(root, "usr/bin/readlink", "-f", *(f"/{each}" for each in files.values()))
     sources = dict(zip(files, real.splitlines(), strict=True))
     return {

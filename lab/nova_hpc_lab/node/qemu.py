@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a shape to QEMU's command line; a pure function.
+"""Builds QEMU's command line from a shape. Pure.
 
-Some of what is said here was learnt the hard way. The firmware gives up with
-"out of 32bit address space" when the processor has more than 36 address bits.
-Multi-threaded emulation now and then loses a one-shot timer, after which all
-CPUs sleep for ever: the kernel is told to use a periodic tick. Next to
-``pxb-pcie`` every endpoint of the root bus has to name its bus. Debian's kernel
-clears memory when it hands it out, which triples the time to boot with
-hugepages.
+Some of these settings were found by experiments:
+
+* The firmware stops with "out of 32bit address space" if the processor has more than 36 address
+  bits.
+* Multi-threaded emulation sometimes loses a one-shot timer, and then all CPUs sleep forever. So the
+  kernel uses a periodic tick.
+* With ``pxb-pcie``, every endpoint of the root bus has to name its bus.
+* Debian's kernel clears memory when it allocates it, which triples the time to boot with hugepages.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import attrs
 
 from nova_hpc_lab.node.shape import Adapter, Disk, Gpu, Port, Shape, Switch
 
-#: The device ids of the stand-ins, as Nova's ``device_spec`` and alias need them.
+#: The device ids of the stand-ins, for Nova's ``device_spec`` and aliases.
 GPU_IDS: Final = ("1234", "1111")
 WIDE_GPU_IDS: Final = ("1af4", "1110")
 NVME_IDS: Final = ("1b36", "0010")
@@ -36,12 +37,12 @@ KERNEL_LINE: Final = (
     "console=ttyS0 quiet loglevel=4 tsc=reliable no_timer_check"
     " nohz=off highres=off nokaslr mitigations=off audit=0 apparmor=0 selinux=0 net.ifnames=0"
     " random.trust_cpu=on init_on_alloc=0 rcupdate.rcu_expedited=1"
-    # A kernel that went on after an Oops would be a node that is stuck and says nothing.
+    # A node whose kernel continues after an Oops may be stuck without a message.
     " transparent_hugepage=never oops=panic panic=1"
 )
 
-# Bus numbers of the expander bridges; between two of them there is room for
-# the buses of a switch with many ports.
+# Bus numbers of the expander bridges; the gap between two of them has room for the buses of a
+# switch with many ports.
 _FIRST_BUS: Final = 0x20
 _BUS_STEP: Final = 0x20
 
@@ -59,8 +60,8 @@ class Files:
     heartbeat: Path
     compute_log: Path
     qmp: Path
-    #: Words of the kernel's command line that a prepared host has (``nova-hpc prepare``);
-    #: None: what the shape needs.
+    #: Words of the kernel's command line of a prepared host (``nova-hpc prepare``); None for
+    #: the words that the shape needs.
     host_line: str | None = None
 
 
@@ -77,7 +78,7 @@ def command(
     :param name: the node's name.
     :param number: the node's number, which is part of the adapters' MACs.
     :param ssh_port: port of the host's loopback that leads to the node's SSH.
-    :param tsc_khz: frequency of the host's time-stamp counter; None: the kernel measures it.
+    :param tsc_khz: frequency of the host's time-stamp counter; None if the kernel measures it.
     """
     tsc = f" tsc_early_khz={tsc_khz}" if tsc_khz else ""
     sockets = len({node.socket for node in shape.numa_nodes})
@@ -99,7 +100,7 @@ def command(
 
 
 def _escaped(path: Path) -> str:
-    # QEMU separates options by commas; a comma in a value is written twice.
+    # Commas separate QEMU's options, so a comma in a value is written twice.
     return str(path).replace(",", ",,")
 
 
@@ -148,7 +149,7 @@ def _services(files: Files, number: int, ssh_port: int) -> Iterator[str]:
 
 
 def _trees(shape: Shape, number: int, folder: Path) -> Iterator[str]:
-    """The expander bridges, one a root complex, with all that hangs below them."""
+    """The expander bridges, one for each root complex, with all devices below them."""
     tree = _Tree(number, folder)
     count = 0
     for numa, node in enumerate(shape.numa_nodes):
@@ -163,10 +164,10 @@ def _trees(shape: Shape, number: int, folder: Path) -> Iterator[str]:
 
 @attrs.define
 class _Tree:
-    """Numbers the ports, each of which needs a chassis number of its own."""
+    """Numbers the ports, because each port needs its own chassis number."""
 
     number: int
-    #: Of the node, for the memory of devices that is kept in files.
+    #: The node's folder, for files with the memory of devices.
     folder: Path
     _chassis: int = 0
 
@@ -180,7 +181,7 @@ class _Tree:
 
     def below(self, bus: str, port: Port) -> Iterator[str]:
         if isinstance(port, Gpu) and port.wide:
-            # A file with holes: nobody writes more than a few pages of it.
+            # A sparse file: guests write only a few pages of it.
             path = _escaped(self.folder / f"{port.name}.memory")
             yield from (
                 "-object",
@@ -214,8 +215,8 @@ class _Tree:
             yield from self._switch(bus, port)
 
     def _switch(self, bus: str, switch: Switch) -> Iterator[str]:
-        # The downstream port of QEMU has no ACS. Its root port has it, and Linux takes
-        # one below an upstream port as it is ("VIA has a strange chipset" in aspm.c).
+        # QEMU's downstream port has no ACS. Its root port has ACS, and Linux accepts a root port
+        # below an upstream port ("VIA has a strange chipset" in aspm.c).
         model = "pcie-root-port" if switch.acs else "xio3130-downstream"
         yield from ("-device", f"x3130-upstream,id={bus}u,bus={bus}")
         for slot, port in enumerate(switch.ports):

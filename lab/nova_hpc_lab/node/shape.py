@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The shape of a virtual node: sockets, NUMA nodes, PCIe trees and devices, from YAML.
 
-A shape says what hardware is emulated; :mod:`nova_hpc_lab.node.qemu` turns it
-into QEMU's command line. Every device has an identity that survives passthrough
-and can be read by the guest that gets it: a GPU stand-in has a video memory of
-its own size, hence a BAR of that size, and a virtual function its own MAC.
+A shape describes the emulated hardware; :mod:`nova_hpc_lab.node.qemu` turns it into QEMU's command
+line. Every device has an identity that survives passthrough and that the guest can read. A GPU
+stand-in has a video memory, and so a BAR, of a unique size. A virtual function has its own MAC.
 """
 
 from __future__ import annotations
@@ -24,25 +23,25 @@ from nova_hpc_lab.errors import LabError
 _WORD: Final = re.compile(r"[a-z][a-z0-9-]{0,31}")
 
 DEFAULT: Final = "two-socket"
-#: Sizes that QEMU's ``bochs-display`` takes, and hence the number of GPUs of one node.
+#: Sizes that QEMU's ``bochs-display`` accepts; their number limits the GPUs of one node.
 GPU_MEMORY_MIB: Final = (4, 8, 16, 32, 64, 128, 256)
-#: The same of ``ivshmem-plain``, whose BAR has 64 bits and lies above the first 4 GiB.
+#: The same for ``ivshmem-plain``, with a 64-bit BAR above the first 4 GiB.
 WIDE_MEMORY_MIB: Final = (4096, 8192)
 MAX_VFS: Final = 7  # of QEMU's igb model
 MAX_ROOTS: Final = 6
 MAX_NODES: Final = 99
-#: Physical network of a rail, as the node's declaration has it.
+#: Physical network of a rail, with the placeholder of the node's declaration.
 RAIL_NETWORK: Final = "ibrail{n}"
 _MOST_RAILS: Final = 8
-#: Sizes of an NVMe disk: emulation erases 16 MiB within seconds.
+#: Least and greatest size of an NVMe disk: emulation erases 16 MiB within seconds.
 DISK_MIB: Final = (1, 1024)
-#: What flavors and the node call the devices that are kept for no network.
+#: Roles of the devices that are not kept for a network.
 ROLES: Final = ("gpu", "vf", "pf", "nvme")
 _LONGEST_INTERFACE: Final = 15
 
 
 class ShapeError(LabError):
-    """A shape that makes no sense; the text names the file, the line and the key."""
+    """A shape is invalid; the text names the file, the line and the key."""
 
 
 @attrs.frozen
@@ -60,13 +59,13 @@ class Value:
         return int(self.node.start_mark.line) + 1
 
     def error(self, message: str) -> ShapeError:
-        """An error that says where this value is."""
+        """An error with the place of this value in its text."""
         return ShapeError(f"{self.where}, line {self.line}, {self.key or 'top'}: {message}")
 
     def mapping(self, required: Set[str], optional: Set[str] = frozenset()) -> dict[str, Value]:
         """The values by key, all of *required* and none beyond *optional*.
 
-        :raises ShapeError: it is no mapping, or a key is missing, unknown or twice.
+        :raises ShapeError: it is not a mapping, or a key is missing, unknown or repeated.
         """
         found = self._keys()
         known = required | optional
@@ -79,9 +78,9 @@ class Value:
         return {name: value for name, (_, value) in found.items()}
 
     def one_of(self, *kinds: str) -> str:
-        """The one of *kinds* that is a key of this mapping.
+        """The word among *kinds* that is a key of this mapping.
 
-        :raises ShapeError: none or several of them are.
+        :raises ShapeError: none or several of them are keys.
         """
         found = [kind for kind in kinds if kind in self._keys()]
         if len(found) != 1:
@@ -91,7 +90,7 @@ class Value:
     def sequence(self, least: int, most: int) -> list[Value]:
         """The items of a list.
 
-        :raises ShapeError: it is no list, or too short or too long.
+        :raises ShapeError: it is not a list, or it is too short or too long.
         """
         if not isinstance(self.node, yaml.SequenceNode):
             raise self.error("a list is expected")
@@ -105,7 +104,7 @@ class Value:
     def number(self, least: int, most: int) -> int:
         """A whole number.
 
-        :raises ShapeError: it is none, or not within *least* and *most*.
+        :raises ShapeError: it is not a whole number, or not within *least* and *most*.
         """
         text = self._text("a whole number")
         if not re.fullmatch(r"[0-9]{1,9}", text):
@@ -127,7 +126,7 @@ class Value:
     def word(self) -> str:
         """A name: lower-case letters, digits and hyphens.
 
-        :raises ShapeError: it is none.
+        :raises ShapeError: it has other characters.
         """
         text = self._text("a name")
         if not _WORD.fullmatch(text):
@@ -157,7 +156,7 @@ class Value:
 def parse(text: str, where: str) -> Value:
     """Read a YAML document.
 
-    :raises ShapeError: it is no YAML, or empty.
+    :raises ShapeError: it is not YAML, or it is empty.
     """
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -173,19 +172,19 @@ def parse(text: str, where: str) -> Value:
 
 @attrs.frozen
 class Gpu:
-    """A GPU stand-in: a device with a BAR of ``memory_mib``, of which the display has 32 bits."""
+    """A GPU stand-in: a device with a BAR of ``memory_mib``, which has 32 bits unless *wide*."""
 
     name: str
     memory_mib: int
 
     @property
     def bar_bytes(self) -> int:
-        """Size of the BAR by which the guest can tell which GPU it got."""
+        """Size of the BAR, by which the guest recognizes its GPU."""
         return self.memory_mib << 20
 
     @property
     def wide(self) -> bool:
-        """Whether its BAR has 64 bits, and is larger than what lies below 4 GiB."""
+        """Whether its BAR has 64 bits, and is too large for the space below 4 GiB."""
         return self.memory_mib in WIDE_MEMORY_MIB
 
 
@@ -193,13 +192,13 @@ class Gpu:
 class Adapter:
     """An SR-IOV adapter with *vfs* virtual functions."""
 
-    #: Also of its network interface in the node.
+    #: Also the name of its network interface in the node.
     name: str
     vfs: int
     number: int  #: position among the adapters of the node, from 0
-    #: Physical network for whose ports its virtual functions are kept; None: flavors ask for them.
+    #: Its virtual functions are kept for ports of this physical network; None for flavors.
     network: str | None = None
-    #: The rail that it is on; its network is that of the rail then. None: on none.
+    #: The number of its rail, whose network it then has; None if it is on no rail.
     rail: int | None = None
 
     def pf_mac(self, node: int) -> str:
@@ -227,7 +226,7 @@ class Disk:
 
 @attrs.frozen
 class Switch:
-    """A PCIe switch. Without ACS, all below it is one IOMMU group."""
+    """A PCIe switch. Without ACS, all devices below it are one IOMMU group."""
 
     ports: tuple[Port, ...]
     acs: bool = False
@@ -261,14 +260,14 @@ class Shape:
 
     name: str
     numa_nodes: tuple[NumaNode, ...]
-    #: The text it was read from, for the node's own files.
+    #: The text of its YAML file, for the node's own files.
     text: str = attrs.field(default="", repr=False, eq=False)
 
     @classmethod
     def load(cls, source: str | Path) -> Shape:
         """Read a sample by its name (``two-socket``) or a YAML file by its path.
 
-        :raises ShapeError: no such file, or one that makes no sense.
+        :raises ShapeError: the file does not exist, or is invalid.
         """
         if isinstance(source, str) and source in sample_names():
             text = (_samples() / f"{source}.yaml").read_text()
@@ -287,8 +286,9 @@ class Shape:
     def parse(cls, text: str, where: str, name: str) -> Shape:
         """Read a shape from YAML.
 
-        :param where: what error messages call the text.
-        :raises ShapeError: names *where*, the line, the key, and what is expected.
+        :param where: name of the text in error messages.
+        :raises ShapeError: the shape is invalid; the text names *where*, the line, the key, and the
+            expected value.
         """
         root = parse(text, where).mapping({"numa_nodes"}, {"description"})
         nodes = root["numa_nodes"].sequence(1, 4)
@@ -327,7 +327,7 @@ class Shape:
 
     @property
     def network_roles(self) -> dict[str, str]:
-        """The same without rails: these networks are also the roles of the virtual functions."""
+        """The same without rails: these networks are also the virtual functions' roles."""
         rails = {
             device.name
             for _, device in self.devices()
@@ -336,7 +336,7 @@ class Shape:
         return {name: network for name, network in self.networks.items() if name not in rails}
 
     def describe(self, node: int) -> tuple[str, ...]:
-        """One line a device, for people, on node number *node*."""
+        """One line for each device of node number *node*, for people."""
         lines = []
         for numa, device in self.devices():
             if isinstance(device, Gpu):
@@ -351,7 +351,7 @@ class Shape:
 
 
 def sample_names() -> tuple[str, ...]:
-    """The names of the shapes that come with the package, the default first."""
+    """The names of the shapes in the package, the default first."""
     names = sorted(
         entry.name.removesuffix(".yaml")
         for entry in _samples().iterdir()
@@ -374,7 +374,7 @@ def _flat(ports: tuple[Port, ...]) -> Iterator[Device]:
 
 @attrs.define
 class _Counter:
-    """The names and identities seen so far, to find those that are given twice."""
+    """The names and identities that were read so far, to find repeated ones."""
 
     names: dict[str, int] = attrs.field(factory=dict)
     memory: dict[int, str] = attrs.field(factory=dict)

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps one virtual node alive: starts QEMU, listens for signs of life, starts it again.
+"""Keeps one virtual node alive: starts QEMU, reads signs of life, starts QEMU again.
 
-A process of its own for each node (``python -m nova_hpc_lab.node.supervisor
-FOLDER``), so that it outlives the command that started it. It only ever ends
-the QEMU that it started itself.
+Each node has its own supervisor process (``python -m nova_hpc_lab.node.supervisor FOLDER``), which
+continues after the command that started it. It ends only the QEMU that it has started itself.
 """
 
 from __future__ import annotations
@@ -26,17 +25,17 @@ import attrs
 from nova_hpc_lab.node.contract import Plan
 from nova_hpc_lab.state import write
 
-#: So often in a row a node may freeze or die before it is up; then it is given up.
+#: The supervisor gives a node up after so many consecutive failures before the node is up.
 MAX_FAILURES: Final = 4
-#: From this failure in a row on the node starts from a fresh disk.
+#: From this number of consecutive failures on, the node starts with a fresh disk.
 FRESH_DISK: Final = 2
 
-#: Of the serial log, in bytes: the kernel's last words are at its end.
+#: Bytes at the end of the serial log, which contain the kernel's last messages.
 _LAST_WORDS: Final = 64 * 1024
 _STAMP: Final = re.compile(r"^\[ *\d+\.\d+\](?:\[[^]]*\])? ")
 _DEATH: Final = re.compile(r"BUG: |Oops: |Unable to handle|general protection fault|Kernel panic")
 _WHERE: Final = re.compile(r"RIP: \w+:(\w+)\+")
-#: Of the kernel's report: registers and the first functions of the stack.
+#: Lines of the kernel's report that are kept: registers and the first functions of the stack.
 _SHOWN: Final = 40
 
 
@@ -44,13 +43,13 @@ _SHOWN: Final = 40
 class Patience:
     """Times to wait, in seconds. Emulation on a busy machine pauses for half a minute."""
 
-    #: Without any sign of life since the start, and since the last one, after
-    #: which a node counts as frozen.
+    #: A node counts as frozen after this time without a sign of life since the start, and since
+    #: the last sign.
     first_sign: float = 180.0
     next_sign: float = 120.0
-    #: Between two looks.
+    #: Between two checks.
     look: float = 2.0
-    #: For QEMU to end, before it is ended by force.
+    #: For QEMU to end, before it is killed.
     end: float = 10.0
 
 
@@ -65,7 +64,7 @@ class Beat:
     phase: str = "booting"
 
     def look(self, now: float) -> None:
-        """Read what is new."""
+        """Read new signs of life."""
         try:
             with self.path.open("rb") as stream:
                 stream.seek(self._seen)
@@ -88,11 +87,11 @@ class Beat:
 
 
 class _Stop:
-    """Told by a signal, and waited for.
+    """An event that a signal handler sets and the main thread waits for.
 
-    A handler runs between any two steps of the main thread. ``threading.Event`` has a lock that
-    the thread holds while it begins to wait, so a handler that sets one can wait for itself, for
-    ever. A byte in a pipe needs no lock.
+    A handler runs between any two steps of the main thread. The main thread holds the lock of a
+    ``threading.Event`` while it begins to wait. So a handler that sets the event can wait for its
+    own thread forever. A byte in a pipe needs no lock.
     """
 
     def __init__(self) -> None:
@@ -101,42 +100,45 @@ class _Stop:
         os.set_blocking(self._writer, False)
 
     def set(self) -> None:
-        """Tell it; what a handler may call."""
+        """Set the event; safe in a signal handler."""
         self._told = True
         with contextlib.suppress(BlockingIOError):
             os.write(self._writer, b"x")
 
     def is_set(self) -> bool:
-        """Whether it was told."""
+        """Whether the event was set."""
         return self._told
 
     def wait(self, seconds: float) -> None:
-        """Wait until it is told, so long at most."""
+        """Wait until the event is set, at most *seconds*."""
         select.select([self._reader], [], [], seconds)
 
 
 @attrs.define
 class Supervisor:
-    """Runs a node until it is told to stop."""
+    """Runs a node until a signal stops it."""
 
     folder: Path
     plan: Plan
     patience: Patience = Patience()
     _stop: _Stop = attrs.field(factory=_Stop, init=False)
     _restarts: int = attrs.field(default=0, init=False)
-    #: Ends in a row of which none came after the node was up.
+    #: Consecutive failures before the node was up.
     _failures: int = attrs.field(default=0, init=False)
     _reason: str = attrs.field(default="", init=False)
 
     def run(self) -> int:
-        """Start the node, and again whenever it freezes or dies; 0, or 1 when given up."""
+        """Start the node, and start it again each time it freezes or dies.
+
+        :returns: 0 after a signal, or 1 if the node is given up.
+        """
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._stop.set())
         while not self._stop.is_set():
             try:
                 was_up = self._once()
             except (OSError, subprocess.SubprocessError) as err:
-                # A program that is not installed, a full disk: the same every time.
+                # A missing program or a full disk would fail again at each start.
                 self._reason = f"failed: {err}"
                 self._log(self._reason)
                 self._tell("failed", None, Beat(Path(self.plan.heartbeat)), 0.0)
@@ -145,7 +147,7 @@ class Supervisor:
                 break
             self._restarts += 1
             if self._reason.startswith("failed"):
-                # What the node itself calls a failure seldom goes away by itself.
+                # A failure that the node itself reports rarely disappears by itself.
                 self._failures += 2
             else:
                 self._failures = 0 if was_up else self._failures + 1
@@ -159,7 +161,7 @@ class Supervisor:
         return 0
 
     def _once(self) -> bool:
-        """One run of QEMU, to its end; whether the node was up in it."""
+        """Run QEMU once, to its end; return whether the node was up."""
         heartbeat = Path(self.plan.heartbeat)
         for path in (heartbeat, Path(self.plan.qmp)):
             path.unlink(missing_ok=True)
@@ -196,7 +198,7 @@ class Supervisor:
         return was_up
 
     def _add_last_words(self, serial: Path, offset: int) -> None:
-        """Put the kernel's account of its own death into the reason, all of it into the log."""
+        """Add the start of the kernel's crash report to the reason, and all of it to the log."""
         words = last_words(serial, offset)
         if words:
             where = next((found[1] for line in words if (found := _WHERE.search(line))), "")
@@ -205,7 +207,7 @@ class Supervisor:
                 self._log(f"serial: {line}")
 
     def _end(self, qemu: subprocess.Popen[bytes]) -> None:
-        """End QEMU so that its disk is whole; by force only if it does not react."""
+        """End QEMU so that its disk is consistent; kill it only if it does not react."""
         if qemu.poll() is None:
             with contextlib.suppress(OSError):
                 qmp(Path(self.plan.qmp), "quit")
@@ -238,10 +240,10 @@ class Supervisor:
 
 
 def last_words(serial: Path, offset: int) -> list[str]:
-    """A kernel's words on its own death, without time stamps; empty if it had none.
+    """The lines of a kernel's crash report, without time stamps; empty if there is none.
 
-    :param serial: the node's serial log, to which each run adds.
-    :param offset: where the run began in it, in bytes.
+    :param serial: the node's serial log, to which each run appends.
+    :param offset: size of the log when the run began, in bytes.
     """
     try:
         with serial.open("rb") as stream:
@@ -256,10 +258,10 @@ def last_words(serial: Path, offset: int) -> list[str]:
 
 
 def make_overlay(disk: Path, backing: Path) -> None:
-    """The node's own disk over the image: kept where it is whole and belongs to this image."""
+    """Make the node's own disk over the image, unless it is intact and belongs to this image."""
     mark = disk.with_suffix(".image")
     known = backing.stat()
-    # The path alone says too little: an image can be made again at the same place.
+    # The path is not enough: another image can be made at the same place.
     identity = f"{backing} {known.st_size} {known.st_mtime_ns}\n"
     with contextlib.suppress(OSError):
         check = ["qemu-img", "check", "-q", "-r", "leaks", str(disk)]
@@ -280,7 +282,7 @@ def make_overlay(disk: Path, backing: Path) -> None:
 def qmp(path: Path, command: str) -> None:
     """Send one command to QEMU's monitor.
 
-    :raises OSError: nobody listens, or the connection ended early.
+    :raises OSError: QEMU does not listen, or the connection ended early.
     """
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(5)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the wish for a cluster to its members, and back to nothing."""
+"""Creates, changes and deletes the members of a cluster as its ``ClusterWish`` describes them."""

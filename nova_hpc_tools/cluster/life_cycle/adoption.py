@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adopt a server group that another tool made, and let it go again.
+"""Adopts a server group that another tool made, and releases it again.
 
-Both write marks alone: nothing is created, renamed or deleted. As everywhere, nothing is remembered
-between two steps, so each can be given again after a client died, and each is refused before the
-first mark if a server cannot have it.
+Both commands only write or remove marks: they create, rename and delete nothing. They store nothing
+between two steps, so users can repeat each after a client died. Each is refused before the first
+mark if Nova would refuse to write it to a server.
 """
 
 from __future__ import annotations
@@ -41,10 +41,11 @@ def adopt_group(
 ) -> Cluster:
     """Make the servers of a group the members of a cluster.
 
-    :param records: the group as it is.
-    :param user_data: digest of the members' user data; empty: they have none; None: not said.
+    :param records: the present group.
+    :param user_data: digest of the members' user data; empty if they have none; None if not given.
     :param taken: names of the project's other clusters.
-    :raises ClusterError: they cannot be one; or the text says how to go on.
+    :raises ClusterError: the servers cannot be a cluster, or the command was interrupted; the text
+        contains the cure, or the commands that go on or undo it.
     """
     try:
         wish = foreign_group.read_foreign_wish(records, user_data, taken)
@@ -70,14 +71,14 @@ def adopt_group(
 
 
 def format_adoption_ways(group: str) -> str:
-    """The commands that go on with an adoption, or undo it."""
+    """The commands that finish an adoption or undo it, in a sentence."""
     command = ("openstack", "hpc", "cluster", "adopt")
     undo = shell_command(*command, "--undo", group)
     return f"{shell_command(*command, group)} goes on, {undo} undoes it"
 
 
 def format_what_stays(cluster: Cluster) -> str:
-    """The parts of an adopted cluster that are there after its end, in a sentence."""
+    """The parts of an adopted cluster that stay after its deletion, in a sentence."""
     if cluster.group is None:
         return "ports that another tool made are left: this tool deletes them"
     return (
@@ -118,12 +119,12 @@ def keep_ports(
     servers: Mapping[int, str],
     pace: Pace,
 ) -> None:
-    """Mark the ports of members that are replaced, so that their new servers have them again.
+    """Mark the ports of members to replace, so that their new servers get them again.
 
-    Nova deletes the ports that it has made itself. Others outlive their server.
+    Nova deletes the ports that it has made itself. Other ports stay after their server.
 
-    :param servers: ids of the members' servers, by their numbers.
-    :raises ClusterError: a new server would lack something of the old one; nothing has changed.
+    :param servers: number of a member -> id of its server.
+    :raises ClusterError: a new server would lack a part of the old one; nothing has changed.
     """
     records = cloud.read_group(cluster.id)
     if wish.flavor not in records.flavors.values():
@@ -156,9 +157,12 @@ def keep_ports(
 def place_ports(
     wish: ClusterWish, server: Mapping[str, Any], ports: Sequence[Mapping[str, Any]]
 ) -> Mapping[str, int]:
-    """The place of each port of a member among the cluster's networks, by the port's id.
+    """Assign a member's ports to the cluster's networks.
 
-    :raises AdoptionError: a port has no place there, or the member has volumes.
+    :param server: the member's record of Nova's API.
+    :param ports: the project's ports, records of Neutron's API.
+    :returns: id of a port -> index of its network among the networks of *wish*.
+    :raises AdoptionError: a port is in no such network, or the member has volumes.
     """
     name, server_id = printable_text(server["name"]), str(server["id"])
     for volume in server.get("os-extended-volumes:volumes_attached") or ():

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The members' own reports, on their consoles.
+"""The members' own reports, read from their consoles.
 
-An image reports where it runs ``nova-hpc-guest check`` at boot and lets its lines go to
-the console. Nova's API gives the last lines to the server's owner.
+An image reports if it runs ``nova-hpc-guest check`` at boot and prints the output to the console.
+Nova's API returns the console's last lines to the server's owner.
 """
 
 from __future__ import annotations
@@ -21,15 +21,18 @@ _WRONG: Final = re.compile(r"\bWRONG [a-z]+: (.{1,200})")
 
 
 def read_console_verdict(console: str) -> bool | str | None:
-    """True: all is as promised; a text: what is not; None: no word yet.
+    """Read the verdict of ``nova-hpc-guest check`` from a console.
 
-    The last word counts, since a guest may have booted twice.
+    The last verdict counts, because a guest may have booted twice.
+
+    :returns: True if the check passed, the text of the problem if it failed, or None if the console
+        contains no verdict yet.
     """
     last_word: bool | str | None = None
     for line in console.splitlines():
         wrong = _WRONG.search(line)
         if wrong:
-            # Whoever is in the guest writes its console.
+            # The guest's users can write to its console, so the text is not trusted.
             last_word = printable_text(wrong[1].strip())
         elif _GOOD.search(line):
             last_word = True
@@ -37,15 +40,15 @@ def read_console_verdict(console: str) -> bool | str | None:
 
 
 class ConsoleChecks:
-    """Asks each member until it has said that all is well; then never again."""
+    """Reads each member's console until its check has passed, and never again afterwards."""
 
     def __init__(self) -> None:
         self._passed: set[str] = set()
 
     def judge(self, members: Iterable[ClusterMember], console: Callable[[str], str]) -> Move:
-        """Whether all members have passed.
+        """Whether all members have passed: Done, a wait, or the first failed check.
 
-        :param console: gives the last lines of a server's console.
+        :param console: returns the last lines of a server's console.
         """
         waiting = 0
         for member in members:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Commands of users for clusters: create, finish, scale, replace, delete.
 
-Each leaves either what was asked for, or what was there before, or a cluster that is
-listed as incomplete and that ``create --resume`` finishes and ``delete`` ends.
+Each command leaves the requested cluster, or the one before, or a cluster that is listed as
+incomplete. ``create --resume`` finishes such a cluster, and ``delete`` deletes it.
 """
 
 from __future__ import annotations
@@ -37,30 +37,34 @@ from nova_hpc_tools.cluster.members.model import (
 from nova_hpc_tools.cluster.user_data import UserDataError
 from nova_hpc_tools.cluster.wish import Secrets, WishError
 
-#: Times that a server group is asked for when answers are lost.
+#: Attempts to create a server group if answers are lost.
 _TRIES: Final = 4
 _PAUSE: Final = 1.0
-#: States of a cluster that lacks nothing, and has members that do not run.
+#: States of a cluster that is complete, with members that do not run.
 _RESTING: Final = (ClusterState.DEGRADED, ClusterState.STOPPED, ClusterState.SHELVED)
 
 
 class Founder(ClusterCloud, Protocol):
-    """A cloud in which a cluster can begin."""
+    """A cloud in which clusters can be created."""
 
     def make_group(
         self, wish: ClusterWish, attempt: str, policy: str, max_per_host: int | None
     ) -> str:
-        """Create the server group; its id."""
+        """Create the server group, and return its id.
+
+        :param attempt: a text in the group's name by which :meth:`groups_of` finds it again.
+        """
 
     def groups_of(self, attempt: str) -> Sequence[str]:
-        """Ids of the server groups of one attempt."""
+        """Ids of the server groups that one attempt has created."""
 
 
 @attrs.frozen
 class Nearness:
-    """The nearness that Nova's server group asks for.
+    """The nearness that Nova's server group requires.
 
-    :ivar max_per_host: for anti-affinity alone.
+    :ivar policy: one of Nova's policies of server groups.
+    :ivar max_per_host: only for anti-affinity.
     """
 
     policy: str = wishes.POLICIES[0]
@@ -79,9 +83,10 @@ def create_cluster(
 ) -> Cluster:
     """Create a cluster, or leave nothing.
 
-    :param attempt: a text that no other creation has.
-    :param settle: what else has to come true; it gives the cluster as it is in the end.
-    :raises ClusterError: with the reason, and what is left if undoing failed as well.
+    :param attempt: a text that identifies this creation, used by no other.
+    :param until_active: False to return once Nova has accepted every member.
+    :param settle: a further check of the new cluster; it returns the cluster in its final state.
+    :raises ClusterError: with the reason, and with the command for the rest if undoing failed, too.
     """
     group = ""
     try:
@@ -129,19 +134,19 @@ def resume_cluster(
     secrets: Secrets,
     pace: Pace,
 ) -> Cluster:
-    """Finish what a client left.
+    """Finish a cluster that a client left incomplete.
 
-    Servers that failed before they ever ran are made anew. Where it fails, what is there
-    stays: the cluster may have worked before.
+    Servers that failed before they ever ran are deleted and created again. If the command fails,
+    it deletes nothing else: the cluster may have worked before.
 
-    :param given_wish: the options that were given again; None: none.
-    :raises ClusterError: it cannot be finished, and why.
+    :param given_wish: the options that the user gave again; None if there are none.
+    :raises ClusterError: it cannot be finished; the text contains the reason.
     """
     wish = _known_wish(cluster, given_wish)
     try:
         wishes.check_wish_secrets(wish, secrets)
     except WishError as error:
-        # Nothing but a server that is missing needs them.
+        # Only the creation of a missing server needs them.
         numbered = number_members(cluster)
         missing = wish.members - numbered.by_number.keys() or (wish.head and not numbered.head)
         if missing or decide.remakable_members_of(cluster):
@@ -180,10 +185,10 @@ def _known_wish(cluster: Cluster, given_wish: ClusterWish | None) -> ClusterWish
 def scale_cluster(
     cloud: ClusterCloud, cluster: Cluster, members: Collection[int], secrets: Secrets, pace: Pace
 ) -> Cluster:
-    """Give a cluster other members: more, all of which run in the end, or fewer.
+    """Grow or shrink a cluster. A grown cluster runs in the end, or gets its old members back.
 
-    :param members: the numbers that it is to have.
-    :raises ClusterError: nothing has changed, or the text says what is left.
+    :param members: numbers of the members that it should have.
+    :raises ClusterError: nothing has changed, or the text describes the state.
     """
     before = refuse_half(cluster)
     wish = decide.change_wish_members(before, members)
@@ -205,7 +210,7 @@ def scale_cluster(
         _check_user_data(wish, secrets)
         _refuse_resting(cluster, number_members(cluster).present)
     before_members = number_members(cluster).by_number
-    # A renamed member may have the number of one that goes: ids say which ones go.
+    # A renamed member may have the number of a leaving one, so ids identify the leaving ones.
     gone = frozenset(
         member.id for number, member in before_members.items() if number not in wish.members
     )
@@ -241,13 +246,13 @@ def replace_members(
 ) -> Cluster:
     """Delete members and create them again, with their names and ports.
 
-    The others stay, and with them the place of the cluster on the fabric.
+    The other members stay, and so does the place of the cluster on the fabric.
 
-    :param which: their numbers.
+    :param which: numbers of the members to replace.
     :param head: replace the head, too.
-    :raises ClusterError: with the reason; a member that is missing then can be made
-        later (``create --resume``). Nothing has changed if a member that stays does not run,
-        unless all those to replace have failed: no other command helps them.
+    :raises ClusterError: with the reason; ``create --resume`` can create a missing member later.
+        Nothing has changed if a member that stays does not run. This check is left out if all
+        members to replace have failed, because no other command helps these.
     """
     wish = _known_wish(cluster, None)
     _check_same_secrets(wish, secrets)
@@ -289,7 +294,7 @@ def replace_members(
         tail = f"{_format_cluster_command('create', '--resume', cluster.id)} tries it again"
         with contextlib.suppress(ClusterCloudError):
             if cloud.look(cluster.id).state in _RESTING:
-                # The error has the command that makes the others run.
+                # The error's text contains the command that starts the others.
                 tail = "the new members are there"
         raise ClusterError(f"{error}\n{tail}") from error
 
@@ -297,18 +302,18 @@ def replace_members(
 def delete_cluster(cloud: ClusterCloud, cluster: Cluster, pace: Pace) -> None:
     """Delete a cluster: servers, ports, server group.
 
-    Of an adopted one, the server group and the ports stay that the client did not make.
+    The server group of an adopted cluster stays, and so do ports that the client did not make.
 
-    :raises ClusterError: something is not ours to delete, or cannot be deleted.
+    :raises ClusterError: the group has servers of other owners, or a part cannot be deleted.
     """
     check_deletion(cluster)
     life_cycle_run.end_cluster(cloud, cluster.id, pace)
 
 
 def check_deletion(cluster: Cluster) -> None:
-    """See that nothing is in the way of a cluster's end.
+    """Check that nothing prevents the deletion of a cluster.
 
-    :raises ClusterError: a server is not the cluster's, or Nova refuses to change it.
+    :raises ClusterError: the group has a server outside the cluster, or a server is locked.
     """
     _refuse_locked(cluster, [server for server in cluster.servers if not server.going])
     if cluster.strangers:
@@ -338,9 +343,10 @@ def _refuse_unreadable(cluster: Cluster) -> None:
 
 
 def refuse_half(cluster: Cluster) -> ClusterWish:
-    """The wish of a cluster of which nobody has left half.
+    """The ``ClusterWish`` of a cluster; incomplete clusters are refused.
 
-    :raises ClusterError: somebody has; the text names the command that finishes it.
+    :raises ClusterError: the cluster is incomplete, building or unreadable; the text contains the
+        command that finishes it.
     """
     _refuse_unreadable(cluster)
     if cluster.wish is None or cluster.state in (ClusterState.INCOMPLETE, ClusterState.BUILDING):
@@ -352,10 +358,10 @@ def refuse_half(cluster: Cluster) -> ClusterWish:
 
 
 def _refuse_resting(cluster: Cluster, members: Collection[ClusterMember]) -> None:
-    """See that no member is in the way of a cluster that is to run as a whole.
+    """Check that the members that stay run, so that the whole cluster can run afterwards.
 
-    :param members: those that stay.
-    :raises ClusterError: one does not run; the text names the command that helps.
+    :param members: the members that stay.
+    :raises ClusterError: one does not run; the text contains the command that helps.
     """
     move = decide.plan_running(cluster, members)
     if isinstance(move, Stuck):
@@ -363,9 +369,9 @@ def _refuse_resting(cluster: Cluster, members: Collection[ClusterMember]) -> Non
 
 
 def _refuse_locked(cluster: Cluster, members: Collection[ClusterMember]) -> None:
-    """See that Nova changes these members.
+    """Check that none of these members is locked.
 
-    :raises ClusterError: it does not; the text names the command that helps.
+    :raises ClusterError: one is; the text contains the command that unlocks it.
     """
     locked = decide.explain_locks(cluster, members)
     if locked:
@@ -373,9 +379,9 @@ def _refuse_locked(cluster: Cluster, members: Collection[ClusterMember]) -> None
 
 
 def _check_user_data(wish: ClusterWish, secrets: Secrets) -> None:
-    """See that Nova takes the user data of new members, before an old one is deleted.
+    """Check that Nova accepts the user data of new members, before an old one is deleted.
 
-    :raises ClusterError: they are too long.
+    :raises ClusterError: the user data is too long.
     """
     try:
         wishes.build_user_data(wish, secrets)

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps that bring a cluster from what it is to what it is to be, step by step.
+"""Plans the steps that bring a cluster from its present state to the wanted one.
 
-Nothing is remembered between two steps: each plan is made from what Nova and Neutron
-say. A client that was killed leaves a state like any other, and whoever comes next
-(``create --resume``, ``delete``) plans from there.
+The client stores nothing between two steps: each plan starts from the records of Nova and
+Neutron. A killed client leaves a state like any other, and the next command (``create
+--resume``, ``delete``) plans from there.
 
-The order of steps keeps two promises. The server group, which names the cluster, comes
-first and goes last; and a server says from its first moment, by tag and metadata, whose
-it is, a port by its description. So nothing exists that ``list`` does not show.
+The order of steps keeps two promises. The server group, which names the cluster, is created
+first and deleted last. Each server names its cluster from its first moment, by tag and metadata,
+and each port by its description. So ``list`` shows everything that exists.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ from nova_hpc_tools.cluster.members.server_state import CHANGEABLE, Standing
 
 @attrs.frozen
 class Terms:
-    """Limits of what is done to servers that were there before the command began.
+    """Limits for the servers that existed before the command began.
 
-    :ivar remake: ids of servers that failed before they ever ran, and are made anew.
-    :ivar bear: ids of servers in error that do not stop the others.
+    :ivar remake: ids of servers that failed before they ever ran; they are deleted and replaced.
+    :ivar bear: ids of servers in error that do not stop the plan.
     :ivar rest: no member needs to run in the end.
-    :ivar new_keys: public keys of the members that are made.
-    :ivar leaves: ids of servers that are no members any more, whatever they are called.
+    :ivar new_keys: public keys of the members that are created.
+    :ivar leaves: ids of servers that are not members any more, whatever their names.
     """
 
     remake: frozenset[str] = frozenset()
@@ -68,9 +68,13 @@ class Terms:
 
 
 def plan_fulfilment(wish: ClusterWish, cluster: Cluster, terms: Terms | None = None) -> Move:
-    """The next steps until exactly the members of *wish* and its head are there and run.
+    """The next steps until exactly the members and the head of *wish* exist and run.
 
-    :param cluster: what there is now; its server group exists.
+    The phases, in this order: write the newest ``ClusterWish`` to the members, delete surplus
+    servers, create missing ports, create missing servers, wait until all run, write host lists.
+
+    :param cluster: the present cluster.
+    :returns: the steps of one phase, a wait, or the reason why no step helps.
     """
     terms = terms or Terms()
     if cluster.group is None:
@@ -96,7 +100,8 @@ def plan_fulfilment(wish: ClusterWish, cluster: Cluster, terms: Terms | None = N
     if locked:
         return Stuck(locked)
     if stale:
-        # Before anything is deleted or made: from the first of them on it is decided.
+        # The members get the new record before anything is deleted or made: the first copy of it
+        # already commits every client to the change.
         return Act(stale)
     if numbered.present and current_wish != wish:
         member = numbered.present[0]
@@ -137,7 +142,7 @@ def plan_fulfilment(wish: ClusterWish, cluster: Cluster, terms: Terms | None = N
 
 
 def _plan_hosts(wish: ClusterWish, cluster: Cluster, members: Collection[ClusterMember]) -> Move:
-    """Steps for the members whose host list is not the newest; Done: there is none."""
+    """Steps for the members whose host list is not the newest; Done if there are none."""
     hosts = list_members(wish, cluster)
     text = write_host_list(hosts)
     untold = [
@@ -155,7 +160,7 @@ def _plan_hosts(wish: ClusterWish, cluster: Cluster, members: Collection[Cluster
 def plan_running(cluster: Cluster, members: Collection[ClusterMember]) -> Move:
     """Whether members run: Done, a wait for Nova's work, or the command that helps.
 
-    :param cluster: that they are of.
+    :param cluster: the cluster of these members.
     """
     failed = [member for member in members if member.failed]
     if failed:
@@ -174,10 +179,10 @@ def plan_running(cluster: Cluster, members: Collection[ClusterMember]) -> Move:
 
 
 def plan_deletion(cluster: Cluster) -> Move:
-    """The next steps on the way to nothing that is left of the cluster.
+    """The next steps until nothing is left of the cluster: servers, then ports, then the group.
 
-    The server group of an adopted one stays, and so do ports that the client did not make, or that
-    a server has which is not the cluster's.
+    Three things stay: the server group of an adopted cluster, ports that the client did not make,
+    and ports that a server outside the cluster uses. The ports lose only their marks.
     """
     living = [server for server in cluster.servers if not server.going]
     locked = explain_locks(cluster, living)
@@ -203,19 +208,19 @@ def plan_deletion(cluster: Cluster) -> Move:
 
 
 def remakable_members_of(cluster: Cluster) -> frozenset[str]:
-    """Servers that failed before they ever ran: nobody has anything on them."""
+    """Ids of the servers that failed before they ever ran: their disks hold no user's data."""
     return frozenset(
         server.id for server in cluster.servers if server.failed and not server.launched
     )
 
 
 def change_wish_members(wish: ClusterWish, members: Collection[int]) -> ClusterWish:
-    """The wish for other members, which counts from now on."""
+    """The ``ClusterWish`` with other members and the next generation."""
     return attrs.evolve(wish, members=frozenset(members), generation=wish.generation + 1)
 
 
 def grow_member_numbers(wish: ClusterWish, size: int) -> frozenset[int]:
-    """Numbers for *size* members: those there are, and the lowest that are free."""
+    """Numbers for *size* members: the present ones, and the lowest free ones."""
     numbers = set(wish.members)
     candidate = 1
     while len(numbers) < size:
@@ -225,7 +230,7 @@ def grow_member_numbers(wish: ClusterWish, size: int) -> frozenset[int]:
 
 
 def format_finish_commands(cluster: Cluster) -> str:
-    """The commands that finish or undo what somebody left; empty where nothing is to do."""
+    """The commands that finish or undo an interrupted change; empty if there is nothing to do."""
     named = cluster.name if cluster.name != "?" else cluster.id
     undo = shell_command("openstack", "hpc", "cluster", "delete", named)
     resume = shell_command("openstack", "hpc", "cluster", "create", "--resume", named)
@@ -254,7 +259,10 @@ def format_finish_commands(cluster: Cluster) -> str:
 
 
 def explain_unclear(cluster: Cluster, numbered: Numbered, wanted: Collection[int]) -> str:
-    """Servers whose names do not say which of them are members, and the command that helps."""
+    """A sentence for servers whose names do not identify the members, and the command that helps.
+
+    :param wanted: numbers of the members that the cluster should have.
+    """
     names = ", ".join(member.shown for member in numbered.unclear)
     free = len(set(wanted) - numbered.by_number.keys())
     return (
@@ -264,13 +272,13 @@ def explain_unclear(cluster: Cluster, numbered: Numbered, wanted: Collection[int
 
 
 def _format_name_command(cluster: Cluster, numbered: Numbered, wanted: Collection[int]) -> str:
-    """The command with which a user says which server a member is."""
+    """The command with which a user gives a server the name of a missing member."""
     name = f"{cluster.name}-{min(set(wanted) - numbered.by_number.keys())}"
     return shell_command("openstack", "server", "set", "--name", name, "SERVER")
 
 
 def _format_adopt_commands(cluster: Cluster, named: str) -> str:
-    """The commands for a cluster whose group was adopted and does not match its wish."""
+    """The commands for a cluster whose group was adopted and does not match its ``ClusterWish``."""
     if cluster.group is not None and not cluster.members:
         return shell_command("openstack", "hpc", "cluster", "delete", named)
     undo = shell_command("openstack", "hpc", "cluster", "adopt", "--undo", named)
@@ -285,7 +293,10 @@ def _format_adopt_commands(cluster: Cluster, named: str) -> str:
 
 
 def _format_run_commands(cluster: Cluster, named: str) -> str:
-    """The command that makes resting members run, their own verbs first; and one that undoes."""
+    """The command that makes resting members run, and the one that undoes it if there is one.
+
+    Members that no cluster command can start come first.
+    """
     present = number_members(cluster).present
     resting = [member for member in present if member.standing is not Standing.RUNS]
     member = min(resting, key=lambda member: (bool(member.meaning.whole), member.status))
@@ -304,7 +315,7 @@ def format_replace_command(cluster: Cluster, member: ClusterMember) -> str:
 
 
 def format_run_command(cluster: Cluster, member: ClusterMember) -> str:
-    """The command that makes a resting member run: the cluster's if there is one."""
+    """The command that makes a resting member run: for the whole cluster if there is one."""
     if member.meaning.whole:
         named = cluster.name if cluster.name != "?" else cluster.id
         return shell_command("openstack", "hpc", "cluster", member.meaning.whole, named)
@@ -313,12 +324,12 @@ def format_run_command(cluster: Cluster, member: ClusterMember) -> str:
 
 
 def format_unlock_command(cluster: Cluster, member: ClusterMember) -> str:
-    """The command after which Nova changes a member again."""
+    """The command that unlocks a member, so that Nova accepts changes to it again."""
     return shell_command("openstack", "server", "unlock", server_in_command(cluster, member))
 
 
 def explain_locks(cluster: Cluster, members: Collection[ClusterMember]) -> str:
-    """The first of them that Nova refuses to change, and how many there are; empty: none."""
+    """The first of the locked members, and their number; empty if none is locked."""
     locked = [member for member in members if member.locked]
     if not locked:
         return ""
@@ -329,7 +340,7 @@ def explain_locks(cluster: Cluster, members: Collection[ClusterMember]) -> str:
 def server_in_command(cluster: Cluster, member: ClusterMember) -> str:
     """A server's name in a command.
 
-    Its id where its name is not the one it was made with, or another server has it, too.
+    The id is used instead if a user has renamed the server, or if another server has the name.
     """
     number = wishes.member_number_of(cluster.name, member.name, cluster.adopted)
     kept = number is not None or member.name == wishes.head_name(cluster.name)
@@ -337,7 +348,7 @@ def server_in_command(cluster: Cluster, member: ClusterMember) -> str:
 
 
 def _member_in_command(cluster: Cluster, member: ClusterMember) -> str:
-    """A member's name in a command of the cluster: its number where its name says another."""
+    """A member's name in a command of the cluster; its number if its name has another one."""
     if member in cluster.heads:
         return wishes.head_name(cluster.name)
     by_number = number_members(cluster).by_number
@@ -349,7 +360,7 @@ def _member_in_command(cluster: Cluster, member: ClusterMember) -> str:
 
 
 def explain_failure(failed: Collection[ClusterMember]) -> str:
-    """The fault of the first of them, and how many there are."""
+    """The fault of the first failed member by name, and the number of the others."""
     first = min(failed, key=lambda member: member.name)
     more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
     fault = printable_text(first.fault) or "Nova says no more than ERROR"
@@ -359,7 +370,7 @@ def explain_failure(failed: Collection[ClusterMember]) -> str:
 def _plan_ports(
     wish: ClusterWish, cluster: Cluster, numbered: Numbered, missing: Collection[int]
 ) -> Move | None:
-    """Steps for ports: of members that are missing, and those too many; None: all is well."""
+    """Steps that create missing members' ports and delete surplus ones; None if none is needed."""
     wanted = {
         (member_number, place)
         for member_number in missing
@@ -379,10 +390,13 @@ def _plan_ports(
 def _find_free_ports(
     wish: ClusterWish, cluster: Cluster, numbered: Numbered, wanted: Collection[tuple[int, int]]
 ) -> tuple[dict[tuple[int, int], MemberPort], list[MemberPort]]:
-    """Ports for members that are missing, and ports that are nobody's.
+    """Ports for missing members, and surplus ports.
 
-    A node takes a port for its server while it builds it: until then the port looks free.
-    One that a user has detached stays the user's, and one that another server has is in use.
+    A node binds a port to its server only while it builds the server: until then the port looks
+    free. A port that a user has detached is kept for the user. A port of another server is in use.
+
+    :param wanted: member numbers and network indexes of the ports that missing members need.
+    :returns: number and index -> port that is free for it; the ports to delete.
     """
     lent = {port.id for port in cluster.lent}
     building = {
@@ -418,7 +432,7 @@ def _find_free_ports(
 def _plan_missing(
     wish: ClusterWish, cluster: Cluster, numbered: Numbered, missing: list[int], terms: Terms
 ) -> Move:
-    """Requests for the next members and for the head, which need not wait for each other."""
+    """Requests for the next members and for the head, in parallel."""
     hosts = list_members(wish, cluster, terms.new_keys) if wish.hosts else None
     text = write_host_list(hosts) if hosts and hosts.hosts else ""
     steps: list[Step] = []
@@ -427,8 +441,8 @@ def _plan_missing(
         for member in numbered.by_number.values()
         if member.building and not member.host
     ]
-    # Nova's policy of a server group knows of no member that has no host yet: two that are asked
-    # for at the same moment would share a host, or be torn apart.
+    # Nova's server-group policy ignores members without a host. Two members that are requested at
+    # the same moment could break it: share a host under anti-affinity, or part under affinity.
     if missing and not homeless:
         steps.append(_plan_servers(wish, cluster, numbered, missing, text))
     if wish.head and numbered.head is None:
@@ -441,6 +455,10 @@ def _plan_missing(
 def _plan_servers(
     wish: ClusterWish, cluster: Cluster, numbered: Numbered, missing: list[int], text: str
 ) -> MakeServers:
+    """The request for all members at once if none exists and Nova allows it, or for the next one.
+
+    Nova numbers the servers of one request from 1 on, so it is only used for the members 1 to N.
+    """
     whole = not cluster.members and missing == list(range(1, len(wish.members) + 1))
     if whole and len(missing) > 1 and not wishes.is_single(wish):
         return MakeServers(tuple(missing))

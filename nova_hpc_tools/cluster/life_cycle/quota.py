@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The check that quotas leave room for members, before the first one is asked for."""
+"""Checks that quotas leave room for all members, before the first one is requested."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OPTIONS: Final = {
     "server_group_members": "--server-group-members",
     "ports": "--ports",
 }
-#: What Nova and Neutron say where there is no limit.
+#: The value that Nova and Neutron use for "unlimited".
 UNLIMITED: Final = -1
 
 
@@ -27,7 +27,7 @@ UNLIMITED: Final = -1
 class Quota:
     """One limit.
 
-    :ivar limit: -1 where there is none.
+    :ivar limit: -1 for unlimited.
     """
 
     limit: int
@@ -36,7 +36,7 @@ class Quota:
 
 @attrs.frozen
 class HeadNeed:
-    """The amounts that a head adds; it is in no server group."""
+    """The amounts that a head adds; it is not in the server group."""
 
     vcpus: int
     ram_mb: int
@@ -47,11 +47,11 @@ class HeadNeed:
 class QuotaNeed:
     """The amounts that a command will add.
 
-    :ivar members: servers that are to be created.
-    :ivar in_group: members that the server group will then have.
-    :ivar group: whether a server group is to be created.
-    :ivar ports: ports of each member; 0 where that is not known.
-    :ivar head: None: none is to be created.
+    :ivar members: the number of servers that it creates.
+    :ivar in_group: the number of members that the server group has afterwards.
+    :ivar group: whether it creates a server group.
+    :ivar ports: ports of each member; 0 if unknown.
+    :ivar head: None if it creates no head.
     """
 
     members: int
@@ -79,7 +79,7 @@ class QuotaNeed:
 class Short:
     """A quota that is too low.
 
-    :ivar least: the limit that would do.
+    :ivar least: the lowest limit that is enough.
     """
 
     name: str
@@ -89,13 +89,13 @@ class Short:
 
 
 def find_short_quotas(need: QuotaNeed, quotas: Mapping[str, Quota]) -> list[Short]:
-    """The quotas that are too low. Those that nobody told us are Nova's to refuse."""
+    """The quotas that are too low. Nova itself checks the quotas that are missing here."""
     short_quotas = []
     for name, needed in need.by_name().items():
         quota = quotas.get(name)
         if quota is None or quota.limit == UNLIMITED or not needed:
             continue
-        # Members are counted in each group for itself, and *in_group* is all of them.
+        # This quota applies to each group separately, and *in_group* counts all its members.
         used = 0 if name == "server_group_members" else quota.used
         if used + needed > quota.limit:
             short_quotas.append(Short(name, needed, quota, used + needed))
@@ -103,7 +103,7 @@ def find_short_quotas(need: QuotaNeed, quotas: Mapping[str, Quota]) -> list[Shor
 
 
 def format_short_quotas(short_quotas: Sequence[Short], project: str) -> str:
-    """The quotas that are too low, and the one line with which an operator changes them."""
+    """A line for each quota that is too low, and the command with which an operator raises them."""
     lines = []
     for quota in short_quotas:
         text = f"quota {quota.name}: {quota.needed} more needed"
@@ -119,7 +119,7 @@ def format_short_quotas(short_quotas: Sequence[Short], project: str) -> str:
 
 
 def quotas_from_limits(absolute: Mapping[str, int]) -> dict[str, Quota]:
-    """Nova's quotas, of its ``GET /limits``."""
+    """Nova's quotas from the absolute limits of its ``GET /limits``."""
     pairs = {
         "instances": ("maxTotalInstances", "totalInstancesUsed"),
         "cores": ("maxTotalCores", "totalCoresUsed"),

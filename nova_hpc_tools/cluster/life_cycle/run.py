@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Carries out the steps of a cluster's life against a cloud.
+"""Carries out the steps of a plan in a cloud.
 
-The loop looks, plans and acts until nothing is left to do. A request whose answer was
-lost is not sent again by itself: the next look shows whether it took effect.
+The loop reads the cluster, plans and acts until nothing is left to do. If the answer to a request
+was lost, the loop does not repeat it: the next reading shows whether it took effect.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ from nova_hpc_tools.cluster.members.foreign_group import GroupRecords
 from nova_hpc_tools.cluster.members.model import Cluster, ClusterMember
 from nova_hpc_tools.cluster.wish import Secrets
 
-#: Of plans whose steps write no wish.
+#: Placeholder for plans whose steps write no ``ClusterWish``.
 NO_WISH: Final = ClusterWish("unused", frozenset({1}), "")
 #: Requests at the same time.
 IN_FLIGHT: Final = 10
-#: Rounds in a row with lost answers, until the cloud is given up.
+#: A command fails after more lost answers than this; a round of steps without one resets the count.
 _LOST_ROUNDS: Final = 6
 #: Action of Nova's API -> the words of the progress.
 _ACTIONS: Final = {
@@ -60,42 +60,42 @@ _ACTIONS: Final = {
     "shelve": "shelving members",
     "unshelve": "unshelving members",
 }
-#: Seconds between two looks: at first, and at most.
+#: Seconds between two readings: at first, and at most; then the factor between two pauses.
 _SOON, _LATE, _SLOWER = 0.5, 5.0, 1.3
 
 
 class ClusterCloudError(Exception):
-    """The cloud refused; the text is its own reason."""
+    """The cloud refused a request; the text is the cloud's own reason."""
 
 
 class LostError(ClusterCloudError):
-    """No answer, or an error of the service's own: whether it took effect is unknown."""
+    """No answer, or an internal error of the service: it is unknown if the request took effect."""
 
 
 class BusyError(LostError):
-    """The cloud refuses it for now, because something else changes the server."""
+    """The cloud refuses a request for now, because another request changes the server."""
 
 
 class ClusterError(Exception):
-    """A command failed; the text says why, one line each."""
+    """A command failed; the text contains the reasons, one in each line."""
 
 
 class PatienceError(ClusterError):
-    """The time that a command had is over, and Nova is still at work."""
+    """The time limit of a command is over, and Nova is still at work."""
 
 
 class SilentError(ClusterError):
-    """The cloud does not answer: whether the last requests took effect is unknown."""
+    """The cloud does not answer: it is unknown if the last requests took effect."""
 
 
 class ClusterCloud(Protocol):
-    """The client's deeds for one cluster, whose server group has the id *group*."""
+    """The client's requests for one cluster, whose server group has the id *group*."""
 
     def look(self, group: str) -> Cluster:
-        """All that there is of the cluster."""
+        """Read all records of the cluster."""
 
     def make_port(self, wish: ClusterWish, group: str, number: int, place: int) -> None:
-        """Make a port."""
+        """Make a member's port in the network at index *place* of its networks."""
 
     def make_servers(
         self,
@@ -106,61 +106,66 @@ class ClusterCloud(Protocol):
         secrets: Secrets,
         hosts: str = "",
     ) -> None:
-        """Ask for servers; they need not be active yet."""
+        """Request servers; they need not be active yet."""
 
     def make_head(self, wish: ClusterWish, group: str, secrets: Secrets, hosts: str = "") -> None:
-        """Ask for the head; it need not be active yet."""
+        """Request the head; it need not be active yet."""
 
     def set_wish(self, wish: ClusterWish, group: str, server: str) -> None:
-        """Write a member's metadata; a server that is gone is no error."""
+        """Write the ``ClusterWish`` into a member's metadata; ignore a server that is gone."""
 
     def set_hosts(self, hosts: str, server: str) -> None:
-        """Write a host list into a member's metadata; a server that is gone is no error."""
+        """Write a host list into a member's metadata; ignore a server that is gone."""
 
     def delete_server(self, server: str) -> None:
-        """Ask for the end of a server; one that is gone is no error."""
+        """Request the deletion of a server; ignore one that is gone."""
 
     def delete_port(self, port: str) -> None:
-        """Delete a port; one that is gone is no error."""
+        """Delete a port; ignore one that is gone."""
 
     def delete_group(self, group: str) -> None:
-        """Delete the server group; one that is gone is no error."""
+        """Delete the server group; ignore one that is gone."""
 
     def ask_server(self, server: str, action: str) -> None:
-        """Ask Nova for an action on a server that has no parameters.
+        """Request an action without parameters on a server.
 
-        :raises BusyError: something else changes the server.
+        :param action: its name in Nova's API, for example ``os-start``.
+        :raises BusyError: another request changes the server.
         """
 
     def rebuild_server(self, wish: ClusterWish, group: str, server: str) -> None:
-        """Ask for a new disk; wish and turn are in the metadata from the same moment on."""
+        """Request a new disk; the same request writes ``ClusterWish`` and turn to the metadata."""
 
     def mark_turn(self, wish: ClusterWish, server: str) -> None:
-        """Write the wish's turn into a member's metadata as done."""
+        """Mark the turn of *wish* as done in a member's metadata."""
 
     def read_no_host(self, server: str) -> str | None:
-        """Why the last unshelving of a server found no host, as far as Nova tells its owner.
+        """The reason why the last unshelving of a server found no host, as its owner can see it.
 
-        :returns: None: that is not why it failed, or nothing says so.
+        :returns: None if it failed for another reason, or if Nova shows no reason.
         """
 
     def read_group(self, group: str) -> GroupRecords:
-        """A server group and its servers, also those of other tools.
+        """Read a server group and its servers, also if another tool made them.
 
-        :raises ClusterError: there is no such group.
+        :raises ClusterError: the group does not exist.
         """
 
     def mark_server(self, wish: ClusterWish, group: str, server: str) -> None:
-        """Make a server a member."""
+        """Make a server a member: write the ``ClusterWish`` and the mark."""
 
     def drop_marks(self, server: str) -> None:
-        """Remove wish and mark of a member; a server that is gone is no error."""
+        """Remove ``ClusterWish`` and mark of a member; ignore a server that is gone."""
 
     def keep_port(self, group: str, port: str, number: int, place: int) -> None:
-        """Mark a port that another tool made."""
+        """Mark a port that another tool made as a member's.
+
+        :param number: number of the member.
+        :param place: index of the port's network among the member's networks.
+        """
 
     def release_port(self, port: str) -> None:
-        """Remove the mark of a port; one that is gone is no error."""
+        """Remove the mark of a port; ignore one that is gone."""
 
     def console(self, server: str) -> str:
         """The last lines of a server's console."""
@@ -168,10 +173,10 @@ class ClusterCloud(Protocol):
 
 @attrs.frozen
 class Pace:
-    """Clock and patience.
+    """Clock, time limit and progress display of a command.
 
-    :ivar limit: seconds until a command stops waiting; 0: never.
-    :ivar said: is told about each look.
+    :ivar limit: seconds until a command stops waiting; 0 for no limit.
+    :ivar said: called after each reading with the cluster and the present work.
     """
 
     limit: float = 0.0
@@ -191,8 +196,8 @@ def fulfil_wish(
 ) -> Cluster:
     """Bring a cluster to exactly the members of *wish*, all of them active.
 
-    :param until_active: False: it is enough that every member was accepted.
-    :raises ClusterError: with the reason; what there is then stays as it is.
+    :param until_active: False to return once Nova has accepted every member.
+    :raises ClusterError: with the reason; the cluster stays as it is then.
     """
     checks = life_cycle_checks.ConsoleChecks()
     terms = attrs.evolve(terms or Terms(), new_keys=secrets.keys.public)
@@ -212,11 +217,12 @@ def fulfil_wish(
 
 
 def end_cluster(cloud: ClusterCloud, group: str, pace: Pace) -> None:
-    """Delete everything of a cluster.
+    """Delete all parts of a cluster.
 
-    It looks once more when nothing is left: an answer that was lost may take effect late.
+    The loop runs once more when nothing is left, because a request whose answer was lost may take
+    effect late.
 
-    :raises ClusterError: something cannot be deleted; the text says what and why.
+    :raises ClusterError: a part cannot be deleted; the text names it and the reason.
     """
     for _ in range(2):
         run_until_done(cloud, group, NO_WISH, Secrets(), pace, decide.plan_deletion)
@@ -255,11 +261,15 @@ def run_until_done(
     plan: Callable[[Cluster], Move],
     accepted: set[Step] | None = None,
 ) -> Cluster:
-    """Look, plan and act until a plan says that all is done.
+    """Read, plan and act until a plan returns Done.
 
-    :param accepted: gets each step that the cloud has accepted.
-    :raises PatienceError: the time of *pace* is over.
-    :raises ClusterError: a plan is stuck, the cloud refuses, or does not answer.
+    After a lost answer, the next round reads the cluster again. The pauses between two readings
+    grow while Nova is at work, and are short again after each request.
+
+    :param accepted: receives each step that the cloud has accepted.
+    :returns: the cluster as the last plan read it.
+    :raises PatienceError: the time limit of *pace* is over.
+    :raises ClusterError: a plan is stuck, the cloud refuses a request, or it does not answer.
     """
     begun = pace.clock()
     lost, interval = 0, _SOON
@@ -333,11 +343,12 @@ def _send_steps(
     steps: Sequence[Step],
     accepted: set[Step],
 ) -> LostError | None:
-    """Do the steps, several at a time; the first lost answer, if there is one.
+    """Do the steps, several at a time.
 
-    A refusal stops those that have not begun.
+    A refusal cancels the steps that have not begun.
 
-    :raises ClusterError: the cloud refused one.
+    :returns: the error of a lost answer, if there is one.
+    :raises ClusterError: the cloud refused a step.
     """
     lost: LostError | None = None
     pool = futures.ThreadPoolExecutor(min(IN_FLIGHT, len(steps)))
@@ -353,7 +364,7 @@ def _send_steps(
             except ClusterCloudError as error:
                 raise ClusterError(str(error)) from error
     finally:
-        # What is under way has its answer before anybody plans again.
+        # Wait for pending requests before the next plan.
         pool.shutdown(wait=True, cancel_futures=True)
         accepted |= {step for future, step in running.items() if _was_accepted(future)}
     return lost

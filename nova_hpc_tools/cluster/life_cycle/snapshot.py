@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A snapshot of a cluster: images of all members' disks, of one moment in which all of them rest.
+"""A snapshot of a cluster: images of all members' disks, made while all members are stopped.
 
-As with the other commands, nothing is remembered between two steps. The wish says, as its turn,
-that a snapshot is to be made and whether members run again afterwards; the images themselves say
-which members are done (:mod:`nova_hpc_tools.cluster.snapshots`). So the same command goes on where
-a killed one stopped, and no member has two images in the end.
+As with the other commands, the client stores nothing between two steps. ``ClusterWish.turn``
+records that a snapshot is being made, and whether members are started again afterwards. The images
+themselves show which members are done (:mod:`nova_hpc_tools.cluster.snapshots`). So the same
+command goes on after a killed one, and no member has two images in the end.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from nova_hpc_tools.cluster.members.server_state import RUNNING_TASKS, Standing
 from nova_hpc_tools.cluster.snapshots import ClusterSnapshot, MemberImage, SnapshotTurn
 from nova_hpc_tools.cluster.wish import Secrets
 
-#: Looks at an image that is not active, with no task of its server, until it is given up.
+#: Readings of an image that is not active, with no task of its server, until the command gives up.
 _IDLE_LOOKS: Final = 4
 
 
@@ -62,24 +62,25 @@ class SnapshotCloud(ClusterCloud, Protocol):
         """The images of a snapshot, whatever their status."""
 
     def make_image(self, server: str, name: str, properties: Mapping[str, str]) -> None:
-        """Ask for an image of a server's disk, which has the properties from its first moment."""
+        """Request an image of a server's disk; it has the properties from its first moment."""
 
     def delete_image(self, image: str) -> None:
-        """Delete an image; one that is gone is no error."""
+        """Delete an image; ignore one that is gone."""
 
     def tag_image(self, image: str, tag: str) -> None:
         """Give an image a tag."""
 
     def actions_of(self, server: str) -> Sequence[tuple[str, str]]:
-        """Names and times of the actions that Nova has recorded for a server."""
+        """Names and start times of the actions that Nova has recorded for a server."""
 
 
 @attrs.frozen
 class _Work:
     """A snapshot that is being made.
 
+    :ivar wish: the cluster's ``ClusterWish`` with the turn.
     :ivar accepted: steps that the cloud has accepted.
-    :ivar idle: id of an image -> looks at which nothing was at work on it.
+    :ivar idle: id of an image -> readings at which Nova did not work on it.
     :ivar imaged: ids of servers whose image is active.
     :ivar replaced: ids of members' servers that have no image in a whole snapshot.
     """
@@ -93,9 +94,10 @@ class _Work:
     replaced: set[str] = attrs.Factory(set)
 
     def plan(self, current: Cluster) -> Move:
-        """The next steps on the way to a whole snapshot, and to members that run as before.
+        """The next steps until the snapshot is whole and the members run as before.
 
-        The head computes nothing. It has no image, and whatever it does is left as it is.
+        The phases, in this order: write the turn, stop all members, make their images, tag the
+        first image, start the members. The head runs no jobs: it gets no image and is not stopped.
         """
         images = self.cloud.snapshot_images(self.turn.id)
         servers = {at: member.id for at, member in number_members(current).by_number.items()}
@@ -107,7 +109,7 @@ class _Work:
         if not ClusterSnapshot(self.turn.id, tuple(images)).problem:
             self.replaced.clear()
             self.replaced.update(server for server in servers.values() if server not in self.imaged)
-            # Another client that makes the same one may have ended it.
+            # Another client that makes the same snapshot may have ended the turn.
             ours = snapshots.read_turn(current.wish) == self.turn
             return _plan_starts(current, self.accepted) if ours and self.turn.runs else Done()
         if current.wish is not None and current.wish.order > self.wish.order:
@@ -129,7 +131,8 @@ class _Work:
             return move
         stale = verbs.find_stale(current, self.wish, head=False)
         if stale:
-            # Before the first member stops: from the first of them on it is decided.
+            # The turn is recorded before the first member stops: the first copy of the record
+            # already commits every client to it.
             return Act(stale)
         return move if not isinstance(move, Done) else self._plan_end(current, images, chosen)
 
@@ -141,10 +144,10 @@ class _Work:
         images: Sequence[MemberImage],
         begun: bool,
     ) -> verbs.Need:
-        """What a member needs until its image is active.
+        """The next need of a member until its image is active.
 
-        :param images: its own ones, the one that counts first.
-        :param begun: there is an image of some member.
+        :param images: its own images, in order of preference.
+        :param begun: some member has an image already, so no member may run any more.
         """
         if member.failed:
             return verbs.explain_failure(cluster, member)
@@ -191,11 +194,16 @@ class _Work:
         images: Sequence[MemberImage],
         chosen: Mapping[int, Sequence[MemberImage]],
     ) -> Move:
-        """The steps when the images of all members are active: they are of one moment, or not."""
+        """The steps when the images of all members are active.
+
+        Delete surplus images; then check that no member ran since the first image, and tag it.
+
+        :param chosen: number of a member -> its images, in order of preference.
+        """
         kept = {own[0].id for own in chosen.values()}
         surplus = [image for image in images if image.id not in kept]
         if surplus:
-            # Two clients have asked for the same one.
+            # Two clients have made images of the same member.
             return _plan_deletes(self.cloud, surplus, self.accepted)
         since = min(image.created for image in images)
         for member in number_members(cluster).by_number.values():
@@ -221,13 +229,13 @@ def snapshot_cluster(
     pace: Pace,
     imaged: set[str] | None = None,
 ) -> ClusterSnapshot:
-    """Make images of all members while all of them rest, or finish what was begun.
+    """Make images of all members while all of them are stopped, or finish an interrupted snapshot.
 
     Members that ran before run again in the end.
 
-    :param imaged: gets the ids of the servers whose image is active, for the progress.
-    :raises ClusterError: there is no snapshot, and the text says what is left; or it is whole, and
-        members do not run again, or came after it.
+    :param imaged: receives the ids of the servers whose image is active, for the progress display.
+    :raises ClusterError: there is no snapshot, and the text names the remaining parts; or the
+        snapshot is whole, but members do not run again, or were created after it.
     """
     before = commands.refuse_half(cluster)
     try:
@@ -261,7 +269,7 @@ def snapshot_cluster(
 
 
 def _is_whole(cloud: SnapshotCloud, turn: SnapshotTurn) -> bool:
-    """Whether a snapshot is whole; also if the cloud does not say."""
+    """Whether a snapshot is whole, or may be because the cloud does not answer."""
     try:
         return not ClusterSnapshot(turn.id, tuple(cloud.snapshot_images(turn.id))).problem
     except life_cycle_run.ClusterCloudError:
@@ -271,10 +279,10 @@ def _is_whole(cloud: SnapshotCloud, turn: SnapshotTurn) -> bool:
 def _begin_snapshot(
     cloud: SnapshotCloud, cluster: Cluster, before: ClusterWish
 ) -> tuple[ClusterWish, SnapshotTurn]:
-    """The wish with a snapshot as its turn: a new one, or the one that was not finished.
+    """The ``ClusterWish`` with a snapshot as its turn: a new one, or the unfinished one.
 
-    :raises ClusterError: members cannot have it.
-    :raises ClusterCloudError: the cloud does not say which snapshots there are.
+    :raises ClusterError: another turn is unfinished, or the members cannot have this one.
+    :raises ClusterCloudError: the cloud does not list the images of a snapshot.
     """
     turn = snapshots.read_turn(before)
     if turn is not None:
@@ -304,7 +312,7 @@ def _begin_snapshot(
         snapshots.new_turn(cluster.id, generation, servers, runs, taken)
         for taken in itertools.count()
     )
-    # Images that exist are of another moment.
+    # Existing images show another moment, so an id with images is not used again.
     turn = next(turn for turn in turns if not cloud.snapshot_images(turn.id))
     wish = attrs.evolve(before, turn=turn.write(generation), generation=generation)
     try:
@@ -315,7 +323,7 @@ def _begin_snapshot(
 
 
 def _order_rested(members: Sequence[ClusterMember], steps: list[Step]) -> list[Step]:
-    """Stops first; images once all members rest."""
+    """Stops first; images when all members are stopped."""
     stops: list[Step] = [step for step in steps if isinstance(step, AskServer)]
     resting = all(
         member.status == "SHUTOFF" and member.task in ("", *RUNNING_TASKS) for member in members
@@ -326,9 +334,10 @@ def _order_rested(members: Sequence[ClusterMember], steps: list[Step]) -> list[S
 def withdraw_snapshot(
     cloud: SnapshotCloud, cluster: Cluster, turn: SnapshotTurn, pace: Pace
 ) -> None:
-    """Delete the images of a snapshot; members that ran before it run again.
+    """Delete the images of a snapshot, and start the members that ran before it.
 
-    :param turn: of the cluster; if it has another one by now, only images are deleted.
+    :param turn: the snapshot's turn; if the cluster has another one by now, only images are
+        deleted.
     :raises ClusterError: an image cannot be deleted.
     """
     accepted: set[Step] = set()
@@ -340,7 +349,7 @@ def withdraw_snapshot(
         if not turn.runs or snapshots.read_turn(current.wish) != turn:
             return Done()
         move = _plan_starts(current, accepted)
-        # A member that cannot start is in the list of clusters, with the command that helps.
+        # The list of clusters shows a member that cannot start, with the command that helps.
         return Done() if isinstance(move, Stuck) else move
 
     work = _Work(cloud, life_cycle_run.NO_WISH, turn, accepted)
@@ -348,7 +357,7 @@ def withdraw_snapshot(
 
 
 def _plan_starts(cluster: Cluster, accepted: set[Step]) -> Move:
-    """The steps after which all members run, as far as they can, and then why one does not."""
+    """The steps that start all members that can start; then a wait, or the reason of the others."""
     members = tuple(number_members(cluster).by_number.values())
     starts = [
         AskServer(member.id, member.name, "os-start")
@@ -366,7 +375,7 @@ def _plan_starts(cluster: Cluster, accepted: set[Step]) -> Move:
 
 
 def _end_turn(work: _Work, left: Cluster, pace: Pace) -> None:
-    """Take the turn out of the wish, unless another client has done so."""
+    """Remove the turn from the cluster's ``ClusterWish``, unless another client has done so."""
     if left.wish is None or snapshots.read_turn(left.wish) != work.turn:
         return
     after = attrs.evolve(left.wish, turn="", generation=left.wish.generation + 1)
@@ -379,9 +388,9 @@ def _end_turn(work: _Work, left: Cluster, pace: Pace) -> None:
 
 
 def refuse_needed(clusters: Iterable[Cluster], snapshot: str) -> None:
-    """See that no cluster lacks members that boot from a snapshot.
+    """Check that no incomplete cluster needs a snapshot for its missing members.
 
-    :raises ClusterError: one does; without the snapshot it could not be finished.
+    :raises ClusterError: one does; it could not be finished without the snapshot.
     """
     for cluster in clusters:
         image = cluster.wish.image if cluster.wish is not None else ""
@@ -411,6 +420,6 @@ def _run(work: _Work, group: str, pace: Pace, plan: Callable[[Cluster], Move]) -
 
 
 def format_ways(cluster: Cluster, snapshot: str) -> str:
-    """The command that goes on with a snapshot, and the one that undoes it."""
+    """The command that finishes a snapshot, and the one that undoes it."""
     undo = shell_command("openstack", "hpc", "snapshot", "delete", snapshot)
     return f"{verbs.format_ways(cluster, snapshots.SNAPSHOT)}, {undo} undoes it"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps of a plan, and the answers that a plan gives."""
+"""Steps of a plan, and the possible results of planning."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ import attrs
 
 @attrs.frozen
 class MakePort:
-    """Make the port of a member at a place of its networks."""
+    """Make a member's port in one of its networks.
+
+    :ivar number: number of the member.
+    :ivar place: index of the network among the member's networks.
+    """
 
     number: int
     place: int
@@ -18,10 +22,10 @@ class MakePort:
 
 @attrs.frozen
 class MakeServers:
-    """Ask Nova for members: for the next one, or for all of them at once.
+    """Request members from Nova: the next one, or all of them at once.
 
-    :ivar ports: place of the network and id of the port that was made for it.
-    :ivar hosts: the host list as far as it is known; empty: it is not.
+    :ivar ports: index of the network and id of the port that was made for it.
+    :ivar hosts: text of the host list as far as it is available; empty if it is not.
     """
 
     numbers: tuple[int, ...]
@@ -31,9 +35,9 @@ class MakeServers:
 
 @attrs.frozen
 class MakeHead:
-    """Ask Nova for the head.
+    """Request the head from Nova.
 
-    :ivar hosts: the host list as far as it is known; empty: it is not.
+    :ivar hosts: text of the host list as far as it is available; empty if it is not.
     """
 
     hosts: str = ""
@@ -41,7 +45,7 @@ class MakeHead:
 
 @attrs.frozen
 class SetWish:
-    """Write the wish into a member's metadata."""
+    """Write the ``ClusterWish`` into a member's metadata."""
 
     server: str
     name: str
@@ -78,7 +82,7 @@ class DeleteGroup:
 
 @attrs.frozen
 class AskServer:
-    """Ask Nova for an action on a member that has no parameters.
+    """Request an action without parameters on a member.
 
     :ivar action: its name in Nova's API.
     """
@@ -90,7 +94,7 @@ class AskServer:
 
 @attrs.frozen
 class RebuildServer:
-    """Give a member a new disk, and with the same request the mark of its turn."""
+    """Give a member a new disk; the same request marks its turn as done."""
 
     server: str
     name: str
@@ -98,7 +102,7 @@ class RebuildServer:
 
 @attrs.frozen
 class MarkTurn:
-    """Write into a member's metadata that it has done its turn."""
+    """Mark the turn as done in a member's metadata."""
 
     server: str
     name: str
@@ -106,11 +110,12 @@ class MarkTurn:
 
 @attrs.frozen
 class OwnStep:
-    """A step that brings its own request.
+    """A step that contains its own request.
 
-    :ivar words: what it does, for the progress.
-    :ivar what: tells it apart from other steps.
-    :ivar server: id of the member that it changes; empty: it changes none.
+    :ivar words: its description in the progress display.
+    :ivar what: a key that distinguishes it from other steps.
+    :ivar server: id of the member that it changes; empty if it changes none.
+    :ivar send: sends the request.
     """
 
     words: str
@@ -121,7 +126,7 @@ class OwnStep:
 
 @attrs.frozen
 class MarkServer:
-    """Make a server a member: write the wish and the mark."""
+    """Make a server a member: write the ``ClusterWish`` and the mark."""
 
     server: str
     name: str
@@ -129,7 +134,7 @@ class MarkServer:
 
 @attrs.frozen
 class DropMarks:
-    """Remove the wish and the mark of a member."""
+    """Remove the ``ClusterWish`` and the mark of a member."""
 
     server: str
     name: str
@@ -137,10 +142,10 @@ class DropMarks:
 
 @attrs.frozen
 class KeepPort:
-    """Mark a port that another tool made, so that the next server of its member has it again.
+    """Mark a port that another tool made, so that the member's next server gets it again.
 
-    :ivar number: of the member.
-    :ivar place: of the port's network.
+    :ivar number: number of the member.
+    :ivar place: index of the port's network among the member's networks.
     """
 
     port: str
@@ -177,14 +182,17 @@ Step = (
 
 @attrs.frozen
 class Act:
-    """Do these steps, in any order or at the same time; then look again."""
+    """Do these steps, in any order or at the same time; then read the cluster again."""
 
     steps: tuple[Step, ...]
 
 
 @attrs.frozen
 class Wait:
-    """Nova is at work; look again later."""
+    """Nova is at work; read the cluster again later.
+
+    :ivar what: the reason, for the progress display.
+    """
 
     what: str
 
@@ -198,7 +206,7 @@ class Stuck:
 
 @attrs.frozen
 class Done:
-    """The cluster is what it is to be."""
+    """The cluster has the wanted state."""
 
 
 Move = Act | Wait | Stuck | Done

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Commands for all members of a cluster: stop, start, shelve, unshelve, reboot, rebuild.
 
-Each is refused before the first member if one of them cannot follow. As with ``create``, nothing
-is remembered between two steps: each plan is made from what Nova says, so the same command goes on
-where a killed one stopped. A running member does not show whether it was rebooted or rebuilt. So
-the wish records the turn before the first member has it, and each member's metadata records
-afterwards that it is done.
+Each command is refused before the first member if one member cannot follow. As with ``create``, the
+client stores nothing between two steps. Each plan starts from Nova's records, so the same command
+goes on after a killed one. A running member does not show whether it was rebooted or rebuilt. So
+``ClusterWish.turn`` records the turn before the first member has it, and each member's metadata
+records afterwards that it is done.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class Verb:
     """A command that brings all members to one of a few statuses.
 
     :ivar goal: the statuses; ACTIVE means that the guest runs.
-    :ivar actions: status -> the action of Nova's API that leads on from it.
+    :ivar actions: status -> the action of Nova's API that leads towards the goal.
     :ivar undo: the command for the way back.
-    :ivar head_last: the head follows when all members are there, and not before them.
+    :ivar head_last: the head follows the members; otherwise it comes before them.
     """
 
     name: str
@@ -81,19 +81,20 @@ UNSHELVE: Final = Verb(
 )
 REBOOT, REBUILD = "reboot", "rebuild"
 
-#: Says what a member needs: a step, a wait, a reason against the command; Done: nothing.
+#: The need of a member: a step, a wait, a reason against the command, or Done for nothing.
 Need = Step | Wait | Stuck | Done
 _Rule = Callable[[Cluster, ClusterMember], Need]
-#: Chooses those of the steps that are sent now.
+#: Chooses the steps that are sent now.
 _Order = Callable[[Sequence[ClusterMember], list[Step]], list[Step]]
 
 
 def change_members(cloud: ClusterCloud, cluster: Cluster, verb: Verb, pace: Pace) -> Cluster:
-    """Bring all members to the verb's goal, and the head.
+    """Bring all members and the head to the verb's goal.
 
-    If one member finds no place when it is unshelved, those that came back are shelved again.
+    If a member finds no host while it is unshelved, the members that came back are shelved again.
+    They are not after a timeout or a lost answer: the user repeats or undoes the command then.
 
-    :raises ClusterError: a member cannot follow; the text says what has changed.
+    :raises ClusterError: a member cannot follow; the text contains the resulting state.
     """
     wish = commands.refuse_half(cluster)
     accepted: set[Step] = set()
@@ -119,7 +120,10 @@ def change_members(cloud: ClusterCloud, cluster: Cluster, verb: Verb, pace: Pace
 def _shelve_again(
     cloud: ClusterCloud, wish: ClusterWish, cluster: Cluster, come: set[str], pace: Pace
 ) -> str:
-    """Shelve members that had come back; what became of it, in a sentence."""
+    """Shelve members that had come back, and describe the result in a sentence.
+
+    :param come: ids of the servers whose unshelving Nova has accepted.
+    """
     accepted: set[Step] = set()
 
     def rule(current: Cluster, member: ClusterMember) -> Need:
@@ -148,7 +152,7 @@ def _shelve_again(
 
 
 def _describe_place(cluster: Cluster) -> str:
-    """That the cluster does not fit, and into what, as far as its owner knows it."""
+    """Words for a cluster that does not fit, with the domain if its owner can see it."""
     level = next((member.fabric for member in cluster.members if member.fabric), "")
     names = {member.position.domains.get(level, "") for member in cluster.members}
     domain = printable_text(names.pop()) if len(names) == 1 else ""
@@ -159,15 +163,15 @@ def _describe_place(cluster: Cluster) -> str:
 def turn_members(
     cloud: ClusterCloud, cluster: Cluster, verb: str, pace: Pace, image: str = ""
 ) -> Cluster:
-    """Reboot or rebuild each member once, also those that a killed command had left.
+    """Reboot or rebuild each member once, also the members that a killed command had left.
 
-    A reboot stops a member and starts it again; the head comes first. A rebuild leaves the head as
-    it is. It gives the first member its new disk before the others, so that an image that does not
-    start harms only that one.
+    A reboot stops a member and starts it again; the head comes first. A rebuild does not change the
+    head. It gives the first member its new disk before the others, so an image that does not start
+    harms only that member.
 
     :param verb: REBOOT or REBUILD.
-    :param image: id of the image for new disks; empty: the cluster's.
-    :raises ClusterError: a member cannot follow; the text says how to go on.
+    :param image: id of the image for new disks; empty for the cluster's.
+    :raises ClusterError: a member cannot follow; the text contains the command that goes on.
     """
     before = commands.refuse_half(cluster)
     wish = _begin_turn(cluster, before, verb, image)
@@ -204,14 +208,14 @@ def _withdraw_turn(
 
 
 def _begin_turn(cluster: Cluster, before: ClusterWish, verb: str, image: str) -> ClusterWish:
-    """The wish with a turn: a new one, or the one that was not finished.
+    """The ``ClusterWish`` with a turn: a new one, or the unfinished one.
 
-    :raises ClusterError: members cannot have it.
+    :raises ClusterError: another turn is unfinished, or the members cannot have this one.
     """
     if before.turn_verb == verb and image in ("", before.turn_image):
         return before
     if before.turn_verb not in ("", verb):
-        # Members that it has stopped would stay so.
+        # Members that the other turn has stopped would stay stopped.
         raise ClusterError(
             f"the {before.turn_verb} of cluster {cluster.name} is not finished; first "
             f"{format_turn_ways(cluster, before)}"
@@ -254,7 +258,8 @@ def _plan_turn(wish: ClusterWish, accepted: set[Step]) -> Callable[[Cluster], Mo
         if isinstance(move, Stuck):
             return move
         stale = find_stale(current, wish)
-        # Before a member has its turn: from the first of them on it is decided.
+        # The turn is recorded before a member has it: the first copy of the record already
+        # commits every client to it.
         return Act(stale) if stale else move
 
     return plan
@@ -263,10 +268,12 @@ def _plan_turn(wish: ClusterWish, accepted: set[Step]) -> Callable[[Cluster], Mo
 def plan_members(
     rule: _Rule, order: _Order, accepted: set[Step], head_last: bool = False
 ) -> Callable[[Cluster], Move]:
-    """A plan for members and head, in which none has a step while another one cannot follow.
+    """A plan for members and head: no server gets a step while another one cannot follow.
 
-    :param accepted: steps that Nova has accepted; none is asked for twice.
-    :param head_last: the head has its steps after the members, and not before them.
+    :param rule: returns the need of one server.
+    :param order: chooses the steps that are sent now.
+    :param accepted: steps that Nova has accepted; none is sent twice.
+    :param head_last: the head gets its steps after the members; otherwise before them.
     """
 
     def plan(current: Cluster) -> Move:
@@ -295,7 +302,7 @@ def plan_some(
     order: _Order,
     accepted: set[Step],
 ) -> Move:
-    """The plan for some servers of a cluster."""
+    """The next steps for some servers of a cluster, a wait, or the first reason against them."""
     waits: list[Wait] = []
     steps: list[Step] = []
     for member in servers:
@@ -326,10 +333,10 @@ def _order_freely(members: Sequence[ClusterMember], steps: list[Step]) -> list[S
 
 
 def _order_unshelved(members: Sequence[ClusterMember], steps: list[Step]) -> list[Step]:
-    """Members that look for a host one after the other, as when they are created.
+    """Unshelve members without a host one after the other, as ``create`` does.
 
-    Nova's policy of a server group knows of no member that has no host yet. Those that were
-    only stopped are started when all others are back.
+    Nova's server-group policy ignores members without a host. Members that still have their host
+    are unshelved at once. Members that were only stopped are started when all others are back.
     """
     unshelved = [
         step for step in steps if isinstance(step, AskServer) and step.action == "unshelve"
@@ -344,7 +351,7 @@ def _order_unshelved(members: Sequence[ClusterMember], steps: list[Step]) -> lis
 
 
 def _order_rebuilt(members: Sequence[ClusterMember], steps: list[Step], turn: str) -> list[Step]:
-    """The first member alone, until it has its new disk and is well."""
+    """Only the first member, until it has its new disk and has not failed."""
     begun = [member for member in members if member.turn == turn]
     if not begun:
         return steps[:1]
@@ -352,7 +359,7 @@ def _order_rebuilt(members: Sequence[ClusterMember], steps: list[Step], turn: st
 
 
 def lead_on(cluster: Cluster, member: ClusterMember, verb: Verb) -> Need:
-    """What a member needs on the way to the verb's goal."""
+    """The next need of a member on the way to the verb's goal."""
     if member.failed:
         return explain_failure(cluster, member)
     if is_at_goal(member, verb):
@@ -365,20 +372,21 @@ def lead_on(cluster: Cluster, member: ClusterMember, verb: Verb) -> Need:
 
 
 def is_at_goal(member: ClusterMember, verb: Verb) -> bool:
-    """Whether nothing is left to do for a member."""
+    """Whether a member has reached the verb's goal."""
     if "ACTIVE" in verb.goal:
         return member.standing is Standing.RUNS
     return member.status in verb.goal and not member.task
 
 
 def has_had_turn(cluster: Cluster, member: ClusterMember) -> bool:
-    """Whether a member is done with the turn of its cluster, if that has one."""
+    """Whether a member runs or is shut off, and has done its cluster's turn if there is one."""
     turn = cluster.wish.turn if cluster.wish else ""
     stands = member.standing is Standing.RUNS or (member.status == "SHUTOFF" and not member.task)
     return stands and turn in ("", member.turn)
 
 
 def _reboot_on(cluster: Cluster, member: ClusterMember, turn: str) -> Need:
+    """Stop a running member, mark its turn as done while it is stopped, then start it."""
     turned = member.turn == turn
     if member.failed:
         return explain_failure(cluster, member)
@@ -396,8 +404,9 @@ def _reboot_on(cluster: Cluster, member: ClusterMember, turn: str) -> Need:
 
 
 def _rebuild_on(cluster: Cluster, member: ClusterMember, turn: str) -> Need:
+    """Rebuild a member that runs, is shut off or has failed after it ran once."""
     if member in cluster.heads:
-        # What its users have there is on its disk, and it has an image of its own.
+        # The head's disk contains its users' data, and the head has an image of its own.
         return Done()
     turned = member.turn == turn
     if member.failed and (turned or not member.launched):
@@ -412,12 +421,12 @@ def _rebuild_on(cluster: Cluster, member: ClusterMember, turn: str) -> Need:
 
 
 def wait_for(member: ClusterMember) -> Wait:
-    """Nova is at work on a member."""
+    """A wait for Nova's work on a member."""
     return Wait(f"{member.shown} is {member.state_text}")
 
 
 def wait_or_refuse(cluster: Cluster, member: ClusterMember) -> Need:
-    """A wait if a member changes; otherwise it rests, and a command helps."""
+    """A wait if a member changes; otherwise a refusal with the command that makes it run."""
     if member.standing is Standing.CHANGES:
         return wait_for(member)
     command = decide.format_run_command(cluster, member)
@@ -425,7 +434,7 @@ def wait_or_refuse(cluster: Cluster, member: ClusterMember) -> Need:
 
 
 def explain_failure(cluster: Cluster, member: ClusterMember) -> Stuck:
-    """The fault of a member, and the command that helps."""
+    """A refusal with the fault of a member, and the command that replaces it."""
     command = decide.format_replace_command(cluster, member)
     return Stuck(f"{decide.explain_failure([member])}: {command}")
 
@@ -442,7 +451,7 @@ def _run(
 
 
 def set_wish(cloud: ClusterCloud, cluster: Cluster, wish: ClusterWish, pace: Pace) -> Cluster:
-    """Write a wish into the metadata of all members."""
+    """Write a ``ClusterWish`` into the metadata of all members and the head."""
 
     def plan(current: Cluster) -> Move:
         stale = find_stale(current, wish)
@@ -452,10 +461,10 @@ def set_wish(cloud: ClusterCloud, cluster: Cluster, wish: ClusterWish, pace: Pac
 
 
 def find_stale(cluster: Cluster, wish: ClusterWish, head: bool = True) -> tuple[SetWish, ...]:
-    """The steps that write a wish into the metadata of members that can have it.
+    """The steps that write a ``ClusterWish`` to the members whose metadata Nova can change now.
 
-    :param head: into the head's, too.
-    :raises ClusterError: one is locked.
+    :param head: include the head.
+    :raises ClusterError: one of them is locked.
     """
     numbered = number_members(cluster)
     stale = [
@@ -470,7 +479,7 @@ def find_stale(cluster: Cluster, wish: ClusterWish, head: bool = True) -> tuple[
 
 
 def format_turn_ways(cluster: Cluster, wish: ClusterWish) -> str:
-    """The command that finishes the turn of a wish, and the one that undoes it if there is one."""
+    """The command that finishes the turn of *wish*, and the one that undoes it if there is one."""
     named = cluster.name if cluster.name != "?" else cluster.id
     finish = shell_command("openstack", "hpc", "cluster", wish.turn_verb, named)
     turn = snapshots.read_turn(wish)
@@ -479,7 +488,7 @@ def format_turn_ways(cluster: Cluster, wish: ClusterWish) -> str:
 
 
 def format_ways(cluster: Cluster, verb: str, undo: str = "") -> str:
-    """The command that goes on, and the one for the way back if there is one."""
+    """The command that finishes a verb, and the one that undoes it if there is one."""
     named = cluster.name if cluster.name != "?" else cluster.id
     text = f"{shell_command('openstack', 'hpc', 'cluster', verb, named)} goes on"
     if undo:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The members of a cluster: what the cloud says of them, and how near they are."""
+"""The members of a cluster: their records in the cloud, and how close they are to each other."""

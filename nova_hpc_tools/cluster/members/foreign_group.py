@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server group of another tool, and the wish for a cluster that its servers are. Pure.
+"""A server group of another tool, and the ``ClusterWish`` that describes its servers. Pure.
 
-Members of a cluster are alike. If one of them differs in what a new member would have, no wish
-describes them, and the group is refused with the server's name and the cure.
+Members of a cluster are alike. If one of them differs in a property that a new member would get, no
+``ClusterWish`` describes them. The group is refused with the server's name and the cure.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ _NUMBERED: Final = re.compile(r"(.+)-(0|[1-9][0-9]{0,5})", re.ASCII | re.DOTALL)
 #: Nova changes metadata and tags of servers with these statuses (nova/compute/api.py,
 #: ``update_instance_metadata``; nova/api/openstack/compute/server_tags.py).
 _WRITABLE: Final = ("ACTIVE", "PAUSED", "SUSPENDED", "SHUTOFF")
-#: Shown to those alone whom the operator lets see it.
+#: Nova shows it only to users whom the operator's policy allows to see it.
 _USER_DATA: Final = "OS-EXT-SRV-ATTR:user_data"
 _MOST_SHOWN: Final = 3
 
 
 class AdoptionError(ValueError):
-    """The servers cannot be a cluster; the text says why and what helps."""
+    """The servers cannot be a cluster; the text contains the reason and the cure."""
 
 
 @attrs.frozen
 class GroupRecords:
     """A server group and its servers, as Nova and Neutron show them.
 
-    :ivar ports: of the whole project.
-    :ivar hidden: ids of its servers that the project does not see.
-    :ivar flavors: name of a flavor -> its id, as far as there is one.
+    :ivar ports: the ports of the whole project.
+    :ivar hidden: ids of the group's servers that the project does not see.
+    :ivar flavors: name of a flavor -> its id, for the flavors that still exist.
     """
 
     group: _Record
@@ -62,11 +62,12 @@ class GroupRecords:
 def read_foreign_wish(
     records: GroupRecords, user_data: str | None = None, taken: Sequence[str] = ()
 ) -> ClusterWish:
-    """The wish that describes the servers of a group: the one that they have, or a newer one.
+    """The ``ClusterWish`` that describes a group's servers: the present one, or a newer one.
 
-    :param user_data: digest of what the user gave; empty: members have none; None: not said.
+    :param user_data: digest of the user data that the user gave; empty if members have none; None
+        if the user gave no option.
     :param taken: names of the project's other clusters.
-    :raises AdoptionError: they are no cluster.
+    :raises AdoptionError: the servers cannot be a cluster.
     """
     group_name = printable_text(records.group["name"])
     if str(records.group["name"]).startswith(cluster_wish.PREFIX):
@@ -98,6 +99,12 @@ def _describe_servers(
     servers: Sequence[_Record],
     user_data: str | None,
 ) -> ClusterWish:
+    """Build the ``ClusterWish`` from the properties that all servers have in common.
+
+    :param members: numbers of the members.
+    :param servers: the members' records, by their numbers.
+    :raises AdoptionError: a server differs in a property.
+    """
     facts = {fact.noun: _read_common(fact, records, servers) for fact in _FACTS}
     # Key pairs belong to users. Other users of the project may have scaled the cluster since.
     _read_common(
@@ -126,7 +133,7 @@ def _describe_servers(
 
 
 def _continue_wish(records: GroupRecords, wish: ClusterWish, user_data: str | None) -> ClusterWish:
-    """The wish that members have already, if it describes them; or else one that follows it."""
+    """The members' present ``ClusterWish`` if it describes them, or else its next generation."""
     found_wishes = [
         member.wish
         for member in map(model.read_member, records.servers)
@@ -158,9 +165,9 @@ def _continue_wish(records: GroupRecords, wish: ClusterWish, user_data: str | No
 
 
 def find_unmarked(records: GroupRecords, wish: ClusterWish) -> list[_Record]:
-    """The servers that do not have the whole mark with this wish.
+    """The servers without the complete mark and metadata of this ``ClusterWish``.
 
-    :raises AdoptionError: Nova would not write it; the text says what helps.
+    :raises AdoptionError: Nova would refuse to write them; the text contains the cure.
     """
     tag = wishes.member_tag_of(records.id, adopted=True)
     items = cluster_wish.to_metadata(wish, records.id)
@@ -176,9 +183,9 @@ def find_unmarked(records: GroupRecords, wish: ClusterWish) -> list[_Record]:
 
 
 def check_writable(member: model.ClusterMember) -> None:
-    """See that Nova writes marks to a server.
+    """Check that Nova accepts marks for a server in its present state.
 
-    :raises AdoptionError: it does not; the text says what helps.
+    :raises AdoptionError: Nova would refuse them; the text contains the cure.
     """
     if member.locked:
         cure = shell_command("openstack", "server", "unlock", member.id)
@@ -196,6 +203,10 @@ def check_writable(member: model.ClusterMember) -> None:
 
 
 def _check_mark(records: GroupRecords, server: _Record) -> None:
+    """Check that a server has no mark, or the mark of this adopted group.
+
+    :raises AdoptionError: it belongs to another cluster, or Nova would refuse the mark.
+    """
     member = model.read_member(server)
     if member.problem:
         raise AdoptionError(f"{member.shown}: {member.problem}")
@@ -247,14 +258,16 @@ def _format_rename_command(server: _Record, prefix: str = "NAME") -> str:
     return shell_command("openstack", "server", "set", "--name", f"{prefix}-N", str(server["id"]))
 
 
-# -- what all members have in common -----------------------------------------------------
+# -- properties that all members have in common ------------------------------------------
 
 
 @attrs.frozen
 class _Fact:
-    """Something in which members are alike.
+    """A property that is the same for all members.
 
-    :ivar cure: words after ``openstack server`` that change it; empty: nothing does.
+    :ivar noun: its name in error messages.
+    :ivar read: returns its value for a server, from the server and the project's ports.
+    :ivar cure: words after ``openstack server`` that change it; empty if no command does.
     """
 
     noun: str
@@ -263,9 +276,9 @@ class _Fact:
 
 
 def _read_common(fact: _Fact, records: GroupRecords, servers: Sequence[_Record]) -> Hashable:
-    """What most of the servers have.
+    """The value that most of the servers have.
 
-    :raises AdoptionError: one of them has something else.
+    :raises AdoptionError: one of them has another value.
     """
     values = [fact.read(server, records.ports) for server in servers]
     common = next((value for value, _ in Counter(values).most_common(1)), None)
@@ -293,9 +306,9 @@ def _show_value(value: Hashable) -> str:
 
 
 def ports_of_server(server: _Record, ports: Sequence[_Record]) -> list[_Record]:
-    """The ports of a server, in the order of its addresses; those without any come last.
+    """The ports of a server, in the order of its addresses; ports without addresses come last.
 
-    :raises AdoptionError: an address is that of a port which the project does not see.
+    :raises AdoptionError: an address belongs to a port that the project does not see.
     """
     addresses = [address for some in (server.get("addresses") or {}).values() for address in some]
     places = {
@@ -320,13 +333,13 @@ def ports_of_server(server: _Record, ports: Sequence[_Record]) -> list[_Record]:
 
 
 def nic_of_port(port: _Record) -> Nic:
-    """The network of a port. Nova makes ports of the usual type itself."""
+    """The network of a port, without the type if it is the one of ports that Nova makes itself."""
     vnic = str(port.get("binding:vnic_type") or "normal")
     return Nic(str(port["network_id"]), "" if vnic == "normal" else vnic)
 
 
 def nics_of_server(server: _Record, ports: Sequence[_Record]) -> tuple[Nic, ...]:
-    """The networks of a server."""
+    """The networks of a server, in the order of its ports."""
     return tuple(map(nic_of_port, ports_of_server(server, ports)))
 
 
@@ -339,12 +352,12 @@ def _read_networks(server: _Record, ports: Sequence[_Record]) -> Hashable:
 
 
 def _read_image(server: _Record) -> str:
-    """The image; empty: the server boots from a volume."""
+    """Id of the image; empty if the server boots from a volume."""
     return str((server.get("image") or {}).get("id") or "")
 
 
 def _read_zone(server: _Record) -> str:
-    """The zone that was asked for, not that of the host."""
+    """The availability zone of the server's request, not the host's zone."""
     return str(server.get("pinned_availability_zone") or "")
 
 
@@ -366,7 +379,7 @@ def _read_flavor(server: _Record) -> Hashable:
 
 
 def _read_user_data(server: _Record) -> str:
-    """A digest; or that it is unknown, since Nova shows user data to administrators alone."""
+    """A digest, or UNKNOWN: by default Nova shows user data only to administrators."""
     if _USER_DATA not in server:
         return UNKNOWN
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server group, and the cluster that its name says."""
+"""A server group, and the cluster label in its name."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from nova_hpc.wire.version import WireError
 class ClusterGroup:
     """A server group.
 
-    :ivar label: None: it is no cluster's, or its name cannot be read.
-    :ivar problem: why its name cannot be read.
+    :ivar label: None if it does not belong to a cluster, or if its name cannot be read.
+    :ivar problem: the reason why its name cannot be read.
     """
 
     id: str
@@ -31,7 +31,7 @@ class ClusterGroup:
 
 
 def read_group(group: Mapping[str, Any]) -> ClusterGroup:
-    """A server group of Nova's API."""
+    """Read a server group's record of Nova's API."""
     label, problem = None, ""
     try:
         label = cluster_wish.from_group_name(str(group["name"]))

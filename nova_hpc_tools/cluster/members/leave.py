@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The members that go when a cluster shrinks: those whose going brings the others nearest.
+"""Chooses the members to remove when a cluster shrinks, so that the others are closest together.
 
-Exact: of all ways to keep so many members, the one that keeps the fewest failed ones, then
-the fewest that were rejected, then spans the fewest domains of the widest level, then of the
-next one, down to hosts; of several such ways, the one with the lowest numbers.
+The choice is exact. Among all sets of the wanted size, the best set has the fewest failed members,
+then the fewest rejected ones. Then it spans the fewest domains of the widest level, then of the
+next one, down to hosts. Of several such sets, the one with the lowest sum of numbers is chosen.
+
+For example, members 1 and 2 are below one leaf, and 3, 4 and 5 below another. If 3 members stay,
+they are 3, 4 and 5, which need only one leaf.
 """
 
 from __future__ import annotations
@@ -14,17 +17,17 @@ from typing import Any, Final
 
 import attrs
 
-#: How good it is to keep some members; the smaller the better, compared in order.
+#: The cost of keeping some members: tuples are compared in order, and the smallest is the best.
 _Cost = tuple[int, ...]
-#: Numbers that are kept: nothing, one list, or two such choices together. Joined at the end
-#: only, since most are thrown away.
+#: Numbers that are kept: nothing, one list, or a pair of such choices. They are joined only at the
+#: end, because most of them are dropped.
 _Kept = tuple[Any, ...]
-#: Best cost and numbers for each count of members kept.
+#: Best cost and numbers for each count of kept members; the index is the count.
 _Table = list[tuple[_Cost, _Kept]]
 
-#: Where the domains begin in a cost.
+#: Index of the widest level's domains in a cost.
 _FIRST_LEVEL: Final = 2
-#: The domain of members whose own is unknown; they count as if they shared one.
+#: Name of the domain of members without a known one; they count as if they shared a domain.
 UNKNOWN: Final = ""
 
 
@@ -32,8 +35,8 @@ UNKNOWN: Final = ""
 class MemberPlace:
     """The place of a member.
 
-    :ivar path: names of its domains, the widest first, its host last; empty where unknown.
-    :ivar rejected: whoever measured it found it slow, or not as promised.
+    :ivar path: names of its domains, the widest first, its host last; "" if unknown.
+    :ivar rejected: its measurement found it slow, or not as promised.
     """
 
     path: tuple[str, ...]
@@ -42,11 +45,11 @@ class MemberPlace:
 
 
 def choose_leavers(places: Mapping[int, MemberPlace], keep: int) -> frozenset[int]:
-    """The numbers of the members that go.
+    """The numbers of the members to remove.
 
-    :param places: of each member, by its number; all paths have one length.
-    :param keep: how many stay; 1 to all.
-    :raises ValueError: *keep* is not within that.
+    :param places: number of a member -> its place; all paths have the same length.
+    :param keep: the number of members that stay; 1 to all.
+    :raises ValueError: *keep* is outside this range.
     """
     if not 1 <= keep <= len(places):
         raise ValueError(f"{keep} of {len(places)} members cannot stay")
@@ -70,7 +73,9 @@ def _find_best_kept(
 ) -> _Table:
     """For each count up to *keep*, the best members of *numbers* to keep.
 
-    A cost: failed members, rejected ones, domains of each level, sum of the numbers.
+    A cost consists of the number of failed members, of rejected ones, of domains for each level,
+    and the sum of the members' numbers. The tables of the domains inside this one are computed
+    first, and then joined pair by pair.
     """
     size = _FIRST_LEVEL + levels + 1
     nothing: _Table = [((0,) * size, ())]
@@ -90,7 +95,7 @@ def _find_best_kept(
     total = nothing
     for some in _split_by_domain(places, numbers, level):
         below = _find_best_kept(places, some, level + 1, levels, keep)
-        # Whoever keeps any member of this domain pays for the domain.
+        # Keeping any member of this domain costs one domain of the level.
         paid: _Table = [below[0]]
         for cost_of, kept in below[1:]:
             at = _FIRST_LEVEL + level
@@ -109,7 +114,7 @@ def _split_by_domain(
 
 
 def _join_tables(first: _Table, second: _Table, keep: int) -> _Table:
-    """The best of both together, for each count."""
+    """The best combination of both tables, for each count of kept members."""
     most = min(keep, len(first) + len(second) - 2)
     table: list[tuple[_Cost, _Kept] | None] = [None] * (most + 1)
     for first_count, (cost_here, kept_here) in enumerate(first):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Marks: the words of a server or port that name its cluster.
+"""Marks: tags, metadata or descriptions that name the cluster of a server or port.
 
-Users write tags, metadata and descriptions: text that is no id of a server group says nothing,
-since requests are made and commands are shown with it.
+Users can write all of these texts, and the client puts them into requests and printed commands.
+So a mark counts only if it contains a valid id of a server group.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from nova_hpc.wire import cluster_wish
 from nova_hpc_tools.cluster import wish as wishes
 
 _Record = Mapping[str, Any]
-#: The tag of a kept port says its member's number, and the place among that member's networks.
+#: Prefix of a kept port's tag; its member's number and the index of its network follow.
 PLACE_MARK: Final = "hpc-member="
 _PLACE: Final = re.compile(rf"{PLACE_MARK}(0|[1-9][0-9]{{0,5}})\.([0-9]{{1,2}})", re.ASCII)
 
@@ -28,7 +28,7 @@ class ClusterMark:
     """The mark of a server or port.
 
     :ivar group: id of the cluster's server group.
-    :ivar adopted: the cluster was adopted: something else made the group.
+    :ivar adopted: the cluster was adopted: another tool made the group.
     """
 
     group: str
@@ -36,10 +36,10 @@ class ClusterMark:
 
 
 def mark_of_server(server: _Record) -> ClusterMark | None:
-    """The mark of a member; None: it has none.
+    """The mark of a member; None if it has none.
 
-    Its tag says so, or its metadata: users take tags away, and Nova stores a server before its
-    tags.
+    A tag or a metadata item is enough, because users remove tags, and because Nova stores a server
+    before its tags.
     """
     for adopted in (False, True):
         mark = _mark_of_words(server.get("tags") or (), adopted)
@@ -53,20 +53,20 @@ def mark_of_server(server: _Record) -> ClusterMark | None:
 
 
 def mark_of_made_port(port: _Record) -> ClusterMark | None:
-    """The mark of a port that the client made for a member; None: it has none."""
+    """The mark of a port that the client made for a member; None if it has none."""
     description = str(port.get("description") or "")
     return _mark_of_words((description,), False) or _mark_of_words((description,), True)
 
 
 def mark_of_kept_port(port: _Record) -> ClusterMark | None:
-    """The mark of a port that another tool made and a replaced member has again; None: none."""
+    """The mark of a port of another tool that a replaced member gets again; None if it has none."""
     if place_of_kept_port(port) is None or mark_of_made_port(port) is not None:
         return None
     return _mark_of_words(port.get("tags") or (), True)
 
 
 def place_of_kept_port(port: _Record) -> tuple[int, int] | None:
-    """Number of its member, and the place among that member's networks; None: no tag says so."""
+    """Number of its member and index of its network; None unless exactly one tag contains them."""
     tags = map(str, port.get("tags") or ())
     places = [match for tag in tags if (match := _PLACE.fullmatch(tag))]
     return (int(places[0][1]), int(places[0][2])) if len(places) == 1 else None
@@ -74,11 +74,11 @@ def place_of_kept_port(port: _Record) -> tuple[int, int] | None:
 
 @attrs.frozen
 class MarkedRecords:
-    """Servers and ports by the server group of their cluster.
+    """Servers and ports by the id of their cluster's server group.
 
-    :ivar adopted: server groups that were adopted.
+    :ivar adopted: ids of the server groups that were adopted.
     :ivar made: ports that the client made.
-    :ivar kept: ports that something else made.
+    :ivar kept: ports that another tool made.
     """
 
     adopted: frozenset[str]
@@ -95,12 +95,12 @@ class MarkedRecords:
 def sort_by_cluster(
     servers: Iterable[_Record], ports: Iterable[_Record], named: Collection[str]
 ) -> MarkedRecords:
-    """The records that have a mark.
+    """Sort the records that have a mark by their cluster.
 
-    A mark of an adopted cluster says nothing if the group's own name says a cluster, and any
-    other mark says nothing if the group was adopted.
+    Marks of adopted clusters are ignored if the group's own name is a cluster's. All other marks
+    are ignored if the group was adopted.
 
-    :param named: server groups whose names are those of clusters.
+    :param named: ids of the server groups with names of clusters.
     """
     servers, ports = list(servers), list(ports)
     readers = (
@@ -122,7 +122,7 @@ def sort_by_cluster(
 
 
 def format_place_tag(number: int, place: int) -> str:
-    """The tag of a kept port with its place: at most 20 characters."""
+    """The tag of a kept port, with its member and its network's index; at most 20 characters."""
     return f"{PLACE_MARK}{number}.{place}"
 
 

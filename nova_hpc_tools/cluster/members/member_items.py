@@ -16,21 +16,21 @@ from nova_hpc_tools.cluster import wish as wishes
 
 
 def read_member_keys(metadata: Mapping[str, Any]) -> PublicKeys | None:
-    """The public keys that a member was given; None: none, or they cannot be read."""
+    """The public keys that a member was given; None if there are none, or if unreadable."""
     with contextlib.suppress(WrongHostListError):
         return host_list.read_public_keys(metadata.get(host_list.KEYS_KEY))
     return None
 
 
 def read_member_hosts(metadata: Mapping[str, Any]) -> str:
-    """The text of a member's host list; empty: none, or a part of it is missing."""
+    """The text of a member's host list; empty if there is none, or if a part is missing."""
     with contextlib.suppress(WrongHostListError):
         return host_list.from_items(metadata) or ""
     return ""
 
 
 def shared_mib_of(flavor: Mapping[str, Any]) -> int:
-    """MiB of shared memory that a flavor wishes; 0: none."""
+    """MiB of shared memory that a flavor requests; 0 if none."""
     try:
         wish = read_shared_memory(flavor.get("extra_specs") or {})
     except FlavorError:
@@ -39,7 +39,7 @@ def shared_mib_of(flavor: Mapping[str, Any]) -> int:
 
 
 def bound_level_of(flavor: Mapping[str, Any]) -> str:
-    """The level of the fabric to which a flavor binds a cluster; empty: none."""
+    """The level of the fabric to which a flavor binds a cluster; empty if none."""
     specs = flavor.get("extra_specs") or {}
     level = str(specs.get("hpc:fabric") or "")
     bound = specs.get("hpc:fabric_policy", "required") == "required"
@@ -49,8 +49,8 @@ def bound_level_of(flavor: Mapping[str, Any]) -> str:
 def is_head(metadata: Mapping[str, Any], name: str, wish: ClusterWish | None) -> bool:
     """Whether a server of a cluster is its head.
 
-    Its metadata says so, or its name: users change both, and a head that counts as a member is
-    one too many.
+    Either its metadata or its name is enough, because users change both. A head that counted as a
+    member would be a surplus one.
     """
     named = wish is not None and bool(wish.head) and name == wishes.head_name(wish.name)
     return named or metadata.get(cluster_wish.ROLE_KEY) == cluster_wish.HEAD_ROLE

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The check of members' names for another program: a host file's reader, ``--drain``'s program.
+"""Checks members' names for other programs: readers of host files, and the one of ``--drain``.
 
-Nova takes any text for a server's name, and its owner writes its metadata.
+Nova accepts any text as a server's name, and its owner can write its metadata.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from nova_hpc.wire import position
 
 
 def check_names(servers: Iterable[tuple[str, str]], words: Collection[str] = ()) -> None:
-    """See that each name is one of a host, and no two are alike.
+    """Check that each name is a valid host name, and that no two are equal.
 
-    :param servers: id and name of each.
-    :param words: what the program does not take for a name, in lower case.
-    :raises OutsideError: naming the server, with the cure.
+    :param servers: id and name of each server.
+    :param words: words with another meaning for the program, in lower case.
+    :raises OutsideError: a name is invalid; the text names the server and the cure.
     """
     taken: dict[str, str] = {}
     for server, name in servers:
         require_host_name(name, _format_rename_cure(server))
-        # Names of hosts differ in more than case (RFC 1035, 2.3.3).
+        # Host names are compared without regard to case (RFC 1035, 2.3.3).
         holder = taken.setdefault(name.lower(), server)
         if holder != server:
             raise OutsideError(
@@ -34,10 +34,11 @@ def check_names(servers: Iterable[tuple[str, str]], words: Collection[str] = ())
 
 
 def check_domains(server: str, domains: Mapping[str, str]) -> None:
-    """See that the names of a member's domains are as nodes write them.
+    """Check that the names of a member's domains have the form that nodes write.
 
     :param server: id of the member.
-    :raises OutsideError: naming the server, with the cure.
+    :param domains: level -> name of the domain.
+    :raises OutsideError: a name is invalid; the text names the server and the cure.
     """
     for level, name in domains.items():
         if not position.is_position_name(name):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cluster as its owner sees it: what Nova and Neutron say of its parts, and its state."""
+"""A cluster as its owner sees it: its parts in the records of Nova and Neutron, and its state."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class ClusterState(enum.Enum):
     ACTIVE = "ACTIVE"
     #: Every member exists, and some are not ready yet.
     BUILDING = "BUILDING"
-    #: Something is missing, or there is more than there should be.
+    #: A part is missing, or there are too many servers.
     INCOMPLETE = "INCOMPLETE"
     #: A member is in error.
     ERROR = "ERROR"
-    #: Every member exists, and Nova is at work on some that had run, or a command is not finished.
+    #: Every member exists. Nova is at work on some that had run, or a command is not finished.
     CHANGING = "CHANGING"
     #: Every member is shut off.
     STOPPED = "STOPPED"
@@ -45,7 +45,7 @@ class ClusterState(enum.Enum):
     SHELVED = "SHELVED"
     #: Every member exists, and some do not run.
     DEGRADED = "DEGRADED"
-    #: The server group was deleted: what is left can be deleted.
+    #: The server group was deleted: only a deletion of the rest is possible.
     NO_GROUP = "NO_GROUP"
     #: Its records cannot be read.
     UNKNOWN = "UNKNOWN"
@@ -55,20 +55,20 @@ class ClusterState(enum.Enum):
 class ClusterMember:
     """A server of the cluster.
 
-    :ivar task: Nova's work on it; empty: none.
-    :ivar power: Nova's number of its power state; None: not told.
+    :ivar task: Nova's task state; empty if there is none.
+    :ivar power: Nova's number of its power state; None if Nova does not show it.
     :ivar locked: Nova refuses to change it.
-    :ivar launched: it has run once.
+    :ivar launched: it has run at least once.
     :ivar going: it is being deleted.
-    :ivar host: the project's own word for its host; empty while it has none.
-    :ivar shared_mib: MiB that it brings to memory which members on one host share, as its flavor
-        wishes it; 0: it wishes none, or Nova does not show what its flavor says.
-    :ivar fabric: the level of the fabric to which its flavor binds its cluster; empty: none.
-    :ivar turn: the last turn that it has done; empty: none.
-    :ivar keys: public keys that it was given; None: none, or they cannot be read.
-    :ivar hosts: text of its host list; empty: none, or a part of it is missing.
-    :ivar problem: why its wish must not be acted on: a later release wrote it.
-    :ivar verdict: how fast it was found; None: nobody says so in a way that can be read.
+    :ivar host: the project's own identifier of its host; empty while it has none.
+    :ivar shared_mib: MiB of shared memory that its flavor requests; 0 if it requests none, or if
+        Nova does not show the flavor's extra specs.
+    :ivar fabric: the level of the fabric to which its flavor binds the cluster; empty if none.
+    :ivar turn: the last turn that it has done; empty if none.
+    :ivar keys: public keys that it was given; None if there are none, or if they are unreadable.
+    :ivar hosts: text of its host list; empty if it has none, or if a part is missing.
+    :ivar problem: the reason not to act on its ``ClusterWish``: a later release wrote it.
+    :ivar verdict: the result of its measurement; None if there is none that can be read.
     """
 
     id: str
@@ -97,7 +97,7 @@ class ClusterMember:
 
     @property
     def shown(self) -> str:
-        """Its name in a sentence: Nova takes any text."""
+        """Its name in a printable form, because Nova accepts any text."""
         return printable_text(self.name)
 
     @property
@@ -123,22 +123,22 @@ class ClusterMember:
 
     @property
     def failed(self) -> bool:
-        """Whether Nova says that it is in error."""
+        """Whether it is in error in Nova."""
         return self.standing is Standing.FAILED
 
     @property
     def rejected(self) -> bool:
-        """Whether whoever measured it found it slow, or not as promised."""
+        """Whether its measurement found it slow, or not as promised."""
         return self.verdict is not None and self.verdict.rejects
 
     @property
     def building(self) -> bool:
-        """Whether it is on its way to be active for the first time."""
+        """Whether Nova is making it, so that it has not been active yet."""
         return self.standing is Standing.ARRIVES
 
     @property
     def knows(self) -> Mapping[int, PublicKeys]:
-        """Number of a member, or HEAD -> its keys, as this server's host list says."""
+        """Number of a member, or HEAD -> its keys, read from this server's host list."""
         try:
             listed = host_list.read_host_list(self.hosts)
         except WrongHostListError:
@@ -148,13 +148,13 @@ class ClusterMember:
 
 @attrs.frozen
 class Cluster:
-    """Everything that is known of one cluster.
+    """All records of one cluster.
 
-    :ivar ports: those that the client made.
-    :ivar strangers: names of servers in the group that are not the cluster's.
-    :ivar heads: servers that were made as its head: one, but for what a lost answer left.
-    :ivar adopted: something else made the server group and the first members.
-    :ivar kept: ports that something else made, and that a replaced member has again.
+    :ivar ports: ports that the client made.
+    :ivar strangers: names of servers in the group that do not belong to the cluster.
+    :ivar heads: servers that were made as its head; a lost answer can leave more than one.
+    :ivar adopted: another tool made the server group and the first members.
+    :ivar kept: ports that another tool made, and that a replaced member gets again.
     :ivar namesakes: names that more than one server of the project has.
     """
 
@@ -170,7 +170,7 @@ class Cluster:
 
     @property
     def wish(self) -> ClusterWish | None:
-        """The newest wish of a server, or else the server group's."""
+        """The newest ``ClusterWish`` of a server, or else the server group's."""
         member_wishes = [
             server.wish
             for server in self.servers
@@ -182,7 +182,7 @@ class Cluster:
 
     @property
     def name(self) -> str:
-        """The cluster's name; ``?`` where nothing says it, or not one that a cluster can have."""
+        """The cluster's name; ``?`` if no record has it, or if it is not valid for a cluster."""
         if self.wish is not None:
             return self.wish.name
         if self.group is not None:
@@ -199,20 +199,20 @@ class Cluster:
 
     @property
     def wants_head(self) -> bool:
-        """Whether there is to be a head."""
+        """Whether the cluster should have a head."""
         label = self.group.label if self.group else None
         return bool(self.wish.head) if self.wish else bool(label and label.head)
 
     @property
     def wanted(self) -> frozenset[int]:
-        """Numbers of the members that there are to be."""
+        """Numbers of the members that the cluster should have."""
         if self.wish is not None:
             return self.wish.members
         return self.group.label.members if self.group and self.group.label else frozenset()
 
     @property
     def unadopted(self) -> Sequence[str]:
-        """Names of strangers that are called like members that are missing."""
+        """Names of strangers in an adopted group that have the names of missing members."""
         if not self.adopted or not self.strangers:
             return ()
         missing = self.wanted - number_members(self).by_number.keys()
@@ -223,13 +223,13 @@ class Cluster:
 
     @property
     def lent(self) -> Sequence[MemberPort]:
-        """Ports that the client made, and that a server has which is not the cluster's."""
+        """Ports that the client made, and that a server outside the cluster uses."""
         ours = {"", *(server.id for server in self.servers)}
         return [port for port in self.ports if port.server not in ours]
 
     @property
     def untold(self) -> Sequence[ClusterMember]:
-        """Members, and the head, that do not have the newest host list."""
+        """Members, and the head, without the newest host list."""
         numbered = number_members(self)
         known = {
             at: member.keys
@@ -251,6 +251,10 @@ class Cluster:
 
     @property
     def _judged(self) -> tuple[ClusterState, str]:
+        """State and reason of the first check that applies.
+
+        Missing and unreadable records are checked first, because the other checks need them.
+        """
         if self.group is None:
             return ClusterState.NO_GROUP, "its server group was deleted"
         if self.group.problem:
@@ -299,7 +303,7 @@ class Cluster:
         if self.wish and self.wish.turn and all(member.status == "SHUTOFF" for member in resting):
             left = sum(member.turn != self.wish.turn for member in numbered.by_number.values())
             verb = self.wish.turn_verb
-            # What members have done for a snapshot is in Glance alone.
+            # The progress of a snapshot is only in Glance.
             more = f", {left} members are left" if verb != snapshots.SNAPSHOT else ""
             return ClusterState.CHANGING, f"its {verb} is not finished{more}"
         left = 0 if resting else len(self.untold)
@@ -316,10 +320,10 @@ class Cluster:
 class Numbered:
     """Servers by their numbers as members.
 
-    :ivar surplus: servers that are no member: too many, or not wanted any more.
-    :ivar going: servers that are being deleted; the number of each where its name says it.
-    :ivar head: None: there is none, or there is to be none.
-    :ivar unclear: servers that have run; some are members, and no name tells which.
+    :ivar surplus: servers that are not members: too many, or not wanted any more.
+    :ivar going: servers that are being deleted.
+    :ivar head: None if there is none, or if the cluster should have none.
+    :ivar unclear: servers that have run; some are members, but no name shows which.
     """
 
     by_number: Mapping[int, ClusterMember]
@@ -337,15 +341,16 @@ class Numbered:
 def number_members(
     cluster: Cluster, wanted: Collection[int] | None = None, leaves: Collection[str] = ()
 ) -> Numbered:
-    """Say which server is which member, the same for every client.
+    """Assign numbers to the servers, with the same result for every client.
 
-    :param wanted: numbers of the members that there are to be; None: what the wish says.
-    :param leaves: ids of servers that are no members any more, whatever they are called.
+    A server gets the number in its name. Of two servers with one number, the one that is not in
+    error gets it, then the older one; the same rule chooses between two heads. A server whose user
+    has renamed it gets a free number, since a new name must not delete a server. So does a server
+    that has run and whose number is not wanted or is taken. If there are free numbers, but not for
+    all of these that have run, none gets one: they are *unclear*.
 
-    The name says it. A user may have renamed a member. It then takes a number that is free, since
-    a name is no reason to delete a server. So does a server that has run and whose number is not
-    wanted, or is another one's. Of two with one number the one counts that is not in error, then
-    the older one; so it is with two heads.
+    :param wanted: numbers of the members that the cluster should have; None for its own record's.
+    :param leaves: ids of servers that are not members any more, whatever their names.
     """
     wanted = cluster.wanted if wanted is None else wanted
     left, heads = (
@@ -369,7 +374,7 @@ def number_members(
         elif own_number in wanted and own_number not in by_number:
             by_number[own_number] = member
         else:
-            # A server that never ran has nothing on it.
+            # The disk of a server that never ran holds no user's data.
             (misnumbered if member.launched else surplus).append(member)
     free = sorted(set(wanted) - by_number.keys())
     candidates = sorted((*renamed, *misnumbered), key=lambda member: not member.launched)
@@ -389,11 +394,11 @@ def gather_clusters(
     servers: Iterable[Mapping[str, Any]],
     ports: Iterable[Mapping[str, Any]],
 ) -> list[Cluster]:
-    """All clusters that these records are of, also those whose group is gone.
+    """All clusters in these records, including those whose group is gone.
 
-    :param groups: of ``GET /os-server-groups``.
-    :param servers: of ``GET /servers/detail``.
-    :param ports: of Neutron's ``GET /ports``.
+    :param groups: records of ``GET /os-server-groups``.
+    :param servers: records of ``GET /servers/detail``.
+    :param ports: records of Neutron's ``GET /ports``.
     """
     servers = list(servers)
     all_groups = {group.id: group for group in map(read_group, groups)}
@@ -412,7 +417,8 @@ def gather_clusters(
     for group_id, records in marked.servers.items():
         for server in records:
             member = read_member(server)
-            # No head is in the group. A member that calls itself the head is a renamed one.
+            # The head is never in the group. A member of the group with a head's name or metadata
+            # is a renamed member.
             head = group_of.get(member.id) != group_id and member_items.is_head(
                 server.get("metadata") or {}, member.name, member.wish
             )
@@ -438,7 +444,7 @@ def gather_clusters(
 
 
 def read_member(server: Mapping[str, Any]) -> ClusterMember:
-    """A server of Nova's API."""
+    """Read a server record of Nova's API; unreadable metadata counts as missing."""
     metadata = server.get("metadata") or {}
     wish, problem = None, ""
     try:
@@ -446,7 +452,7 @@ def read_member(server: Mapping[str, Any]) -> ClusterMember:
     except LaterError as error:
         problem = str(error)
     except WireError:
-        pass  # A user has changed it: another member's says the same.
+        pass  # A user has changed it; the other members have the same record.
     flavor = server.get("flavor") or {}
     fault = (server.get("fault") or {}).get("message")
     task = str(server.get("OS-EXT-STS:task_state") or "")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The neighbours of each member of a cluster, from what its owner can see.
+"""The neighbours of each member of a cluster, from records that the cluster's owner can read.
 
-Nova gives each project its own word for a host; the node may write the project's own
-words for its domains on the fabric. Both say who shares something, and nothing else.
+Nova gives each project its own identifiers of hosts. A node may give each project its own names
+of domains on the fabric. Both show only which members share a host or domain.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from nova_hpc_tools.fabric.hostlist import compress_hostlist
 
 #: Kinds of domains, the widest first.
 PATH: Final = (*LEVELS, "host")
-#: How a matrix names what two members share; what is not there, nobody has told.
+#: Level -> its name in a matrix; a missing level is unknown.
 SHORT: Final = {
     "host": "HOST",
     "sub_domain": "SUB",
@@ -49,7 +49,7 @@ SELF: Final = "X"
 class MemberSeat:
     """One member and its domains.
 
-    :ivar path: names of its domains in the order of :data:`PATH`; empty where unknown.
+    :ivar path: names of its domains in the order of :data:`PATH`; "" if unknown.
     """
 
     number: int
@@ -59,7 +59,11 @@ class MemberSeat:
 
 @attrs.frozen
 class ClusterDomain:
-    """A domain and what of the cluster is in it."""
+    """A domain, and the part of the cluster inside it.
+
+    :ivar domains: narrower domains, empty in a host.
+    :ivar seats: members, only in a host.
+    """
 
     level: str
     name: str
@@ -73,10 +77,10 @@ class ClusterDomain:
 
 
 def order_seats_by_nearness(cluster: Cluster) -> list[MemberSeat]:
-    """The members, those that are near each other one after the other.
+    """The members in the order of their nearness: members of one domain are neighbours in the list.
 
-    The largest domain comes first; ranks given in this order talk to their neighbours
-    over the shortest ways.
+    The largest domain comes first. MPI ranks that are assigned in this order reach their
+    neighbours over the shortest paths.
     """
     unordered = [
         MemberSeat(member_number, member, _domain_path_of(member))
@@ -91,7 +95,7 @@ def _domain_path_of(member: ClusterMember) -> tuple[str, ...]:
 
 
 def member_places_of(cluster: Cluster) -> dict[int, MemberPlace]:
-    """The place of each member, for the choice of those that go."""
+    """Number of a member -> its place, for the choice of the members to remove."""
     return {
         seat.number: MemberPlace(seat.path, seat.member.failed, seat.member.rejected)
         for seat in order_seats_by_nearness(cluster)
@@ -99,12 +103,12 @@ def member_places_of(cluster: Cluster) -> dict[int, MemberPlace]:
 
 
 def build_domain_tree(cluster: Cluster) -> tuple[ClusterDomain, ...]:
-    """The domains of the cluster, the largest first; unknown levels are left out."""
+    """The domains of the cluster, the largest first; domains with unknown names are left out."""
     return _drop_unknown_domains(_group_seats_by_domain(order_seats_by_nearness(cluster), 0))
 
 
 def narrowest_shared_level(first: MemberSeat, second: MemberSeat) -> str:
-    """The narrowest level that two members are known to share; empty: none."""
+    """The narrowest level that two members are known to share; empty if there is none."""
     for level, first_name, second_name in reversed(
         list(zip(PATH, first.path, second.path, strict=True))
     ):
@@ -114,7 +118,7 @@ def narrowest_shared_level(first: MemberSeat, second: MemberSeat) -> str:
 
 
 def count_spanned_domains(cluster: Cluster) -> dict[str, int]:
-    """The number of domains of each level that the cluster is in; unknown levels are missing."""
+    """Level -> the number of its domains with members of the cluster, without unknown levels."""
     counts = {}
     for at, level in enumerate(PATH):
         names = {seat.path[at] for seat in order_seats_by_nearness(cluster)}
@@ -124,7 +128,7 @@ def count_spanned_domains(cluster: Cluster) -> dict[str, int]:
 
 
 def format_cluster_tree(cluster: Cluster) -> str:
-    """Lines for people."""
+    """The tree of domains and members, as lines for people."""
     lines = [f"{cluster.name}: {_format_spans(count_spanned_domains(cluster))}"]
     _append_branches(build_domain_tree(cluster), "", lines)
     return "\n".join(lines) + "\n"
@@ -176,7 +180,7 @@ def _group_seats_by_domain(some: Sequence[MemberSeat], level: int) -> tuple[Clus
 
 
 def _lowest_number_of(domain: ClusterDomain) -> int:
-    """The lowest number of a member: names say nothing, so they order nothing."""
+    """The lowest number of a member in a domain: the order does not depend on domains' names."""
     inside = [seat.number for seat in domain.seats]
     return min([*inside, *map(_lowest_number_of, domain.domains)])
 
@@ -189,7 +193,7 @@ def _flatten_seats(domains: Sequence[ClusterDomain]) -> list[MemberSeat]:
 
 
 def _drop_unknown_domains(domains: Sequence[ClusterDomain]) -> tuple[ClusterDomain, ...]:
-    """The same without unknown domains: what is in them moves up."""
+    """The same domains without unknown ones, whose inner domains move up one level."""
     kept: list[ClusterDomain] = []
     for domain in domains:
         inside = _drop_unknown_domains(domain.domains)
@@ -201,10 +205,10 @@ def _drop_unknown_domains(domains: Sequence[ClusterDomain]) -> tuple[ClusterDoma
 
 
 def find_shared_mib(domain: ClusterDomain) -> int:
-    """MiB that each member on a host may bring to memory that they share; 0: they share none.
+    """MiB of shared memory that each member on a host may contribute; 0 if they share none.
 
-    Nova says that they are on one host, of one server group, and what their flavors wish. That
-    the host gave it, only their guests know (``nova-hpc-guest peers``).
+    Nova's records show that members are on one host, are in one server group, and have a flavor
+    with shared memory. Only the guests show if the host provided it (``nova-hpc-guest peers``).
     """
     if domain.level != "host" or domain.name == UNKNOWN:
         return 0
@@ -213,7 +217,7 @@ def find_shared_mib(domain: ClusterDomain) -> int:
         for seat in domain.seats
         if seat.member.launched and seat.member.shared_mib
     ]
-    # A member whose flavor says another size shares with none of the others.
+    # A member whose flavor has another size shares with none of the others.
     return sizes[0] if len(sizes) > 1 and len(set(sizes)) == 1 else 0
 
 
@@ -232,9 +236,10 @@ def _append_branches(domains: Sequence[ClusterDomain], indent: str, lines: list[
 
 
 def check_cluster_names(cluster: Cluster) -> None:
-    """See that members and domains can be named to another program.
+    """Check that another program can safely read the names of members and domains.
 
-    :raises nova_hpc.outside.host_names.OutsideError: naming the server, with the cure.
+    :raises nova_hpc.outside.host_names.OutsideError: a name is invalid; the text names the server
+        and the cure.
     """
     ordered_seats = order_seats_by_nearness(cluster)
     member_names.check_names((seat.member.id, seat.member.name) for seat in ordered_seats)
@@ -243,14 +248,14 @@ def check_cluster_names(cluster: Cluster) -> None:
 
 
 def format_slurm_switches(cluster: Cluster, nodes: Collection[str] = ()) -> str:
-    """The tree for Slurm's ``topology.conf``: leaves, and above them what is known.
+    """The tree for Slurm's ``topology.conf``: leaves, and the known blocks and spines above them.
 
-    Members of which no leaf is known are below one switch of their own.
+    Members without a known leaf are below one switch of their own.
 
-    :param nodes: all nodes that Slurm has of the cluster: those that are no members now are
-        below one more switch, since Slurm refuses every job that needs a node which is not in
-        the file, and members that Slurm has not are left out. (): the members alone.
-    :raises nova_hpc.outside.host_names.OutsideError: a name is none of a node or a switch.
+    :param nodes: all nodes of the cluster in Slurm's configuration; empty for just the members.
+        Nodes that are not members now are below an extra switch, since Slurm refuses every job
+        that needs a node outside the file. Members that Slurm does not have are left out.
+    :raises nova_hpc.outside.host_names.OutsideError: a name cannot be the name of a node or switch.
     """
     lines: list[str] = []
     check_cluster_names(cluster)
@@ -269,14 +274,14 @@ def format_slurm_switches(cluster: Cluster, nodes: Collection[str] = ()) -> str:
     return "\n".join(lines) + "\n"
 
 
-#: Levels that are switches to Slurm, the widest first, by their place in a path.
+#: Levels that are switches in Slurm's tree, the widest first, as indexes of a path.
 _SWITCHES: Final = tuple(PATH.index(level) for level in ("spine", "block", "leaf"))
 
 
 def _append_switches(
     cluster: Cluster, depth: int, some: Sequence[MemberSeat], lines: list[str]
 ) -> list[str]:
-    """Write the switches over *some*; the names of the uppermost."""
+    """Append the switches above *some* members to *lines*; return the names of the top ones."""
     at = _SWITCHES[depth]
     last = depth + 1 == len(_SWITCHES)
     groups: dict[str, list[MemberSeat]] = {}
@@ -285,7 +290,7 @@ def _append_switches(
     tops: list[str] = []
     for domain, inside in groups.items():
         below = [] if last else _append_switches(cluster, depth + 1, inside, lines)
-        # An unknown level is no switch, but a node has to be below one.
+        # An unknown level gives no switch, except for a leaf: each node has to be below one.
         if domain == UNKNOWN and not last:
             tops += below
             continue

@@ -14,7 +14,7 @@ from nova_hpc_tools.cluster.members.model import Cluster
 from nova_hpc_tools.cluster.members.neighbours import ClusterDomain, build_domain_tree
 
 _SEAT_WIDE, _SEAT_HIGH, _GAP, _TITLE = 96, 22, 8, 18
-#: Width at which a row of domains goes on in the next line.
+#: Width in pixels at which a new row of domains begins.
 _ROW: Final = 1100
 _FILLS: Final = {
     "core": "#ffffff",
@@ -35,7 +35,7 @@ class _ClusterBox:
 
 
 def draw_cluster_picture(cluster: Cluster) -> str:
-    """The picture as text."""
+    """The text of the SVG file."""
     body = _arrange_rows([_draw_domain_box(domain) for domain in build_domain_tree(cluster)])
     width, height = body.width + 2 * _GAP, body.height + 2 * _GAP + _TITLE
     lines = [
@@ -78,7 +78,7 @@ def _draw_domain_box(domain: ClusterDomain) -> _ClusterBox:
 
 
 def _arrange_rows(boxes: Sequence[_ClusterBox]) -> _ClusterBox:
-    """Boxes side by side, in as many rows as they need."""
+    """Arrange boxes side by side, in rows of limited width."""
     parts: list[str] = []
     left = top = high = wide = 0
     for box in boxes:

@@ -15,8 +15,8 @@ from nova_hpc_tools.cluster.members.marks import place_of_kept_port
 class MemberPort:
     """A port of a member.
 
-    :ivar server: id of the server that has it; empty: none has.
-    :ivar place: of a kept port: its member's number, and the place of its network.
+    :ivar server: id of the server that has it; empty if none has.
+    :ivar place: its member's number and the index of its network; None if it is not a kept port.
     :ivar addresses: its fixed IP addresses.
     """
 
@@ -28,7 +28,7 @@ class MemberPort:
 
 
 def read_port(port: Mapping[str, Any]) -> MemberPort:
-    """A port of Neutron's API."""
+    """Read a port record of Neutron's API."""
     return MemberPort(
         str(port["id"]),
         str(port.get("name") or ""),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One server as its owner knows it: what it asked for, what it got, and who is beside it.
+"""One server as its owner sees it: its requested and given devices, and its neighbours.
 
-All of it is read from the metadata of servers, where the node wrote it when they started.
+Everything is read from the metadata of servers, which the node wrote when they started.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from nova_hpc.wire.server_devices import ServerDevices
 class OneServer:
     """A server.
 
-    :ivar devices: None: its metadata does not say, or not so that it can be read.
-    :ivar beside: level -> names of its siblings with which it shares that level and none
-        that is narrower.
+    :ivar devices: None if its metadata contains none that can be read.
+    :ivar beside: level -> names of the siblings whose narrowest common level with it is this.
     """
 
     id: str
@@ -34,7 +33,7 @@ class OneServer:
 
     @property
     def groups(self) -> tuple[str, ...]:
-        """Its groups of devices, alike ones together: ``4 x gpu:1,vf:1``."""
+        """Its groups of devices, with the count of equal ones: ``4 x gpu:1,vf:1``."""
         groups = self.devices.groups if self.devices else ()
         return tuple(f"{count} x {_format_roles(group)}" for count, group in groups)
 
@@ -46,9 +45,9 @@ def _format_roles(group: Mapping[str, int]) -> str:
 def read_own_server(
     server: Mapping[str, Any], siblings: Iterable[Mapping[str, Any]] = ()
 ) -> OneServer:
-    """A server of Nova's API.
+    """Read a server record of Nova's API.
 
-    :param siblings: the servers of its server groups; itself among them or not.
+    :param siblings: the servers of its server groups, with or without itself.
     """
     metadata = server.get("metadata") or {}
     own_position = position.position_of_metadata(metadata)
@@ -74,7 +73,7 @@ def read_own_server(
 
 
 def narrowest_common_level(first: Position, second: Position) -> str:
-    """The narrowest level that two servers are known to share; "": none.
+    """The narrowest level that two servers are known to share; "" if there is none.
 
     An NVLink domain counts as narrower than a leaf, although it may cross one.
     """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The meaning of a server's status, task and power state for its cluster. Pure.
 
-The statuses are those of Nova's API (nova/api/openstack/common.py, ``_STATE_MAP``); a test compares
+The statuses come from Nova's API (nova/api/openstack/common.py, ``_STATE_MAP``); a test compares
 them with Nova's own.
 """
 
@@ -18,24 +18,24 @@ class Standing(enum.Enum):
     """The meaning of a member's state for its cluster."""
 
     RUNS = "runs"
-    #: It has never run yet, and Nova makes it.
+    #: Nova is making it, and it has not run yet.
     ARRIVES = "arrives"
-    #: Nova is at work on it, or its power state has yet to reach its status.
+    #: Nova is at work on it, or its power state does not match its status yet.
     CHANGES = "changes"
     #: It does not run until a command starts it.
     RESTS = "rests"
     FAILED = "failed"
     LEAVES = "leaves"
-    #: Nova does not say, or with a word of a later release.
+    #: Nova shows no status, or one of a later release.
     UNKNOWN = "unknown"
 
 
 @attrs.frozen
 class StatusMeaning:
-    """A row of the table.
+    """A row of :data:`STATUSES`.
 
     :ivar verb: words after ``openstack server`` that make the member run again.
-    :ivar whole: words after ``openstack hpc cluster`` that do so for all members.
+    :ivar whole: words after ``openstack hpc cluster`` that make all members run again.
     """
 
     standing: Standing
@@ -46,7 +46,7 @@ class StatusMeaning:
 _AT_WORK: Final = StatusMeaning(Standing.CHANGES)
 _SHELVED: Final = StatusMeaning(Standing.RESTS, "unshelve", "unshelve")
 _UNKNOWN: Final = StatusMeaning(Standing.UNKNOWN, "show")
-#: Nova leaves a guest alone that its hypervisor has paused, for example after an I/O error.
+#: Nova does not touch a guest that its hypervisor has paused, for example after an I/O error.
 _HALTED: Final = StatusMeaning(Standing.RESTS, "reboot --hard")
 
 #: Status of Nova's API -> its meaning while the server has no task.
@@ -72,9 +72,9 @@ STATUSES: Final[Mapping[str, StatusMeaning]] = {
     "DELETED": StatusMeaning(Standing.LEAVES),
     "UNKNOWN": _UNKNOWN,
 }
-#: Tasks in which a server goes away.
+#: Tasks that delete a server.
 LEAVING_TASKS: Final = ("deleting", "soft-deleting")
-#: Tasks during which an ACTIVE guest runs: images are made of its disk.
+#: Tasks that make images of the disk while an ACTIVE guest runs.
 RUNNING_TASKS: Final = (
     "image_snapshot",
     "image_snapshot_pending",
@@ -82,31 +82,31 @@ RUNNING_TASKS: Final = (
     "image_uploading",
     "image_backup",
 )
-#: Statuses in which Nova changes a server's metadata (nova/compute/api.py,
-#: ``update_instance_metadata``), as far as a status shows it.
+#: Statuses in which Nova accepts changes of a server's metadata (nova/compute/api.py,
+#: ``update_instance_metadata``, which checks Nova's internal states).
 CHANGEABLE: Final = (
     *("ACTIVE", "PAUSED", "SUSPENDED", "SHUTOFF", "REBOOT", "HARD_REBOOT", "PASSWORD", "MIGRATING"),
     *("REBUILD", "RESIZE"),
 )
-#: States of a cluster whose members all rest in one way, by their statuses.
+#: Statuses of the members -> state of a cluster whose members all rest in one way.
 RESTING_TOGETHER: Final = {
     frozenset({"SHUTOFF"}): "STOPPED",
     frozenset({"SHELVED"}): "SHELVED",
     frozenset({"SHELVED_OFFLOADED"}): "SHELVED",
     frozenset({"SHELVED", "SHELVED_OFFLOADED"}): "SHELVED",
 }
-#: Of ``OS-EXT-STS:power_state`` (nova/compute/power_state.py).
+#: Values of ``OS-EXT-STS:power_state`` (nova/compute/power_state.py).
 RUNNING, PAUSED = 1, 3
 
 
 def judge_server(status: str, task: str = "", power: int | None = None) -> StatusMeaning:
     """The meaning of a server's state.
 
-    An ACTIVE guest that has switched itself off is one that changes: Nova stops it. So is one
-    that its hypervisor does not know at the moment.
+    An ACTIVE guest that has switched itself off counts as changing, because Nova stops it soon. So
+    does a guest that its hypervisor does not list at the moment.
 
-    :param task: empty: none.
-    :param power: None: not told.
+    :param task: Nova's task state; empty if there is none.
+    :param power: Nova's number of the power state; None if Nova does not show it.
     """
     meaning = STATUSES.get(status, _UNKNOWN)
     if task in LEAVING_TASKS:

@@ -33,11 +33,11 @@ class AcceptCluster(ListWithTexts):
 
     @property
     def formatter_default(self) -> str:
-        """For people."""
+        """The default format, which is for people."""
         return "text"
 
     def texts(self) -> Mapping[str, Callable[[], str]]:
-        """Views of the same."""
+        """The writers of the further formats."""
         return {
             "text": lambda: views.format_cluster_text(self._measured),
             "svg": lambda: views.draw_cluster(self._measured),
@@ -87,7 +87,7 @@ class AcceptCluster(ListWithTexts):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """One row a member."""
+        """Measure the members, and return one row for each."""
         with translate_errors():
             if parsed_args.tier == FULL and not parsed_args.yes:
                 raise ClusterError("--tier full takes hours and all CPUs of all members: say --yes")

@@ -83,7 +83,7 @@ def _is_marked(cluster: Cluster, member: ClusterMember) -> bool:
 
 
 def _find_adopted(cloud: SdkCloud, name: str) -> Cluster:
-    """The cluster with this name or id, or with a server group that is called so.
+    """The cluster with this name or id, or with a server group of this name.
 
     :raises ClusterError: there is none, or more than one.
     """

@@ -41,7 +41,7 @@ _BRIEF: Final = 3600.0
 
 
 class ClusterChange:
-    """Common to what changes a cluster."""
+    """Common parts of the commands that change a cluster."""
 
     app: Any
 
@@ -59,10 +59,11 @@ class ClusterChange:
         ways: str = "",
         **progress_words: Any,
     ) -> Iterator[Pace]:
-        """Show how far it is; say what is left when the user interrupts it.
+        """Show the progress of a command, and print the way on if the user interrupts it.
 
-        :param ways: the commands that go on or undo it; empty: those of a creation.
-        :param progress_words: of :func:`progress.show_member_progress`.
+        :param ways: the commands that finish or undo it; empty for those of a creation.
+        :param progress_words: arguments of :func:`progress.show_member_progress`.
+        :raises SystemExit: the user has interrupted the command.
         """
         wanted = args.wait or sys.stderr.isatty()
         ways = ways or (
@@ -85,7 +86,7 @@ def _openstack_cluster_command(*words: str) -> str:
 
 
 def add_patience(parser: argparse.ArgumentParser) -> None:
-    """Declare how long a command waits, and whether it shows that."""
+    """Declare the options for the time that a command waits, and for its progress."""
     parser.add_argument(
         "--wait",
         action="store_true",
@@ -101,9 +102,9 @@ def add_patience(parser: argparse.ArgumentParser) -> None:
 
 
 def delete_each(names: Sequence[str], delete: Callable[[str], None]) -> None:
-    """Delete one after the other; one that cannot be deleted does not stop the next.
+    """Delete one after the other; an error does not stop the next.
 
-    :raises CommandError: with the error of each that was not deleted.
+    :raises CommandError: with the error of each one that was not deleted.
     """
     wrong = []
     for name in names:
@@ -155,7 +156,7 @@ class CreateCluster(HeardOutput, ClusterChange, InertOutput, command.ShowOne):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Create or finish it."""
+        """Create a cluster, or finish an incomplete one."""
         with cluster_views.translate_errors():
             made = self._resume(parsed_args) if parsed_args.resume else self._create(parsed_args)
             if not parsed_args.no_wait:
@@ -165,7 +166,7 @@ class CreateCluster(HeardOutput, ClusterChange, InertOutput, command.ShowOne):
     def _create(self, args: argparse.Namespace) -> Cluster:
         cloud = self.cloud
         if not NAME.fullmatch(args.name):
-            # Before anything is asked: the name is in the cure of every later error.
+            # Checked before any request: the name is in the cure of every later error.
             raise ClusterError(f"{args.name!r} cannot name a cluster: see the help of create")
         if args.gpu_share and args.no_wait:
             raise ClusterError("--gpu-share needs members that are active: leave --no-wait out")
@@ -211,9 +212,9 @@ class CreateCluster(HeardOutput, ClusterChange, InertOutput, command.ShowOne):
 def _settle_with(
     cloud: SdkCloud, args: argparse.Namespace, given: Secrets, pace: Pace
 ) -> Callable[[Cluster], Cluster] | None:
-    """What ``--accept`` does once all members are active; None: it was not given.
+    """The measurement that ``--accept`` adds when all members are active; None without the option.
 
-    :raises ClusterError: the file of floors is none; nothing has been made yet.
+    :raises ClusterError: the file of floors is invalid; nothing has been made yet.
     """
     if not args.accept:
         return None
@@ -256,7 +257,7 @@ class DeleteCluster(HeardOutput, ClusterChange, command.Command):
     def _delete(self, args: argparse.Namespace, name: str) -> None:
         cloud = self.cloud
         cluster = cloud.find(name)
-        # Before a slot is taken from a member.
+        # Checked before a slot is taken from a member.
         commands.check_deletion(cluster)
         with self.at_work(args, cluster.id, len(cluster.members)) as pace:
             gpu_members.give_back_slots(cloud, cluster)
@@ -301,7 +302,7 @@ class ScaleCluster(HeardOutput, ClusterChange, InertOutput, command.ShowOne):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Choose, drain, change."""
+        """Choose the members, run the drain program, change the cluster."""
         with cluster_views.translate_errors():
             cloud = self.cloud
             cluster = cloud.find(parsed_args.cluster)
@@ -347,7 +348,7 @@ class ReplaceMember(HeardOutput, ClusterChange, InertOutput, command.ShowOne):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Delete and create again."""
+        """Delete the members, and create them again."""
         with cluster_views.translate_errors():
             cloud = self.cloud
             cluster = cloud.find(parsed_args.cluster)
@@ -372,7 +373,7 @@ class ReplaceMember(HeardOutput, ClusterChange, InertOutput, command.ShowOne):
                         f"no member of cluster {cluster.name} has failed or was rejected: name one"
                     )
             for member_number in which:
-                # Before a member is deleted that could not come back.
+                # Checked before a member is deleted: without its image it could not be made again.
                 image = cluster.wish.image if cluster.wish is not None else ""
                 cloud.images.find_boot_image(image, member_number)
             with self.at_work(parsed_args, cluster.id, len(cluster.wanted)) as pace:
@@ -384,7 +385,7 @@ class ReplaceMember(HeardOutput, ClusterChange, InertOutput, command.ShowOne):
 
 
 def _choose_wanted_numbers(cluster: Cluster, args: argparse.Namespace) -> frozenset[int]:
-    """The numbers that the cluster is to have."""
+    """The numbers of the members that the cluster should have."""
     wanted = cluster.wanted
     if args.add:
         return wanted | _parse_member_numbers(cluster, args.add)
@@ -406,7 +407,7 @@ def _choose_wanted_numbers(cluster: Cluster, args: argparse.Namespace) -> frozen
 def _parse_member_numbers(cluster: Cluster, text: str) -> frozenset[int]:
     """Numbers of members: ``3-5,9``, ``NAME-3,NAME-4`` or ``NAME-[3-5,9]``.
 
-    :raises ClusterError: it is none of them.
+    :raises ClusterError: the text has none of these forms.
     """
     prefix = f"{cluster.name}-"
     inner = text

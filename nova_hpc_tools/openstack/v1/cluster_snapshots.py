@@ -40,7 +40,7 @@ class SnapshotCluster(HeardOutput, ClusterChange, InertOutput, command.ShowOne):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Stop, make images, start."""
+        """Stop the members, make their images, and start them again."""
         with cluster_views.translate_errors():
             cloud = self.cloud
             cluster = cloud.find(parsed_args.cluster)
@@ -67,7 +67,7 @@ class ListClusterSnapshot(HeardOutput, InertOutput, command.Lister):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """One row a snapshot."""
+        """One row for each snapshot."""
         with cluster_views.translate_errors():
             cloud = cluster_views.sdk_cloud_of(self.app)
             stored = cloud.images.read_snapshots()

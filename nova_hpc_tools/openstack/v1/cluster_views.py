@@ -37,7 +37,7 @@ def sdk_cloud_of(app: Any) -> SdkCloud:
 
 @contextlib.contextmanager
 def translate_errors() -> Iterator[None]:
-    """Errors in the manner of the OpenStack client."""
+    """Turn the errors of clusters into those of the OpenStack client."""
     try:
         yield
     except (ClusterError, ClusterCloudError, HostError, OutsideError) as error:
@@ -100,7 +100,7 @@ class ListCluster(HeardOutput, InertOutput, command.Lister):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """One row a cluster."""
+        """One row for each cluster."""
         with translate_errors():
             clusters = sdk_cloud_of(self.app).clusters()
         columns = ["Name", "ID", "State", "Members", "Ports"]
@@ -134,19 +134,19 @@ class ShowCluster(HeardOutput, InertOutput, command.ShowOne):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Everything that is known of it."""
+        """The facts about the cluster, as columns and values."""
         with translate_errors():
             return cluster_record_of(sdk_cloud_of(self.app).find(parsed_args.cluster))
 
 
 class _TextFormatter(formatters.ListFormatter):
-    """A format that is no table: the command writes it."""
+    """A format that the command itself writes, instead of a table."""
 
     def __init__(self, write: Callable[[], str]) -> None:
         self._write = write
 
     def add_argument_group(self, parser: argparse.ArgumentParser) -> None:
-        """It has no options."""
+        """Declare no options."""
 
     def emit_list(
         self,
@@ -155,13 +155,14 @@ class _TextFormatter(formatters.ListFormatter):
         stdout: Any,
         parsed_args: argparse.Namespace,
     ) -> None:
-        """Write it."""
+        """Write the command's own text, whatever the columns and rows."""
         with translate_errors():
             text = self._write()
         stdout.write(text)
 
 
-#: Formats whose words shells take apart again. Of hosts they have names alone, as host files do.
+#: Formats whose output shell scripts split into words. They contain only checked host names, as
+#: host files do.
 _FOR_SCRIPTS: Final = ("csv", "value")
 
 
@@ -169,7 +170,7 @@ class ListWithTexts(HeardOutput, InertOutput, command.Lister):
     """A list with further formats, which ``--format`` takes like any other."""
 
     def texts(self) -> Mapping[str, Callable[[], str]]:
-        """The writer of each of them, once the cluster is known."""
+        """Name of a format -> its writer, which runs after the command has read the cluster."""
         raise NotImplementedError
 
     def _load_formatter_plugins(self) -> stevedore.ExtensionManager:
@@ -190,7 +191,7 @@ class ListHosts(ListWithTexts):
     """
 
     def texts(self) -> Mapping[str, Callable[[], str]]:
-        """Host files."""
+        """The writers of host files."""
 
         def writer(write: Callable[..., str]) -> Callable[[], str]:
             return lambda: write(self._hosts, self._name, self._head)
@@ -214,7 +215,7 @@ class ListHosts(ListWithTexts):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """One row a member."""
+        """One row for each member."""
         with translate_errors():
             cluster = sdk_cloud_of(self.app).find(parsed_args.cluster)
             self._name = cluster.name
@@ -240,7 +241,7 @@ class ShowTopology(ListWithTexts):
         return "tree"
 
     def texts(self) -> Mapping[str, Callable[[], str]]:
-        """Pictures."""
+        """The writers of trees, matrices and pictures."""
         return {
             "tree": lambda: neighbours.format_cluster_tree(self._cluster),
             "matrix": lambda: neighbours.format_nearness_matrix(self._cluster),
@@ -264,7 +265,7 @@ class ShowTopology(ListWithTexts):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """One row a member."""
+        """One row for each member."""
         with translate_errors():
             self._nodes = parsed_args.nodes
             self._cluster = sdk_cloud_of(self.app).find(parsed_args.cluster)

@@ -49,7 +49,7 @@ def parse_memory(text: str) -> int:
 
 
 def add_patience(parser: argparse.ArgumentParser) -> None:
-    """Declare how long a command waits, and whether it says so."""
+    """Declare the options for the time that a command waits, and for its progress."""
     parser.add_argument(
         "--wait", action="store_true", help="say how far it is also if nobody looks"
     )
@@ -63,9 +63,9 @@ def add_patience(parser: argparse.ArgumentParser) -> None:
 
 
 def clean_before(cloud: SdkShareCloud, pace: Pace) -> None:
-    """Take back what deleted servers left; each line on standard error.
+    """Remove the leftovers of deleted servers, with a line on standard error for each.
 
-    :raises ShareError: the cloud refuses, or does not answer.
+    :raises ShareError: the cloud refuses a request, or does not answer.
     """
     view = ask_again(pace, cloud.look)
     for line in cleaning.clean_leftovers(cloud, view, pace):
@@ -143,7 +143,7 @@ class CreateShare(HeardOutput, InertOutput, command.ShowOne):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Create it, or go on."""
+        """Create a share, or finish an incomplete one."""
         cloud = share_cloud_of(self.app)
         wanted = parsed_args.wait or sys.stderr.isatty()
         with translate_errors(), show_text_progress(wanted) as said:
@@ -213,7 +213,7 @@ class DeleteShare(HeardOutput, command.Command):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> None:
-        """Delete one after the other; go on where one cannot be deleted."""
+        """Delete one after the other; an error does not stop the next."""
         cloud, pace = share_cloud_of(self.app), Pace(limit=parsed_args.timeout)
         wanted = parsed_args.wait or sys.stderr.isatty()
         wrong = []
@@ -239,7 +239,7 @@ class ListShare(HeardOutput, InertOutput, command.Lister):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """One row a share."""
+        """One row for each share."""
         cloud = share_cloud_of(self.app)
         with translate_errors():
             shares = ask_again(Pace(), cloud.look).shares
@@ -270,14 +270,14 @@ def _name_of_client(slot: ShareSlot) -> str:
 
 
 def format_reasons(share: SharedGpu) -> str:
-    """What is wrong with a share and its slots; empty: nothing is."""
+    """The problems of a share and its slots; empty if there are none."""
     texts = [share.reason] if share.reason else []
     texts += [f"{_name_of_client(slot)}: {slot.problem}" for slot in share.slots if slot.problem]
     return "; ".join(texts)
 
 
 def format_next(share: SharedGpu) -> str:
-    """The command that helps; empty: nothing is wrong."""
+    """The command that helps; empty if there is no problem."""
     if share.state is ShareState.GONE:
         return "any command of openstack hpc gpu that changes something takes it back"
     if share.state is ShareState.UNFINISHED:
@@ -303,7 +303,7 @@ class ShowShare(HeardOutput, InertOutput, command.ShowOne):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Read it."""
+        """The facts about the share, as columns and values."""
         cloud, pace = share_cloud_of(self.app), Pace()
         with translate_errors():
             share = refusals.find_share(ask_again(pace, cloud.look).shares, parsed_args.share)

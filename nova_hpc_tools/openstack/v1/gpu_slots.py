@@ -51,7 +51,7 @@ class AttachShare(HeardOutput, command.Command):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> None:
-        """Attach one after the other; go on where one cannot be attached."""
+        """Attach one after the other; an error does not stop the next."""
         cloud, pace = gpu_shares.share_cloud_of(self.app), Pace(limit=parsed_args.timeout)
         wish = attaching.AttachWish(parsed_args.memory, parsed_args.encrypt, parsed_args.force)
         wanted = parsed_args.wait or sys.stderr.isatty()
@@ -79,7 +79,7 @@ class DetachShare(HeardOutput, command.Command):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> None:
-        """Detach one after the other; go on where one cannot be detached."""
+        """Detach one after the other; an error does not stop the next."""
         cloud, pace, wrong = gpu_shares.share_cloud_of(self.app), Pace(), []
         for server in parsed_args.servers:
             try:

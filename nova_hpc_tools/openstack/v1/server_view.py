@@ -35,13 +35,13 @@ class ShowServer(HeardOutput, InertOutput, command.ShowOne):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Read the server's metadata and those of its siblings."""
+        """Read the server's metadata and its siblings' metadata."""
         with translate_errors():
             return server_record_of(sdk_cloud_of(self.app).server(parsed_args.server))
 
 
 def server_record_of(server: OneServer) -> tuple[Sequence[str], Sequence[Any]]:
-    """The facts about one server, as columns and values; empty where nobody has told."""
+    """The facts about one server, as columns and values; unknown values are empty."""
     devices, where = server.devices or ServerDevices(), server.position
     values: dict[str, Any] = {
         "name": server.name,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes the booted machine the HPC node that its shape describes.
 
-Runs once at each start, inside the node, with the system's Python and nothing
-but its standard library. Reads ``node.json`` of the configuration disk.
+It runs once at each start, inside the node, with the system's Python and only the standard library.
+It reads ``node.json`` of the configuration disk.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ MASK = Path("/etc/udev/rules.d/80-drivers.rules")
 
 
 class NodeError(Exception):
-    """The node is not what it should be; the text goes to the supervisor."""
+    """The node is not in the expected state; the text goes to the supervisor."""
 
 
 def phase(text: str) -> None:
-    """Tell the heartbeat, and the log, how far the node is."""
+    """Write the present phase for the heartbeat, and to the log."""
     beside = PHASE.with_suffix(".new")
     beside.write_text(text.replace("\n", " ") + "\n")
     beside.rename(PHASE)
@@ -57,12 +57,12 @@ def run(*argv: str) -> None:
 
 
 def go(service: str) -> None:
-    """Let init start a service that waits for this."""
+    """Let init start a service that waits for this file."""
     (PHASE.parent / f"start-{service}").touch()
 
 
 class Background(threading.Thread):
-    """A step that runs beside others; its failure is raised where it is waited for."""
+    """A step that runs in parallel to others; :meth:`join` raises its error."""
 
     def __init__(self, step: Callable[[], None]) -> None:
         super().__init__(daemon=True)
@@ -71,21 +71,21 @@ class Background(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """Take the step."""
+        """Run the step, and keep its error."""
         try:
             self.step()
         except (OSError, NodeError) as err:
             self.error = err
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait for the step, and raise what it raised."""
+        """Wait for the step, and raise its error if it failed."""
         super().join(timeout)
         if self.error is not None:
             raise self.error
 
 
 def network(node: dict[str, Any]) -> None:
-    """Name and address; everything else is 10.0.2.2, the machine that runs the lab."""
+    """Set the name, the address and the route to 10.0.2.2, the machine that runs the lab."""
     run("hostname", node["name"])
     Path("/etc/hosts").write_text(f"127.0.0.1 localhost\n{node['address']} {node['name']}\n")
     run("modprobe", "virtio_net")
@@ -105,16 +105,16 @@ def network(node: dict[str, Any]) -> None:
 
 
 def drivers() -> None:
-    """Load them; udev does so for the devices of a prepared host."""
-    # kvm_amd because the emulated processor has AMD's virtualisation; tun for the
-    # taps of ordinary ports, which Nova makes and nothing here would load it for.
+    """Load the drivers; on a prepared host, udev loads those of its devices."""
+    # kvm_amd because the emulated processor has AMD's virtualisation; tun for the taps of ordinary
+    # ports, which Nova makes without loading the module.
     run("modprobe", "-a", "kvm_amd", "tun")
     if not PREPARED.exists():
         if not MASK.is_symlink():
             MASK.symlink_to("/dev/null")
         run("modprobe", "-a", "vfio-pci", "vfio_iommu_type1", "igb")
         return
-    # As a service manager does it: systemd-udev-trigger and systemd-modules-load.
+    # These are the actions of systemd-udev-trigger and systemd-modules-load.
     MASK.unlink(missing_ok=True)
     run("udevadm", "control", "--reload")
     run("udevadm", "trigger", "--type=devices", "--action=add")
@@ -126,7 +126,7 @@ def drivers() -> None:
 
 
 def adapters_by_mac() -> dict[str, Path]:
-    """The network devices by their MACs."""
+    """MAC -> network device."""
     adapters: dict[str, Path] = {}
     for link in NET.iterdir():
         with contextlib.suppress(OSError):
@@ -135,30 +135,30 @@ def adapters_by_mac() -> dict[str, Path]:
 
 
 def virtual_functions(adapter: dict[str, Any], adapters: dict[str, Path]) -> list[str]:
-    """Create the virtual functions of one adapter; returns their addresses."""
+    """Create the virtual functions of one adapter, and return their addresses."""
     link = adapters.get(adapter["mac"])
     if link is None:
         raise NodeError(f"adapter {adapter['name']} ({adapter['mac']}) is not there")
     device = (link / "device").resolve()
-    # By its name the adapter is known in the node's configuration.
+    # The node's configuration refers to the adapter by this name.
     run("ip", "link", "set", "dev", link.name, "name", adapter["name"])
     if not PREPARED.exists():
-        # No driver of the node may take them: they are for guests.
+        # No driver of the node may bind them: they are for guests.
         (device / "sriov_drivers_autoprobe").write_text("0")
         (device / "sriov_numvfs").write_text(str(len(adapter["vfs"])))
     found = []
     for number, mac in enumerate(adapter["vfs"]):
         run("ip", "link", "set", "dev", adapter["name"], "vf", str(number), "mac", mac)
         found.append((device / f"virtfn{number}").resolve().name)
-    # Last: the watchdog of an igb that is up pings its VFs, and while they are being
-    # made it finds their number before their table (igb_ping_all_vfs in
+    # The link is set up last. The watchdog of an igb that is up pings its VFs. While they are
+    # being made, it sees their number before their table exists (igb_ping_all_vfs in
     # drivers/net/ethernet/intel/igb/igb_main.c: a NULL pointer, Linux 6.12).
     run("ip", "link", "set", "up", "dev", adapter["name"])
     return found
 
 
 def gpus(node: dict[str, Any]) -> list[str]:
-    """Addresses of the GPU stand-ins, of both kinds, and of NVMe disks."""
+    """Addresses of the GPU stand-ins of both kinds, and of NVMe disks."""
     found = []
     for kind in ("gpu", "wide_gpu", "nvme"):
         here = [
@@ -174,7 +174,7 @@ def gpus(node: dict[str, Any]) -> list[str]:
 
 
 def to_vfio(address: str) -> None:
-    """Give a device to vfio-pci, or see that it has it."""
+    """Bind a device to vfio-pci, or check that a prepared host has done so."""
     device = PCI / address
     if PREPARED.exists():
         link = device / "driver"
@@ -191,7 +191,7 @@ def to_vfio(address: str) -> None:
 
 
 def pages(node: dict[str, Any]) -> None:
-    """The hugepages of each NUMA node; the kernel may have found fewer than it was asked for."""
+    """Allocate the missing hugepages of each NUMA node: the kernel may have found too few."""
     if PREPARED.exists():
         return
     for number, wanted in enumerate(node["hugepages"]):
@@ -205,7 +205,7 @@ def pages(node: dict[str, Any]) -> None:
 
 
 def libvirt(node: dict[str, Any]) -> None:
-    """libvirt without a security driver: everything here is root's, inside an emulation."""
+    """Start libvirt without a security driver: all processes are root's, inside an emulation."""
     Path("/etc/libvirt").mkdir(exist_ok=True)
     Path("/etc/libvirt/qemu.conf").write_text(
         'user = "root"\ngroup = "root"\nsecurity_driver = "none"\nremember_owner = 0\n'
@@ -224,26 +224,26 @@ def libvirt(node: dict[str, Any]) -> None:
 
 
 def configuration(node: dict[str, Any]) -> None:
-    """Nova's files: the cloud's, those of ``nova-hpc configure``, the lab's."""
+    """Write Nova's files: the cloud's, the lab's, and those of ``nova-hpc configure``."""
     source = CONFIG / "nova"
     shutil.copytree(source, NOVA, dirs_exist_ok=True)
     INCLUDES.mkdir(parents=True, exist_ok=True)
     (STATE / "instances").mkdir(parents=True, exist_ok=True)
-    # The same node of the same cloud after any restart, also on a fresh disk.
+    # The node keeps its identity in the cloud after each restart, also with a fresh disk.
     (STATE / "compute_id").write_text(node["uuid"] + "\n")
     shutil.copy2(CONFIG / "lab.conf", INCLUDES / "lab.conf")
     words: tuple[str, ...] = ()
-    # What was declared for a prepared host is what counts.
+    # A prepared host keeps its own declaration.
     if not PREPARED.exists():
         words = ("--replace", "device_spec")
-        # What the node has is decided anew at every start: nothing of the last one counts.
+        # The node's devices may differ at each start, so the last declaration is replaced.
         DECLARATION.parent.mkdir(parents=True, exist_ok=True)
         DECLARATION.write_text(declaration(node))
     run(COMMAND, "configure", "--write", str(INCLUDES), "--part", "compute", *words)
 
 
 def declaration(node: dict[str, Any]) -> str:
-    """What the node's operator would declare: networks by role, and the adapters of each rail."""
+    """The declaration of the node's operator: networks by role, and the adapters of each rail."""
     networks = {}
     rails: dict[int, list[str]] = {}
     for each in node["adapters"]:
@@ -263,10 +263,10 @@ def declaration(node: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """All steps, in order, some of them beside each other."""
+    """All steps in order, some of them in parallel."""
     node = json.loads((CONFIG / "node.json").read_text())
     phase("network")
-    # Two processors, and none of these needs the other.
+    # The node has two processors, and these two steps do not depend on each other.
     shim = Background(lambda: run(COMMAND, "install-shim"))
     network(node)
     phase("devices")
@@ -276,15 +276,15 @@ def main() -> None:
     for_guests = gpus(node)
     for adapter in node["adapters"]:
         found = virtual_functions(adapter, adapters)
-        # Of those for ports libvirt changes the driver itself, on a prepared host.
+        # On a prepared host, libvirt itself changes the driver of functions for ports.
         if adapter["network"] is None or not PREPARED.exists():
             for_guests += found
     for address in for_guests:
         to_vfio(address)
     if node["nvmes"]:
-        # Erases them between two servers; by now they are with vfio-pci.
+        # The driver erases disks between two servers; by now they are bound to vfio-pci.
         run("modprobe", "nvme")
-    # libvirt wants to know them from udev.
+    # libvirt reads the devices from udev.
     run("udevadm", "trigger", "--subsystem-match=pci", "--subsystem-match=net")
     phase("configuring")
     libvirtd = Background(lambda: libvirt(node))

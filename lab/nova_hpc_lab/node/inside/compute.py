@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""nova-compute, loaded while the node is still being prepared.
+"""Loads nova-compute while the node is still being prepared.
 
-Importing Nova is most of the time that nova-compute takes to start in an
-emulated machine. From the first line of ``main`` on it is the ordinary program
-with its ordinary configuration.
+In an emulated machine, imports take most of nova-compute's start time. From the first line of
+``main`` on, it is the ordinary program with its ordinary configuration.
 """
 
 import sys
@@ -13,7 +12,7 @@ from pathlib import Path
 
 READY = Path("/run/nova-hpc/start-nova-compute")
 
-# This one first: it patches what it has to before all others.
+# This module is imported first, because it applies patches before all other imports.
 compute = import_module("nova.cmd.compute")
 import_module("nova.virt.libvirt.driver")
 
