@@ -65,7 +65,7 @@ _PROFILE: Final = (
 
 
 def forget_installed(root: Root) -> None:
-    """Remove what an earlier boot, or another cloud, may have left."""
+    """Remove the files that an earlier boot, or another cloud, may have left."""
     for path in (COPY, TOPOLOGY, ENVIRONMENT):
         root.remove(path)
 

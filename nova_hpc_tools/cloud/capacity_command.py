@@ -38,7 +38,7 @@ class _CapacityReport:
 
     capacity: Capacity
     fabric: FabricMap
-    #: None if the caller did not ask for clusters.
+    #: None without the option for clusters.
     members: int | None
     #: For each level of the map; of clusters of one without *members*.
     levels: tuple[AtLevel, ...]

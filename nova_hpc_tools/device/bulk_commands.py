@@ -63,7 +63,7 @@ class _SelectedDevice:
 
 
 class _BulkDeviceCommand(base.ListCommand):
-    """Shows what it is about to do and asks."""
+    """A command on several devices: shows them and waits for a confirmation."""
 
     errors = ERRORS
     question = ""
@@ -132,7 +132,7 @@ class _BulkDeviceCommand(base.ListCommand):
     def confirm(
         self, args: argparse.Namespace, rows: Sequence[_SelectedDevice], place: ManagedNode
     ) -> bool:
-        """Show the devices and ask for confirmation, unless --yes is given.
+        """Show the devices and wait for a confirmation, unless --yes is given.
 
         :raises CommandError: standard input is not a terminal, so the question has no answer.
         """
@@ -167,7 +167,7 @@ class AcceptDevices(_BulkDeviceCommand):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
-        """Show, ask, record."""
+        """Show the devices, wait for a confirmation, and record them."""
         reason = " ".join(parsed_args.reason.split())
         if not reason:
             raise CommandError("--reason: say why")
@@ -224,7 +224,7 @@ class ReleaseDevices(_BulkDeviceCommand):
     question = "Reset and release these {} devices?"
 
     def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
-        """Show, ask, clean, check, release."""
+        """Show the devices, wait for a confirmation, and clean, check and release them."""
         place = ManagedNode.read_existing(parsed_args.config)
         withheld = {**place.ledger.suspect, **place.ledger.quarantined}
         rows = self.selected(parsed_args, place, withheld)

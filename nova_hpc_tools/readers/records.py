@@ -185,7 +185,7 @@ def _roles_in_placement() -> frozenset[str] | None:
         access = adapter.session.auth.get_access(adapter.session)
         return frozenset(map(str, access.role_names))
     except Exception:
-        # Whatever the error: Placement's own answer shows whether it takes these credentials.
+        # After any error, Placement's own answer shows whether it takes these credentials.
         return None
 
 

@@ -89,7 +89,7 @@ class LocalMachine:
         self._promise = promise
         self.scale = options.scale
         found = os.environ if environment is None else environment
-        #: Whatever the user's language is, tools print numbers with decimal points.
+        #: Tools print numbers with decimal points, whatever the user's language is.
         self._environment = {
             **{name: value for name, value in found.items() if not name.startswith("LC_")},
             "LC_ALL": "C",
@@ -108,7 +108,7 @@ class LocalMachine:
     ) -> Sample:
         """Run each probe once.
 
-        :param settings: what to change, as ``{"pages": "large"}``.
+        :param settings: settings of the round, as ``{"pages": "large"}``.
         """
         settings = settings or {}
         values: dict[str, Reading] = {}
