@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Neutron's server and the host of a subnet manager load: networks as partitions."""
+"""Networks as partitions: code of Neutron's server and of the host of a subnet manager."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Wakes the fabric agents. A lost message does no harm: they look by themselves, too."""
+"""Wakes the fabric agents. A lost message does no harm: they also poll."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``neutron-rpc-server`` answers to the fabric agents.
+"""The methods of ``neutron-rpc-server`` for the fabric agents.
 
-Every call may come twice, late or after another agent's: it changes only what its rows
-still say.
+Every call may come twice, late or after another agent's: it changes only rows that are still in
+the state that the call assumes.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _LONGEST_REASON = 500
 
 
 def block_of_row(row: int) -> str:
-    """The provisioning block that a membership's read-back takes away.
+    """The provisioning block that stands until a membership is read back.
 
-    Each row has its own, so that a late report on a former one leaves that of the one that
-    took its place.
+    Each row has a block of its own. So a late report on a former row leaves the block of its
+    successor.
     """
     return f"HPC_PARTITION_{row}"
 
@@ -72,15 +72,15 @@ class FabricAgentEndpoint:
         repeat: Sequence[int] = (),
         lost: Sequence[Sequence[Any]] = (),
     ) -> None:
-        """What an agent has read back.
+        """Take an agent's report on rows that it has read back.
 
         :param ticket: of the reading that it compared with, for the log.
         :param present: rows whose membership is in force: their ports may be ACTIVE.
-        :param gone: rows whose membership is not there any more.
+        :param gone: rows whose membership is gone.
         :param failed: rows that cannot be made members, with the reason.
-        :param repeat: rows of ACTIVE ports: Nova is to be told once more.
+        :param repeat: rows of ACTIVE ports: Nova gets their event once more.
         :param lost: rows of ACTIVE ports without a membership now, with the reason: DOWN.
-        :raises ValueError: no physical network is on such a fabric.
+        :raises ValueError: the options put no physical network on this fabric.
         """
         self._check_fabric(fabric, agent)
         context = neutron_context.get_admin_context()
@@ -109,21 +109,21 @@ class FabricAgentEndpoint:
 
 
 def activate_port(context: Any, row: int, port_id: str) -> None:
-    """Let a port become ACTIVE whose membership is in force.
+    """Let a port become ACTIVE, as its membership is in force.
 
-    Without its block, too: a server may have ended between the block and the status.
+    This works without its block, too: a server may have ended between the block and the status.
     """
     before = _read_port(context, port_id)
     if before is None:
         return
-    # OVN adds a block when its own switch reports the port as down, as it does of each port that
-    # is a whole or virtual function. The mechanism driver that has bound the port decides.
+    # OVN adds a block when its own switch reports the port as down. It always reports a whole or
+    # virtual function as down. The mechanism driver that has bound the port decides.
     provisioning_blocks.remove_provisioning_component(
         context, port_id, resources.PORT, provisioning_blocks.L2_AGENT_ENTITY
     )
     provisioning_blocks.provisioning_complete(context, port_id, resources.PORT, block_of_row(row))
     if before.status == constants.PORT_STATUS_ERROR:
-        # Neutron tells Nova nothing of ports that leave ERROR.
+        # Neutron sends Nova no event for ports that leave ERROR.
         repeat_event(context, port_id)
 
 
@@ -143,13 +143,13 @@ def _shorten(reason: str) -> str:
 
 
 def fail_port(context: Any, port_id: str, reason: str) -> None:
-    """Set a port to ERROR, of which Neutron tells Nova, so that a build ends at once."""
+    """Set a port to ERROR; Neutron sends Nova an event for that, so a build ends at once."""
     LOG.error("Port %s cannot be isolated and is set to ERROR: %s", port_id, _shorten(reason))
     directory.get_plugin().update_port_status(context, port_id, constants.PORT_STATUS_ERROR)
 
 
 def repeat_event(context: Any, port_id: str) -> None:
-    """Tell Nova that a port is plugged, if it is; once more does no harm."""
+    """Send Nova the event of a plugged port, if it is ACTIVE; a repetition does no harm."""
     notifier = getattr(directory.get_plugin(), "nova_notifier", None)
     port = _read_port(context, port_id)
     if notifier is not None and port is not None and port.status == constants.PORT_STATUS_ACTIVE:

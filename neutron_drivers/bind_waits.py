@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many requests of Neutron's API wait for the fabric at once.
+"""A limit on the requests of Neutron's API that wait for the fabric at the same time.
 
-A request that waits holds a thread of the API. Requests beyond that number have their answer at
-once, and Nova hears of their ports by an event.
+A request that waits holds a thread of the API. Requests beyond the limit get their answer at once,
+and Nova gets an event for their ports later.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from oslo_log import log
 
 LOG = log.getLogger(__name__)
 
-#: If the API's server does not tell its threads.
+#: For an API server that does not publish the number of its threads.
 _UNKNOWN_PLACES: Final = 4
 
 
 def count_places(wished: int | None, is_shared: bool) -> int:
-    """How many requests may wait: half of the API's threads on this host.
+    """The number of requests that may wait: half of the API's threads on this host.
 
-    uWSGI tells its processes and threads to the program that it runs; other servers do not.
+    uWSGI publishes its processes and threads to the program that it runs; other servers do not.
 
-    :param wished: ``[hpc_partitions]bind_waiters``.
+    :param wished: ``[hpc_partitions]bind_waiters``; None if the option is not set.
     :param is_shared: all processes of the host share the places.
     """
     if wished is not None:
@@ -46,14 +46,14 @@ class WaitPlaces:
     def __init__(self, most: int, lock_path: str | None) -> None:
         """Take none.
 
-        :param lock_path: ``[oslo_concurrency]lock_path``; None: the places are of this process.
+        :param lock_path: ``[oslo_concurrency]lock_path``; None if each process has its own places.
         """
         self._most = most
         self._lock_path = lock_path
 
     @contextlib.contextmanager
     def take(self) -> Iterator[bool]:
-        """Take a place while the block runs; False: there is none."""
+        """Take a place while the block runs; False if no place is free."""
         with contextlib.ExitStack() as stack:
             yield self._take_one(stack)
 

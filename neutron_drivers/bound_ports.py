@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gives ports their GUID that a release without holders has bound.
+"""Gives a GUID to ports that were bound by a release without holders.
 
-During an upgrade such a server may still bind ports beside this one.
+During an upgrade a server with such a release may still bind ports, beside this one.
 """
 
 from __future__ import annotations
@@ -68,6 +68,10 @@ def _hold_bound_port(context: Any, port_id: str, held: WantedMember) -> None:
 
 
 def _find_unheld_ports(session: Any, settings: FabricSettings) -> list[tuple[str, WantedMember]]:
+    """Ports with an active binding of this driver and no row of a holder.
+
+    A port keeps the membership of its present row; without one it is a full member.
+    """
     holders, ports, bindings = PartitionHolderRow, models_v2.Port, ml2_models.PortBinding
     segments, members = segment_model.NetworkSegment, PartitionMemberRow
     rows = (

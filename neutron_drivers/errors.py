@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the driver refuses, and what the API says of it."""
+"""Errors of the driver, each with its answer of the API."""
 
 from __future__ import annotations
 
 
 class PartitionError(Exception):
-    """A wish that cannot be met.
+    """A request that the driver refuses.
 
-    The text goes to whoever asked, so it names no host, no address and nothing of another
-    project's.
+    The project that made the request reads the text, so it contains no host, no address and no
+    data of another project.
 
-    :ivar detail: more, for the operator's log alone.
+    :ivar detail: more, only for the operator's log.
     """
 
     def __init__(self, text: str, detail: str = "") -> None:
@@ -23,8 +23,8 @@ class WrongWishError(PartitionError):
 
 
 class PartitionInUseError(PartitionError):
-    """Something else has what it needs: 409."""
+    """Another network or port uses a part of the request: 409."""
 
 
 class FabricUnavailableError(PartitionError):
-    """Nobody is there who could do it: 503."""
+    """No live agent can do it: 503."""

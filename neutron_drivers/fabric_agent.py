@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """``nova-hpc-fabric-agent``: the process beside the subnet manager.
 
-One process, no workers: what it does is done one thing after the other, and a worker that
-outlives its parent would be a second agent. The main thread waits for signals; the rounds, the
-heartbeat and the alarms have a thread each, because each of them may wait for a broker that is
-away. SIGTERM ends it within seconds, SIGHUP has it read its options again.
+It is one process without workers, because its work is sequential, and a worker that outlives its
+parent would be a second agent. The main thread waits for signals. The rounds, the heartbeat and
+the alarms have a thread each, because each of them may wait for an unreachable broker. SIGTERM ends
+the process within seconds; SIGHUP makes it read its options again.
 
-Exit status: 0 after SIGTERM; 78 (EX_CONFIG) where its options cannot be used or the fabric is
-open; 1 otherwise.
+Exit status: 0 after SIGTERM; 78 (EX_CONFIG) if its options cannot be used or the fabric is open;
+1 otherwise.
 """
 
 # Before all of oslo's: it chooses threads instead of eventlet.
@@ -50,17 +50,17 @@ from nova_hpc.wire import partitions as partition_wire
 
 LOG: Final = log.getLogger(__name__)
 
-#: Seconds for an answer of Neutron's server.
+#: Seconds within which Neutron's server has to answer.
 _CALL_TIMEOUT: Final = 10.0
-#: And those after which the broker is taken to be away.
+#: Further seconds after which the broker counts as unreachable.
 _CALL_MARGIN: Final = 2.0
-#: How often a message is given to a broker that does not take it.
+#: Number of tries to give a message to the broker.
 _CALL_TRIES: Final = 1
 #: Seconds for which the rounds may go on after SIGTERM.
 _PATIENCE: Final = 3.0
-#: Signs that the faults of a heartbeat may have: Neutron keeps 4,095 for the whole.
+#: The most characters of a heartbeat's faults: Neutron's column has 4,095 for the whole.
 _MOST_FAULT_TEXT: Final = 1300
-#: P_Keys that it may have. The agent itself refuses the others, when a port is bound.
+#: The most P_Keys of a heartbeat. The agent itself refuses the others, when a port is bound.
 _MOST_FOREIGN: Final = 200
 #: GUIDs of managers, and of full ports, that it may have. The agent itself refuses the others.
 _MOST_MANAGERS: Final = 16
@@ -75,14 +75,14 @@ ALARM_TEXT: Final = "Partition alarm on fabric"
 
 
 class RemoteServer:
-    """Neutron's server, asked by RPC; see
+    """Neutron's server, called by RPC; see
     :class:`~nova_hpc.fabric.partitions.agent_round.PartitionServer`.
     """
 
     def __init__(self, fabric: str, agent: str) -> None:
         """Open nothing yet.
 
-        :param agent: how this agent is called, for logs of the server.
+        :param agent: name of this agent in logs of the server.
         """
         self._names = {"fabric": fabric, "agent": agent}
         target = oslo_messaging.Target(
@@ -101,7 +101,7 @@ class RemoteServer:
     ) -> None:
         """Report the states of rows.
 
-        A server of the release before does not know lost rows: they are failed ones for it.
+        A server of the release before has no lost rows: it gets them as failed ones.
         """
         words: dict[str, Any] = {
             "ticket": ticket,
@@ -129,9 +129,9 @@ class RemoteServer:
         version: str | None = None,
         **words: Any,
     ) -> Any:
-        """Ask in a thread of its own: oslo.messaging waits for a broker without an end.
+        """Call in a thread of its own: oslo.messaging waits for a broker without a limit.
 
-        :raises TimeoutError: no answer in time, or none yet to the question before.
+        :raises TimeoutError: no answer in time, or the call before still waits.
         """
         if self._pending is not None and not self._pending.done():
             raise TimeoutError("the message broker has not taken the question before this one")
@@ -156,7 +156,7 @@ def _is_unsupported(error: Exception) -> bool:
 
 
 class WakeEndpoint:
-    """What Neutron's server tells all agents."""
+    """Methods that Neutron's server calls on all agents."""
 
     target = oslo_messaging.Target(version=rpc_names.AGENT_VERSION)
 
@@ -173,7 +173,7 @@ class WakeEndpoint:
 def describe_configurations(
     options: Any, manager: SubnetManager | None, status: AgentStatus
 ) -> dict[str, Any]:
-    """What the heartbeat says of this agent, as ``openstack network agent show`` prints it.
+    """The configurations of this agent in its heartbeat, see ``openstack network agent show``.
 
     Faults that would not fit into Neutron's column are counted.
     """
@@ -206,7 +206,7 @@ def describe_configurations(
 
 
 class AlarmSender:
-    """Tells the log at once, and who listens to notifications as soon as the broker takes them."""
+    """Writes alarms to the log at once, and to the notifications when the broker takes them."""
 
     def __init__(self, fabric: str, host: str) -> None:
         self._fabric = fabric
@@ -215,7 +215,7 @@ class AlarmSender:
         self._thread: threading.Thread | None = None
 
     def tell(self, new: Sequence[str], gone: Sequence[str]) -> None:
-        """Tell sentences that are new, and those that hold no longer. Never waits."""
+        """Send the sentences that are new, and those that no longer hold. Never waits."""
         for fault in new:
             LOG.error("%s %s: %s", ALARM_TEXT, self._fabric, fault)
         for fault in gone:
@@ -256,7 +256,7 @@ def build_alarm(fabric: str, host: str, sentences: Sequence[str]) -> Mapping[str
 
 
 class Heartbeat:
-    """Says every ``[AGENT]report_interval`` seconds that the agent lives, and what is wrong."""
+    """Sends a sign of life and the faults every ``[AGENT]report_interval`` seconds."""
 
     def __init__(self, host: str) -> None:
         self._host = host
@@ -265,7 +265,7 @@ class Heartbeat:
         self.configurations: Mapping[str, Any] = {}
 
     def send(self) -> None:
-        """Send one; a broker or server that is away costs this one alone."""
+        """Send one heartbeat; if the broker or server cannot be reached, only this one is lost."""
         state = {
             "agent_type": rpc_names.AGENT_TYPE,
             "binary": rpc_names.AGENT_BINARY,
@@ -284,7 +284,7 @@ class Heartbeat:
 
 @attrs.define
 class AgentProcess:
-    """What lives as long as the process; the rounds begin anew with each SIGHUP."""
+    """The state of the process; each SIGHUP starts new rounds."""
 
     host: str
     stopped: threading.Event = attrs.field(factory=threading.Event)
@@ -305,6 +305,11 @@ class AgentProcess:
             self.ended.set()
 
     def _run_rounds(self) -> int:
+        """Start the rounds again after each SIGHUP; returns the exit status.
+
+        Only the first start is audited, and may refuse to work. Later the agent waits for another
+        signal if the subnet manager cannot be used.
+        """
         first = True
         heartbeat = Heartbeat(self.host)
         looping = loopingcall.FixedIntervalLoopingCall(lambda: self._beat(heartbeat))
@@ -361,7 +366,7 @@ class AgentProcess:
         )
 
     def _listen(self, fabric: str) -> None:
-        """Hear Neutron's server; waits for a broker that is away."""
+        """Listen to Neutron's server; waits for a broker that cannot be reached."""
         target = oslo_messaging.Target(topic=rpc_names.AGENT_TOPIC, server=self.host)
         while not self.stopped.is_set():
             try:
@@ -383,7 +388,7 @@ class AgentProcess:
 
     @staticmethod
     def _beat_last(heartbeat: Heartbeat, status: AgentStatus) -> None:
-        """Say why the agent ends; a broker that is away does not hold it up for long."""
+        """Report why the agent ends; waits only a short time for an unreachable broker."""
         options = cfg.CONF.hpc_fabric_agent
         heartbeat.configurations = describe_configurations(options, None, status)
         start_thread("last heartbeat", heartbeat.send).join(_PATIENCE)
@@ -394,10 +399,9 @@ class AgentProcess:
             self.wake.clear()
 
     def stop(self) -> None:
-        """End the rounds; one that waits for somebody else is left alone.
+        """End the rounds; a round that waits for another process is abandoned.
 
-        The reader of the fabric leaves by the end of its input, which is the end of the process
-        at the latest.
+        The reader of the fabric ends when its input ends, at the latest with this process.
         """
         self.stopped.set()
         self.wake.set()
@@ -406,7 +410,7 @@ class AgentProcess:
             self.status = 0
 
     def reload(self) -> None:
-        """Read the options again, and begin the rounds anew."""
+        """Read the options again, and start new rounds."""
         cfg.CONF.reload_config_files()
         self.reloading.set()
         self.wake.set()
@@ -441,7 +445,7 @@ def main(words: Sequence[str] | None = None) -> int:
     """
     read_agent_options(sys.argv[1:] if words is None else words)
     process = AgentProcess(cfg.CONF.host)
-    #: A handler may put into it whatever the main thread is at.
+    #: A signal handler may put an item into it at any point of the main thread.
     signals: queue.SimpleQueue[int] = queue.SimpleQueue()
     for handled in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(handled, lambda number, _: signals.put(number))
@@ -463,7 +467,7 @@ def main(words: Sequence[str] | None = None) -> int:
 def run_agent() -> NoReturn:
     """Entry point of the console script.
 
-    Threads that wait for a broker are no reason to stay: the process ends at once.
+    Threads that wait for a broker do not keep the process alive: it ends at once.
     """
     status = main()
     python_logging.shutdown()

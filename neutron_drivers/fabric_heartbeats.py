@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the fabric agents say of themselves in Neutron's table of agents."""
+"""The heartbeats of the fabric agents in Neutron's table of agents."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class FabricHeartbeat:
     """The last heartbeat of one agent.
 
     :ivar alive: it came within ``[DEFAULT]agent_down_time``.
-    :ivar foreign_pkeys: of the administrator's own partitions; None: it said none that can be
-        read.
-    :ivar manager_guids: of the subnet managers that it knows, those that stand by, too.
+    :ivar foreign_pkeys: of the administrator's own partitions; None if the heartbeat has none, or
+        they cannot be read.
+    :ivar manager_guids: of the subnet managers that the agent has found, also in standby.
     :ivar full_guids: of ports with as many keys of own partitions as a port keeps.
     """
 
@@ -66,14 +66,14 @@ def parse_heartbeat(agent: Mapping[str, Any]) -> FabricHeartbeat:
 
 
 def has_live_agent(heartbeats: Iterable[FabricHeartbeat], fabric: str) -> bool:
-    """Whether somebody is there who makes partitions of that fabric."""
+    """Whether a live agent makes partitions of that fabric."""
     return any(one.alive and one.fabric == fabric for one in heartbeats)
 
 
 def foreign_pkeys_of(heartbeats: Iterable[FabricHeartbeat], fabric: str) -> frozenset[int]:
-    """The keys of the administrator's own partitions: of all agents, dead ones, too.
+    """The keys of the administrator's own partitions: of all agents, including dead ones.
 
-    :raises FabricUnavailableError: those that a live agent says cannot be read.
+    :raises FabricUnavailableError: the keys in a live agent's heartbeat cannot be read.
     """
     of_fabric = [one for one in heartbeats if one.fabric == fabric]
     unread = [one.host for one in of_fabric if one.alive and one.foreign_pkeys is None]
@@ -91,7 +91,7 @@ def manager_guids_of(heartbeats: Iterable[FabricHeartbeat], fabric: str) -> froz
 
 
 def full_guids_of(heartbeats: Iterable[FabricHeartbeat], fabric: str) -> frozenset[int]:
-    """The GUIDs of ports that keep no more keys: of live agents."""
+    """The GUIDs of ports that can keep no further key, from the heartbeats of live agents."""
     return frozenset().union(
         *(beat.full_guids for beat in heartbeats if beat.fabric == fabric and beat.alive)
     )

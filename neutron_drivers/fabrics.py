@@ -31,12 +31,12 @@ def _freeze_mapping(values: Mapping[Any, Any]) -> Mapping[Any, Any]:
 
 @attrs.frozen
 class FabricSettings:
-    """What the operator decided.
+    """The operator's decisions.
 
     :ivar fabrics: physical network -> fabric.
-    :ivar capabilities: what the subnet manager can keep apart.
-    :ivar limited_pkeys: in their networks ports of other projects than the network's own are
-        limited members.
+    :ivar capabilities: the separations that the subnet manager supports.
+    :ivar limited_pkeys: in networks with these keys, ports of other projects than the network's
+        own are limited members.
     """
 
     fabrics: Mapping[str, str] = attrs.field(converter=_freeze_mapping)

@@ -4,11 +4,12 @@
 A bound port holds its GUID until it is unbound. A port that is deleted before that becomes a
 *former holder*, because a guest may refuse to give its function back. It keeps the ports of other
 servers off the GUID until Nova gives the function again, or the server has left the host. Ports
-of its network may have the GUID if port and network are of one project: the server was no guest.
+of its own network may have the GUID if port and network belong to one project. In that case the
+server was not a guest in a foreign network.
 
 The GUID's own row is the lock: a transaction that changes its holders or its members locks it
-first, and reads both after that. A snapshot of the transaction's beginning would not see what
-others have committed since.
+first, and reads both after that. A snapshot from the start of the transaction would not contain
+the rows that other transactions have committed since.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class GuidOwner:
 
 
 def find_guid_owner(session: Any, wanted: WantedMember) -> GuidOwner | None:
-    """The owner that keeps a port from its GUID now; None: the port can have it."""
+    """The owner that keeps a port from its GUID now; None if the port can have it."""
     fabric = wanted.key.fabric
     owner = session.get(PartitionGuidRow, (fabric, format_guid(wanted.guid)))
     if owner is None:
@@ -76,11 +77,12 @@ def lock_holder(session: Any, port_id: str) -> PartitionHolderRow | None:
 def hold_guid(session: Any, port_id: str, wanted: WantedMember, most_pkeys: int) -> WantedMember:
     """Give a bound port its GUID, inside the port's own transaction.
 
-    :param most_pkeys: that one physical port keeps.
+    :param most_pkeys: number of P_Keys that one physical port keeps.
     :returns: *wanted*; for a port that has that place already, with the membership it has.
-    :raises PartitionInUseError: another network or server has the GUID, the port of the adapter
-        would be full and limited, or it has as many keys as it keeps.
+    :raises PartitionInUseError: another network or server has the GUID, or the adapter's port would
+        be full and limited, or keeps no further key.
     """
+    # Nova gives the function to this port, so no former server can have it any more.
     if wanted.pci_slot:
         _release_function(session, wanted.host, wanted.pci_slot)
     is_shared = _claim_guid(session, wanted)
@@ -140,10 +142,10 @@ def release_guid(session: Any, port_id: str) -> None:
 
 
 def leave_guid(session: Any, port_id: str) -> None:
-    """Take its GUID from a port that is deleted; its server may still have the function.
+    """Take the GUID from a port that is deleted; its server may still have the function.
 
-    The server is read here, under the lock of the GUID: a bind may have come since Neutron began
-    to delete the port. Anything but an ID is no server of Nova, so nothing stays.
+    The server is read here, under the lock of the GUID: a bind may have come since Neutron started
+    to delete the port. A value that is not an ID does not name a server, so no row stays.
     """
     row = lock_holder(session, port_id)
     if row is None:
@@ -162,7 +164,7 @@ def leave_guid(session: Any, port_id: str) -> None:
 
 
 def find_next_former(session: Any, after: str) -> FormerHolder | None:
-    """The deleted port with the next ID; None: there is none behind it."""
+    """The deleted port with the next ID; None if there is none behind it."""
     formers = PartitionFormerHolderRow
     row = (
         session.query(formers)
@@ -234,7 +236,7 @@ def check_like_members(session: Any, port_id: str, wanted: WantedMember) -> None
 def check_room(session: Any, port_id: str, wanted: WantedMember, most_pkeys: int) -> None:
     """Refuse a function whose physical port has functions in as many networks as it keeps keys.
 
-    :raises PartitionInUseError: it has.
+    :raises PartitionInUseError: the physical port is full.
     """
     if wanted.physical_guid == wanted.guid:
         return  # All its functions are in one network.
@@ -250,7 +252,7 @@ def check_room(session: Any, port_id: str, wanted: WantedMember, most_pkeys: int
 
 
 def conflict_of_guid(fabric: str, guid: int, network_id: str) -> PartitionInUseError:
-    """The error for a GUID that another network has; the network is named for the log alone."""
+    """The error for a GUID of another network; only the log names the network."""
     return PartitionInUseError(
         "the InfiniBand port of its device is a member of another network's partition, or was and "
         "is not rid of it yet: two networks never share a port",
@@ -259,9 +261,9 @@ def conflict_of_guid(fabric: str, guid: int, network_id: str) -> PartitionInUseE
 
 
 def lock_row(session: Any, kind: Any, identity: tuple[Any, ...]) -> Any:
-    """A row, locked and as it is now; None: there is none.
+    """A row, locked and in its present state; None if it does not exist.
 
-    The first look takes no lock, for a lock on a row that is not there keeps others from
+    The first look takes no lock, because a lock on a missing row keeps other transactions from
     adding theirs.
     """
     if session.get(kind, identity) is None:
@@ -292,7 +294,10 @@ def _drop_holder(session: Any, row: PartitionHolderRow) -> None:
 
 
 def _claim_guid(session: Any, wanted: WantedMember) -> bool:
-    """Lock a GUID for its network; whether others may have it, too."""
+    """Lock a GUID for its network; returns whether ports of the network had the GUID before.
+
+    :raises PartitionInUseError: another network has holders or members of it.
+    """
     identity = wanted.key.fabric, format_guid(wanted.guid)
     owner = lock_row(session, PartitionGuidRow, identity)
     if owner is None:

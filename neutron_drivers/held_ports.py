@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How bound ports have to be members now. Pure: what Neutron has of them in, memberships out.
+"""The present memberships of bound ports. Pure: Neutron's data in, memberships out.
 
-Port, network, tags and options may have changed since the bind. A port may be deleted, and its
-server still run.
+Port, network, tags and options may have changed since the bind. A port may be deleted while its
+server still runs.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from nova_hpc.fabric.partitions.keys import Membership, format_guid
 class HeldPort:
     """A bound port that has a GUID.
 
-    :ivar held: how it was bound, with the membership that it has whenever it is a member.
-    :ivar member: how it is a member now; None: it is none.
+    :ivar held: its binding, with the membership that it has whenever it is a member.
+    :ivar member: its present membership; None if it is not a member.
     :ivar is_on: port and network are on, and the port is bound.
     :ivar is_active: its status is ACTIVE.
     """
@@ -57,8 +57,8 @@ class HeldPort:
 class SettledGuid:
     """The ports of one GUID.
 
-    :ivar memberships: port -> how it is a member whenever it is one.
-    :ivar complaint: why a tag or an option does not hold yet; "": all do.
+    :ivar memberships: port -> its membership whenever it is a member.
+    :ivar complaint: why a tag or an option does not hold yet; "" if all hold.
     """
 
     memberships: Mapping[str, Membership]
@@ -66,9 +66,9 @@ class SettledGuid:
 
 
 def settle_guid(ports: Sequence[HeldPort], settings: FabricSettings) -> SettledGuid:
-    """Choose the memberships of all ports of one GUID: one table entry says one.
+    """Choose one membership for all ports of a GUID: the table entry has only one.
 
-    While tags or options would make some full and some limited, all of them stay as they are.
+    If tags or options would make some ports full and some limited, all of them stay as they are.
     """
     held = {port.port_id: port.held.membership for port in ports}
     try:
@@ -101,8 +101,8 @@ def _wish_of(port: HeldPort, settings: FabricSettings) -> Membership:
 class FormerHolder:
     """A port that was deleted while it was bound.
 
-    :ivar own_network: its network, if that is of its own project; None: of another project, or
-        unknown. Only the own network's partition is not foreign to the server.
+    :ivar own_network: its network, if network and port belong to one project; None for another
+        project's, or if unknown. Only the own network's partition is not foreign to the server.
     """
 
     port_id: str
@@ -112,7 +112,7 @@ class FormerHolder:
     own_network: str | None = None
 
     def is_in_the_way(self, wanted: WantedMember) -> bool:
-        """Whether a port has to wait for this one's server, which may still have the function.
+        """Whether a port has to wait for this port's server, which may still have the function.
 
         Nova gives a function to one server at a time, and a server may have several functions.
         """
@@ -127,7 +127,7 @@ def conflict_of_formers(
 ) -> PartitionInUseError:
     """The error for a GUID that servers of deleted ports may still reach.
 
-    Nova may show the text to users of other projects: ports and servers are for the log alone.
+    Nova may show the text to users of other projects, so only the log names ports and servers.
     """
     named = ", ".join(
         f"port {one.port_id} of server {one.server_id}"

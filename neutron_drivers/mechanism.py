@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Neutron's mechanism driver ``hpc_partitions``: a network is an InfiniBand partition.
 
-This is the shell: what Neutron calls, in its transactions and outside. Rules are in
-``network_rules`` and ``port_rules``, rows in ``member_store``.
+This module is the shell: the methods that Neutron calls, in its transactions and outside. Rules
+are in ``network_rules`` and ``port_rules``, rows in ``member_store``.
 
-A port's way: its host is set (a *block* keeps it from ACTIVE); ``bind_port`` names the GUID; the
-transaction that commits the binding gives the port that GUID until it is unbound, and adds a row;
-an agent makes it true and reports; the block goes and the port is ACTIVE, for which the request
-has waited.
+The phases of a port:
+
+1. its host is set, and a *block* keeps it from ACTIVE;
+2. ``bind_port`` names the GUID;
+3. the transaction that commits the binding gives the port that GUID until it is unbound, and adds
+   a row;
+4. an agent puts the membership in force and reports it;
+5. the block goes, the port is ACTIVE, and the request that has waited for it gets its answer.
 """
 
 from __future__ import annotations
@@ -62,7 +66,7 @@ from nova_hpc.fabric.partitions.keys import format_guid
 
 LOG = log.getLogger(__name__)
 
-#: Seconds between two looks at a port for which a request waits: at first, and at most.
+#: Seconds between two looks at a port while its request waits: at first, and at most.
 _FIRST_PAUSE: Final = 0.02
 _LONGEST_PAUSE: Final = 0.25
 
@@ -94,7 +98,7 @@ _ANSWERS: Final[dict[type[PartitionError], Any]] = {
 
 @contextmanager
 def _answers_of_api(what: str) -> Iterator[None]:
-    """Refusals as Neutron's API has them; what is for the operator goes to the log."""
+    """Turn refusals into errors of Neutron's API; details for the operator go to the log."""
     try:
         yield
     except PartitionError as error:
@@ -112,7 +116,7 @@ def _read_heartbeats(context: Any) -> tuple[fabric_heartbeats.FabricHeartbeat, .
 
 
 def _read_status(port_id: str) -> str | None:
-    # A session of its own: in that of the request, the status would be as old as it.
+    # A session of its own: the request's session would return the status at its start.
     admin = neutron_context.get_admin_context()
     with db_api.CONTEXT_READER.using(admin):
         port = member_store.find_port(admin.session, port_id)
@@ -138,7 +142,7 @@ class PartitionMechanismDriver(api.MechanismDriver):
         registry.subscribe(self._refuse_chosen_mac, resources.PORT, events.BEFORE_CREATE)
 
     def start_rpc_listeners(self) -> list[Any]:
-        """Serve the agents; called in each process of ``neutron-rpc-server`` alone."""
+        """Serve the agents; called only in the processes of ``neutron-rpc-server``."""
         connection = neutron_rpc.Connection()
         connection.create_consumer(
             SERVER_TOPIC, [FabricAgentEndpoint(self._read_settings)], fanout=False
@@ -163,9 +167,9 @@ class PartitionMechanismDriver(api.MechanismDriver):
                 self._claim_key(context, key)
 
     def update_network_precommit(self, context: Any) -> None:
-        """Refuse another key while there are members; give the network its new one.
+        """Refuse another key while the network has members; give the network its new key.
 
-        The ports of a network that is switched off are no members.
+        Ports of a network that is switched off are not members.
         """
         if port_rules.has_changed(context.current, context.original, ("admin_state_up",)):
             member_sync.settle_network(
@@ -221,7 +225,7 @@ class PartitionMechanismDriver(api.MechanismDriver):
         """Nothing: a new port is bound after this."""
 
     def update_port_precommit(self, context: Any) -> None:
-        """Keep the port's row and status as its binding says."""
+        """Keep the port's row and status consistent with its binding."""
         self._refuse_chosen_server(context)
         self._keep_membership(context)
 
@@ -310,6 +314,11 @@ class PartitionMechanismDriver(api.MechanismDriver):
         )
 
     def _keep_membership(self, context: Any) -> None:
+        """Bring the port's hold of a GUID and its membership in line with a change of the port.
+
+        Phases: refuse a bind that cannot work, lock the GUID, hold it, change the membership. The
+        GUID is released last, and only if the port is no longer bound and has left the host.
+        """
         port, original = context.current, context.original
         if not port_rules.has_changed(port, original, port_rules.DECIDING):
             return
@@ -333,8 +342,8 @@ class PartitionMechanismDriver(api.MechanismDriver):
                 held if is_on else None,
                 has_host=key is not None and bool(context.host),
             )
-            # A port that is on the host and not bound, of another type or after a bind that
-            # failed: its server may run with the device.
+            # The port is on the host and not bound: it has another type, or a bind failed. Its
+            # server may run with the device.
             if held is None and before is not None and before.host != context.host:
                 guid_holders.release_guid(session, port["id"])
         if changed:
@@ -355,9 +364,11 @@ class PartitionMechanismDriver(api.MechanismDriver):
         )
 
     def _check_binding(self, context: Any, key: FabricKey) -> None:
-        """Refuse early, with a reason and nothing changed, what ``bind_port`` could not do.
+        """Refuse a binding early that ``bind_port`` could not make, with a reason.
 
-        :raises PartitionError: it could not.
+        Nothing is changed.
+
+        :raises PartitionError: ``bind_port`` could not make the binding.
         """
         place = self._choose_place(context, key)
         session, port_id = context.plugin_context.session, context.current["id"]
@@ -369,7 +380,7 @@ class PartitionMechanismDriver(api.MechanismDriver):
         guid_holders.check_room(session, port_id, place, most)
 
     def _choose_guid(self, context: Any, key: FabricKey) -> int:
-        """The GUID for a binding, and what stands in its way is away.
+        """Choose the GUID for a binding, and wait for an owner that is about to leave it.
 
         :raises PartitionError: it cannot be bound.
         """
@@ -399,9 +410,9 @@ class PartitionMechanismDriver(api.MechanismDriver):
 
     @contextmanager
     def _take_place(self, context: Any) -> Iterator[bool]:
-        """One of the places for requests that wait for the fabric; False: do not wait.
+        """One of the places for requests that wait for the fabric; False if it must not wait.
 
-        Nova's requests wait alone: other threads of the API are for everybody else.
+        Only Nova's requests wait: the other threads of the API are for all other users.
         """
         if not _is_asked_by_service(context.plugin_context):
             yield False
@@ -428,14 +439,15 @@ class PartitionMechanismDriver(api.MechanismDriver):
                 continue
             if status != constants.PORT_STATUS_DOWN:
                 if status is not None:
-                    # The answer says so, too.
+                    # The answer to the request contains the new status, too.
                     port["status"] = status
                 return
 
     def _refuse_chosen_server(self, context: Any) -> None:
-        """Refuse another server that a project writes into a port on a host.
+        """Refuse another server in a port on a host if a project writes it.
 
-        Nova is asked for the server of a port that was deleted while it was bound.
+        The driver queries Nova about the server of a port that was deleted while it was bound, so
+        a project must not choose that server.
         """
         port, original = context.current, context.original
         if (
@@ -453,9 +465,9 @@ class PartitionMechanismDriver(api.MechanismDriver):
     def _refuse_chosen_mac(
         self, _resource: str, _event: str, _trigger: object, payload: Any = None
     ) -> None:
-        """Refuse a MAC that a project chose, where ``ebrctl`` makes a GUID of it.
+        """Refuse a MAC that a project chose, if ``ebrctl`` makes a GUID of it.
 
-        A MAC is unique in its network alone, so a project could choose another's GUID.
+        A MAC is unique only in its network, so a project could choose the GUID of another one.
         """
         if self._settings.direct_vif_type != port_rules.IB_HOSTDEV:
             return
@@ -467,7 +479,7 @@ class PartitionMechanismDriver(api.MechanismDriver):
         try:
             directory.get_plugin().get_network(asker, port["network_id"])
         except neutron_exceptions.NetworkNotFound:
-            return  # Neutron's own answer says nothing of networks that the asker cannot see.
+            return  # Neutron's own answer reveals no networks that the requester cannot see.
         with db_api.CONTEXT_READER.using(asker):
             physical = member_store.physical_networks_of(asker.session, port["network_id"])
         if physical & self._settings.fabrics.keys():

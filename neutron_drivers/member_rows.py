@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the driver keeps in Neutron's database.
+"""The driver's tables in Neutron's database.
 
-No table has a foreign key to Neutron's own: rows outlive their port and network, until
-the subnet manager's tables are read back without the key. Times are UTC.
+No table has a foreign key to Neutron's own. Rows outlive their port and network, until the subnet
+manager's tables are read back without the key. Times are UTC.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from nova_hpc.fabric.partitions.members import PartitionMember
 class PartitionMemberRow(model_base.BASEV2):
     """A port of a network as member of its partition.
 
-    A row is never made wanted again: each new membership has a row of its own, so that a
-    report on a former one cannot be taken for a report on this one.
+    A row is never made wanted again. Each new membership has a row of its own, so a late report on
+    a former row does not count for the new one.
     """
 
     __tablename__ = "hpc_partition_members"
@@ -29,7 +29,7 @@ class PartitionMemberRow(model_base.BASEV2):
     fabric = sa.Column(sa.String(LONGEST_FABRIC), nullable=False)
     port_id = sa.Column(sa.String(36), nullable=False, index=True)
     network_id = sa.Column(sa.String(36), nullable=False, index=True)
-    #: Where the port is bound, for people.
+    #: Host of the port's binding, for people.
     host = sa.Column(sa.String(255), nullable=False)
     pci_slot = sa.Column(sa.String(32), nullable=False)
     #: E.g. 0x0002c90000200001.
@@ -57,7 +57,7 @@ class PartitionHolderRow(model_base.BASEV2):
     port_id = sa.Column(sa.String(36), primary_key=True)
     fabric = sa.Column(sa.String(LONGEST_FABRIC), nullable=False)
     guid = sa.Column(sa.String(18), nullable=False)
-    #: Of the physical port, where functions have GUIDs of their own; else the same.
+    #: Of the physical port, if functions have GUIDs of their own; otherwise the same GUID.
     physical_guid = sa.Column(sa.String(18), nullable=False)
     pkey = sa.Column(sa.Integer, nullable=False)
     network_id = sa.Column(sa.String(36), nullable=False, index=True)
@@ -75,8 +75,8 @@ class PartitionHolderRow(model_base.BASEV2):
 class PartitionFormerHolderRow(model_base.BASEV2):
     """A port that was deleted while it was bound, and the function that its server may still have.
 
-    The row makes no port a member. It keeps the ports of other servers off the GUID, but for
-    those of ``own_network``.
+    The row makes no port a member. It keeps the ports of other servers off the GUID, except ports
+    of ``own_network``.
     """
 
     __tablename__ = "hpc_partition_former_holders"
@@ -106,8 +106,8 @@ class PartitionGuidRow(model_base.BASEV2):
     guid = sa.Column(sa.String(18), primary_key=True)
     pkey = sa.Column(sa.Integer, nullable=False)
     network_id = sa.Column(sa.String(36), nullable=False)
-    #: Counts holds. A cluster of databases that takes writes everywhere knows no locks of
-    #: its other nodes; a new hold has to write the row that goes with the last one.
+    #: Counts holds. A new hold has to write the row that goes with the last one, because nodes of
+    #: a database cluster do not see one another's locks if all of them take writes.
     claims = sa.Column(sa.Integer, nullable=False)
 
 
@@ -132,10 +132,10 @@ class PartitionTicketRow(model_base.BASEV2):
 
 
 def member_of_row(row: Any, port_status: str | None) -> PartitionMember:
-    """A row as the agent gets it.
+    """The agent's form of a row.
 
     :param row: a :class:`PartitionMemberRow`.
-    :param port_status: of its port; None: the port is gone.
+    :param port_status: of its port; None if the port is gone.
     """
     return PartitionMember(
         row=row.id,

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads and writes the driver's rows, so that several API and RPC processes can do it at once.
 
-What must not happen twice is a primary key: the one who comes second gets an error of the
-database, Neutron begins its request anew, and the second try sees what the first one met.
-Who has a GUID, and how it is locked, is in ``guid_holders``.
+A primary key protects each thing that must not happen twice. The second transaction gets an error
+of the database, and Neutron starts its request again. That try sees the rows of the first one.
+The holders of GUIDs and their locks are in ``guid_holders``.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ from nova_hpc.fabric.partitions.members import DesiredPartitions, PartitionPolic
 
 @attrs.frozen
 class MembershipChange:
-    """What became of a port's rows.
+    """The changes of a port's rows.
 
-    :ivar added: the new row, if there is one.
+    :ivar added: the new row; None if no row was added.
     :ivar withdrawn: rows that are not wanted any more.
     """
 
@@ -66,9 +66,9 @@ def claim_key(
 ) -> None:
     """Give a network its key, inside the transaction that makes the network.
 
-    :param physical_networks: those of the key's fabric.
-    :raises PartitionInUseError: another network has it, or had it and is not rid of its
-        members yet.
+    :param physical_networks: the physical networks of the key's fabric.
+    :raises PartitionInUseError: another network has it, or had it and still has members in the
+        fabric.
     """
     owner = lock_row(session, PartitionKeyRow, (key.fabric, key.pkey))
     if owner is not None and owner.network_id != network_id:
@@ -86,7 +86,7 @@ def claim_key(
             )
         owner.network_id = network_id
     segments = segment_model.NetworkSegment
-    # Networks that are older than the driver have no row of ours.
+    # Networks that are older than the driver have no row in its tables.
     older = (
         session.query(segments.network_id)
         .filter(segments.physical_network.in_(sorted(physical_networks)))
@@ -135,7 +135,7 @@ def set_membership(session: Any, port_id: str, wanted: WantedMember | None) -> M
     :func:`~neutron_drivers.guid_holders.lock_holder`.
     """
     query = session.query(PartitionMemberRow).filter_by(port_id=port_id, wanted=True)
-    # Those that were added since this transaction began, too.
+    # Include rows that were added since this transaction began.
     rows = query.with_for_update().populate_existing().all()
     if wanted is not None and [_wish_of_row(row) for row in rows] == [_wish_of(wanted)]:
         return MembershipChange()
@@ -145,8 +145,8 @@ def set_membership(session: Any, port_id: str, wanted: WantedMember | None) -> M
     withdrawn = tuple(row.id for row in rows)
     if wanted is None:
         return MembershipChange(withdrawn=withdrawn)
-    # The new row stands for former ones of the same port and key, too: whoever switches a port
-    # off and on while no agent is there does not fill the table.
+    # The new row replaces former ones of the same port and key. Otherwise a project could fill the
+    # table: it would switch a port off and on again and again while no agent runs.
     session.query(PartitionMemberRow).filter_by(
         fabric=wanted.key.fabric,
         port_id=port_id,
@@ -172,7 +172,7 @@ def set_membership(session: Any, port_id: str, wanted: WantedMember | None) -> M
 
 
 def find_wanted_rows(session: Any, fabric: str, rows: Collection[int]) -> list[Any]:
-    """Those of the rows that are still wanted."""
+    """The rows among *rows* that are still wanted."""
     return list(
         session.query(PartitionMemberRow)
         .filter(PartitionMemberRow.id.in_(sorted(rows)))
@@ -183,9 +183,9 @@ def find_wanted_rows(session: Any, fabric: str, rows: Collection[int]) -> list[A
 
 @db_api.retry_db_errors
 def drop_gone_rows(context: Any, fabric: str, rows: Collection[int]) -> int:
-    """Forget members that are gone, and what nobody has after that.
+    """Forget members that are gone, and GUIDs and keys without an owner after that.
 
-    :returns: how many rows were forgotten; wanted ones never are.
+    :returns: the number of forgotten rows; wanted rows are never forgotten.
     """
     members = PartitionMemberRow
     with db_api.CONTEXT_WRITER.using(context):
@@ -224,8 +224,8 @@ def read_desired_partitions(
 ) -> DesiredPartitions:
     """All rows of a fabric, with a ticket.
 
-    The ticket's row is locked before the first row is read, so that readings come one after
-    the other, and each sees all that the one with the ticket before has seen.
+    The ticket's row is locked before the first row is read. So readings come one after the other,
+    and each sees all rows that the reading before it has seen.
     """
     tickets, members, ports = PartitionTicketRow, PartitionMemberRow, models_v2.Port
     with db_api.CONTEXT_WRITER.using(context):
@@ -268,12 +268,12 @@ def restart_wait(context: Any, row: int) -> None:
 
 
 def find_port(session: Any, port_id: str) -> Any:
-    """A port's row of Neutron; None: it is gone."""
+    """A port's row of Neutron; None if the port is gone."""
     return session.query(models_v2.Port).filter_by(id=port_id).one_or_none()
 
 
 def set_port_down(session: Any, port_id: str) -> None:
-    """Set a port DOWN inside the transaction that takes its membership; Nova hears of it."""
+    """Set a port DOWN inside the transaction that ends its membership; Nova gets an event."""
     port = find_port(session, port_id)
     if port is not None:
         port.status = constants.PORT_STATUS_DOWN
@@ -281,7 +281,7 @@ def set_port_down(session: Any, port_id: str) -> None:
 
 
 def active_host_of_port(session: Any, port_id: str) -> str:
-    """Where a port's active binding is; "": nowhere."""
+    """The host of a port's active binding; "" if it has none."""
     binding = ml2_models.PortBinding
     found = session.query(binding.host).filter_by(port_id=port_id, status=constants.ACTIVE).first()
     return found[0] if found else ""
@@ -296,9 +296,9 @@ def physical_networks_of(session: Any, network_id: str) -> set[str]:
 
 @db_api.retry_db_errors
 def withdraw_orphans(context: Any) -> int:
-    """Take membership and GUID of ports that are gone without the driver's having heard of it.
+    """Take membership and GUID from ports that are gone without a call of the driver.
 
-    :returns: how many rows.
+    :returns: the number of rows.
     """
     members, ports = PartitionMemberRow, models_v2.Port
     with db_api.CONTEXT_WRITER.using(context):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps the members of bound ports as port, network, tags and options are now.
+"""Keeps the members of bound ports consistent with port, network, tags and options.
 
-A port's own transaction does it for that port. A network that is switched off or on, a tag (of
-which Neutron tells no driver) and a changed option concern ports that are bound already; so does
-a request that came at the same moment.
+A port's own transaction does it for that port. This module does it for ports that are bound
+already, when a network is switched off or on, or a tag or an option changes. Neutron informs no
+driver about tags. It also corrects ports whose request came at the same moment.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def settle_network(context: Any, settings: FabricSettings, network_id: str) -> N
 def settle_all(context: Any, settings: FabricSettings) -> set[str]:
     """Settle all bound ports, each GUID in a transaction of its own.
 
-    :returns: the fabrics of which members have changed.
+    :returns: the fabrics whose members have changed.
     """
     take_over_bound_ports(context, settings)
     with db_api.CONTEXT_READER.using(context):
@@ -108,6 +108,7 @@ def _settle_guid(context: Any, settings: FabricSettings, fabric: str, guid: str)
 
 
 def _settle_locked(context: Any, settings: FabricSettings, fabric: str, guid: str) -> None:
+    """Change the memberships of all ports of one GUID, under the GUID's lock."""
     session, holders = context.session, PartitionHolderRow
     guid_holders.lock_row(session, PartitionGuidRow, (fabric, guid))
     ports = _find_held_ports(session, holders.fabric == fabric, holders.guid == guid, lock=True)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Looks at all members: who has waited for too long, and who is to be a member otherwise.
+"""Looks at all members: which ports wait for too long, and which memberships have to change.
 
-An agent says by itself that a port cannot be isolated. Where it is dead or cut off, this thread
-of ``neutron-rpc-server`` does, so that Nova's build ends within a bound. Tags and options that
-have changed hold from the next look on, and what a port's own request could not see is put
-right. Several servers may do it at once: what it does twice is the same.
+An agent reports by itself that a port cannot be isolated. If the agent is dead or cut off, this
+thread of ``neutron-rpc-server`` fails the port, so that Nova's build ends within a bound. Changed
+tags and options hold from the next look on, and the look corrects changes that a port's own request
+could not see. Several servers may look at the same time: a repeated action has the same result.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LOG = log.getLogger(__name__)
 
 #: Seconds between two looks.
 PERIOD: Final = 2.0
-#: Seconds that an agent has longer than ``member_timeout``: it knows the better reason.
+#: Seconds that an agent has longer than ``member_timeout``: its reason is the better one.
 GRACE: Final = 5.0
 
 

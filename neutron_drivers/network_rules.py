@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which networks are partitions, and which cannot be. Pure: segments in, a key or a reason out."""
+"""Decides which networks are partitions. Pure: segments in, a key or a reason out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from neutron_drivers.fabrics import FabricSettings
 from nova_hpc.fabric.partitions.keys import LARGEST_PKEY, LEAST_PKEY, format_pkey
 
 _VLAN: Final = "vlan"
-#: What of a network says which partition it is.
+#: The attributes of a network that determine its partition.
 PROVIDER_ATTRIBUTES: Final = (
     "provider:network_type",
     "provider:physical_network",
@@ -36,10 +36,10 @@ class FabricKey:
 def find_fabric_key(
     segments: Sequence[Mapping[str, Any]], settings: FabricSettings
 ) -> FabricKey | None:
-    """The partition that a network is; None: it is on no InfiniBand physical network.
+    """The partition that a network is; None if it is on no InfiniBand physical network.
 
     :param segments: as Neutron's drivers get them.
-    :raises WrongWishError: it is on one and cannot be a partition.
+    :raises WrongWishError: it is on an InfiniBand physical network and cannot be a partition.
     """
     ours = [one for one in segments if one["physical_network"] in settings.fabrics]
     if not ours:
@@ -51,7 +51,7 @@ def find_fabric_key(
                 "is of type vlan: its segmentation id is its P_Key"
             )
     if len(segments) > 1:
-        # A port is bound to one segment alone, and members of the other would not be reached.
+        # A port is bound to only one segment, so it could not reach members of the other.
         raise WrongWishError(
             "a network on an InfiniBand physical network has one segment: it is one partition"
         )
@@ -66,8 +66,8 @@ def check_free_key(
 ) -> None:
     """Refuse a key that no network may have.
 
-    :param foreign_pkeys: those of the administrator's own partitions at the subnet manager.
-    :raises WrongWishError: it is one of those.
+    :param foreign_pkeys: keys of the administrator's own partitions at the subnet manager.
+    :raises WrongWishError: the key is reserved, or one of the foreign ones.
     """
     if key.pkey in settings.reserved_pkeys:
         raise WrongWishError(f"P_Key {format_pkey(key.pkey)} is reserved by the operator")

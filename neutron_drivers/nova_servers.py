@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asks Nova whether servers still have devices, as the user of Neutron's section ``[nova]``."""
+"""Reads from Nova whether servers still have devices, as the user of Neutron's ``[nova]``."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from keystoneauth1 import adapter, exceptions, loading
 #: Seconds for an answer of Nova, and of Keystone before it.
 _LIMIT: Final = 3.0
 _SECTION: Final = "nova"
-#: From this one on, Nova names the services and servers of cells that do not answer.
+#: From this version on, Nova lists services and servers of cells that do not answer.
 _HEADERS: Final = {"Accept": "application/json", "OpenStack-API-Version": "compute 2.69"}
-#: ``OS-EXT-STS:vm_state`` in which a server has devices on the host that Nova names, and on no
-#: other one. A resized server has them on two until it is confirmed.
+#: Values of ``OS-EXT-STS:vm_state`` in which a server has devices only on the host that Nova
+#: names. A resized server has them on two hosts until it is confirmed.
 _SETTLED: Final = frozenset(
     {"active", "paused", "rescued", "shelved", "shelved_offloaded", "stopped", "suspended"}
 )
 
 
 def explain_presence(server: Mapping[str, Any], host: str) -> str:
-    """The reason why a server that Nova has may have devices on a host; "": it has none there.
+    """The reason why a server of Nova may have devices on a host; "" if it has none there.
 
     :param server: Nova's document, as administrators get it.
     """
@@ -40,19 +40,19 @@ class NovaServerLookup:
     """Nova's API, with the credentials of Neutron's own notifier."""
 
     def __init__(self, conf: Any) -> None:
-        """Ask nothing yet.
+        """Send no request yet.
 
         :param conf: ``oslo_config.cfg.CONF`` of Neutron's server.
         """
         self._conf = conf
 
     def explain_hold(self, server_id: str, host: str) -> str:
-        """The reason why a server may still have its devices on a host; "": it has none there.
+        """The reason why a server may still have devices on a host; "" if it has none there.
 
-        Nova writes a server off whose host is down, and moves it by evacuation, while its guest
-        may run on. So the host's service has to be up, or removed by the operator. Nova reports
-        servers of other projects as missing unless its user is an administrator; the list of
-        services is for administrators alone.
+        If a host is down, Nova may give a server up and evacuate it while its guest still runs
+        there. So the host's service has to be up, or removed by the operator. Nova reports
+        servers of other projects as missing unless its user is an administrator. Only
+        administrators can read the list of services, so a user without the rights is noticed.
 
         :param host: as Nova's service and the port's binding name it.
         """
@@ -62,7 +62,7 @@ class NovaServerLookup:
                 reason = explain_presence(document["server"], host)
             elif status != 404:
                 reason = f"Nova answers {status}"
-            # Other services and proxies know the status 404, too.
+            # Other services and proxies also answer 404.
             elif server_id not in document.get("itemNotFound", {}).get("message", ""):
                 reason = "the answer 404 is not Nova's"
             else:
@@ -72,7 +72,7 @@ class NovaServerLookup:
             # The text has the request's ID: each one would be a new complaint.
             return f"Keystone answers {error.http_status}"
         except Exception as error:
-            # Whatever the library raises: the server may be there.
+            # Catch everything: after any error of the library the server may be there.
             return f"Nova does not answer: {error}"
 
     def _explain_service(self, host: str) -> str:

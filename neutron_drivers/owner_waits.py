@@ -25,7 +25,7 @@ _PAUSE: Final = 0.25
 
 
 def find_leaving_owner(place: WantedMember) -> GuidOwner | None:
-    """The owner that keeps a port from its GUID, and may lose it soon; None: there is none."""
+    """The owner that keeps a port from its GUID, and may lose it soon; None without one."""
     admin = neutron_context.get_admin_context()
     with db_api.CONTEXT_READER.using(admin):
         owner = guid_holders.find_guid_owner(admin.session, place)
@@ -33,9 +33,10 @@ def find_leaving_owner(place: WantedMember) -> GuidOwner | None:
 
 
 def wait_for_last_owner(place: WantedMember, seconds: float, nova: NovaServerLookup) -> None:
-    """Wait until the last member is gone, and the servers of deleted ports as well.
+    """Wait until the last member is gone, and the servers of deleted ports have left.
 
-    Outside of any transaction, since Nova is asked. The commit refuses the port if one stays.
+    Called outside of any transaction, since it queries Nova. The commit refuses the port if an
+    owner stays.
     """
     deadline = time.monotonic() + seconds
     while (owner := find_leaving_owner(place)) is not None:
@@ -48,12 +49,12 @@ def wait_for_last_owner(place: WantedMember, seconds: float, nova: NovaServerLoo
 
 
 def release_next_server(nova: NovaServerLookup, after: str, said: SaidOnce) -> str:
-    """Release the GUID of the next deleted port if its server has left. No bind has to wait.
+    """Release the GUID of the next deleted port if its server has left. No bind needs to wait.
 
     The log names each deleted port that stays, so it is the operator's list of them.
 
-    :param after: the port that was asked about before; "": begin with the first one.
-    :returns: the port; "": there is none behind *after*.
+    :param after: the port of the call before; "" for the first port.
+    :returns: the port; "" if there is none behind *after*.
     """
     admin = neutron_context.get_admin_context()
     with db_api.CONTEXT_READER.using(admin):
@@ -71,7 +72,7 @@ def _release_gone_servers(formers: Iterable[FormerHolder], nova: NovaServerLooku
     for former in formers:
         reason = nova.explain_hold(former.server_id, former.host)
         if reason:
-            # One is enough to keep it: the others are asked about later.
+            # One server is enough to keep the GUID: the others are checked later.
             names = f"port {former.port_id}, server {former.server_id}, host {former.host}"
             return f"{names} {former.pci_slot}: {reason}"
         _release_former(neutron_context.get_admin_context(), former.port_id)

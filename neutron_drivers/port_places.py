@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which device of a host a port would have, and whether any port may have it."""
+"""Finds the device of a host for a port, and whether any port may have it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class InventoryGuids:
     def find_port_guid(self, host: str, address: str) -> int | None:
         """See :class:`~neutron_drivers.port_rules.PortGuids`.
 
-        :raises PartitionInUseError: there is no inventory.
+        :raises PartitionInUseError: the inventory cannot be read.
         """
         try:
             port = self._file.load().find_port(host, address)
@@ -37,7 +37,7 @@ class InventoryGuids:
 
 
 class PortPlaces:
-    """The devices of all hosts, by the operator's file and what the agents report."""
+    """The devices of all hosts, from the operator's file and the agents' heartbeats."""
 
     def __init__(self, settings: FabricSettings, inventory: Path) -> None:
         self._settings = settings
@@ -87,7 +87,7 @@ class PortPlaces:
         )
 
     def find_physical_guid(self, host: str, port: Mapping[str, Any]) -> int | None:
-        """Of the physical port whose function has a GUID of its own; None: unknown, or the same."""
+        """GUID of the physical port of a function with its own GUID; None if unknown or same."""
         slot = port_rules.read_pci_slot(port)
         if not (self._settings.capabilities.separates_functions and host and slot):
             return None

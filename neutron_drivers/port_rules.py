@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a port becomes a member. Pure: what Neutron knows of it in, a membership or a reason out."""
+"""Rules for the membership of a port. Pure: Neutron's data in, a membership or a reason out."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from nova_hpc.fabric.partitions.keys import (
 
 DIRECT: Final = "direct"
 DIRECT_PHYSICAL: Final = "direct-physical"
-#: How a whole port, and a function for which the compute does nothing, is plugged.
+#: VIF type of a whole port, and of a function that Nova's host does not prepare.
 HOSTDEV_PHYSICAL: Final = "hostdev_physical"
-#: Nova and networking-mlnx know it, neutron-lib does not: Nova calls ``ebrctl`` with the MAC.
+#: Supported by Nova and networking-mlnx, not in neutron-lib: Nova calls ``ebrctl`` with the MAC.
 IB_HOSTDEV: Final = "ib_hostdev"
 VIF_TYPES: Final = (HOSTDEV_PHYSICAL, IB_HOSTDEV)
 
-#: A tag of a port: it is a limited member. A tag of a network: ports of other projects are.
-#: Whoever may set it can only take from what is the port's without it.
+#: A tag of a port makes it a limited member; a tag of a network makes other projects' ports so.
+#: The tag can only restrict the port's membership.
 LIMITED_TAG: Final = "hpc-limited"
 
 _LOCAL_BIT: Final = 0x02 << 56
 _FIRST_BITS: Final = 0x03 << 56
 
-#: What of a port decides about its membership.
+#: The attributes of a port that decide its membership.
 DECIDING: Final = (
     "admin_state_up",
     "binding:host_id",
@@ -43,9 +43,9 @@ DECIDING: Final = (
     "binding:vif_type",
     "binding:vnic_type",
 )
-#: What a binding is asked for with.
+#: The attributes with which a binding is requested.
 ASKED_WITH: Final = ("binding:host_id", "binding:profile", "binding:vnic_type")
-#: What a binding changes that was made.
+#: The attributes that a finished binding changes.
 BOUND_WITH: Final = ("binding:vif_details", "binding:vif_type")
 
 
@@ -58,7 +58,7 @@ class PortGuids(Protocol):
 
 @attrs.frozen
 class WantedMember:
-    """What a port is to be a member of, and how."""
+    """The membership that a port is to have, and its place."""
 
     key: FabricKey
     guid: int
@@ -68,7 +68,7 @@ class WantedMember:
     host: str
     pci_slot: str
     network_id: str
-    #: Of Nova, as the port names it; "": none.
+    #: Id of Nova's server, as in the port; "" if it has none.
     server_id: str = ""
 
 
@@ -88,7 +88,7 @@ def has_changed(
 
 def _deciding_value(values: Mapping[str, Any], name: str) -> Any:
     value = values.get(name)
-    # Neutron adds to the details what says nothing of a membership, and not always.
+    # Neutron adds details that do not affect the membership, and not in every call.
     return (value or {}).get("guid") if name == "binding:vif_details" else value
 
 
@@ -100,7 +100,7 @@ def choose_vif_type(port: Mapping[str, Any], settings: FabricSettings) -> str:
 
 
 def read_pci_slot(port: Mapping[str, Any]) -> str:
-    """Where Nova says that the device is, e.g. ``0000:81:00.2``; "": it does not."""
+    """PCI address of the device in Nova's profile, e.g. ``0000:81:00.2``; "" if missing."""
     slot = (port.get("binding:profile") or {}).get("pci_slot")
     return slot if isinstance(slot, str) and len(slot) <= 32 else ""
 
@@ -110,9 +110,9 @@ def choose_guid(
 ) -> int:
     """The GUID that becomes a member for a port.
 
-    :param host: where it is to be bound.
+    :param host: the host to bind it to.
     :param drawn: 64 random bits, for a function that gets a GUID of its own.
-    :raises PartitionInUseError: it has none; the reason names the cure.
+    :raises PartitionInUseError: the port has none; the reason names the cure.
     """
     whole = port["binding:vnic_type"] == DIRECT_PHYSICAL
     if settings.capabilities.separates_functions and not whole:
@@ -147,8 +147,8 @@ def choose_membership(
 ) -> Membership:
     """Full, unless the port, its network's owner or the operator limits it.
 
-    Projects limit by the tag :data:`LIMITED_TAG`: of a port by itself, of a network for ports
-    of other projects. The operator does the latter by an option. Nobody gets more by a tag.
+    Projects limit by the tag :data:`LIMITED_TAG`: a port's tag limits the port, a network's tag
+    limits ports of other projects. The operator has an option for the latter. No tag adds rights.
 
     :raises PartitionInUseError: the subnet manager has no limited members.
     """
@@ -167,7 +167,7 @@ def choose_membership(
 def describe_binding(
     key: FabricKey, guid: str, physical_network: str, service_level: int | None
 ) -> dict[str, Any]:
-    """What ``binding:vif_details`` says, to administrators, Nova and through it the guest."""
+    """``binding:vif_details``, for administrators, Nova and through it the guest."""
     details = {
         "port_filter": False,
         "physical_network": physical_network,
@@ -199,7 +199,7 @@ def check_place(
 
 
 def no_room(guid: int, most_pkeys: int) -> PartitionInUseError:
-    """The error for a port that keeps no more keys."""
+    """The error for a port that can keep no further key."""
     return PartitionInUseError(
         f"the InfiniBand port of its device is in {most_pkeys} partitions already, which is all "
         "that the subnet manager keeps of a port: use another host or adapter",
@@ -219,9 +219,9 @@ def held_of_binding(
     settings: FabricSettings,
     physical_guid: int | None = None,
 ) -> WantedMember | None:
-    """What a port that is bound as it says has, switched on or off; None: no GUID.
+    """The membership of a bound port, whether it is switched on or off; None without a GUID.
 
-    :param physical_guid: of the physical port; None: it is the same, or unknown.
+    :param physical_guid: of the physical port; None if it is the same, or unknown.
     :raises PartitionInUseError: the subnet manager has no limited members.
     """
     text = (port.get("binding:vif_details") or {}).get("guid")

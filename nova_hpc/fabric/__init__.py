@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fabric outside the node: who is near whom, and what Nova is told of it."""
+"""The fabric outside the node: the distance between hosts, and the copy of it in Nova."""

@@ -1,18 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """A fabric map as Nova's host aggregates, and back.
 
-One aggregate a leaf says where the leaf is; hosts whose leaf is unknown are in one of the
-tightest domain that is known. Each NVLink domain and each part of one has one more. So the
-domains of the tree nest by construction: a leaf's place is said once, for all of its hosts.
+Each leaf has one aggregate, which names the domains around the leaf. Hosts whose leaf is unknown
+are in the aggregate of their tightest known domain. Each NVLink domain and each sub-domain has
+one more. So the domains of the tree nest by construction: all hosts of a leaf share one place.
 
-All keys have a prefix of our own, with a colon. It has to be so that nothing else in Nova
-decides otherwise because of them (nova/scheduler/filters, request_filter.py): the filter
-``AggregateInstanceExtraSpecsFilter`` compares flavor keys without a scope, and those of the
-scope ``aggregate_instance_extra_specs``, with which an operator may name a key of ours on
-purpose; ``AggregateMultiTenancyIsolation`` reads ``filter_tenant_id*``, isolated aggregates
-``trait:*``, the allocation ratios, weighers and limits keys without a colon;
-``AggregateImagePropertiesIsolation`` asks the image for a property of the key's name, which
-Nova's images cannot have (it logs that, as for every key). There is never an availability zone.
+All keys have the prefix ``hpc_fabric:``, with a colon, so that no other part of Nova acts on them
+(nova/scheduler/filters, request_filter.py):
+
+* ``AggregateInstanceExtraSpecsFilter`` compares flavor keys without a scope, and flavor keys in
+  the scope ``aggregate_instance_extra_specs``; an operator may use that scope on purpose;
+* ``AggregateMultiTenancyIsolation`` reads ``filter_tenant_id*``, and isolated aggregates read
+  ``trait:*``;
+* allocation ratios, weighers and limits read keys without a colon;
+* ``AggregateImagePropertiesIsolation`` compares each key with an image property of the same name.
+  Nova's images cannot have such a property, and the filter logs that, as for every key.
+
+The aggregates never have an availability zone.
 """
 
 from __future__ import annotations
@@ -25,9 +29,9 @@ import attrs
 
 from nova_hpc.fabric.model import OF_NVLINK, FabricLevel, FabricPlace, Rail, wrong_name
 
-#: Of every metadata key that is ours.
+#: The prefix of all metadata keys of nova-hpc.
 PREFIX: Final = "hpc_fabric:"
-#: The key that marks an aggregate as ours; its value is the version of all keys.
+#: The key that marks an aggregate of a fabric map; its value is the version of all keys.
 VERSION_KEY: Final = f"{PREFIX}version"
 VERSION: Final = "1"
 #: Key of the map's name: a cloud with two fabrics has two maps.
@@ -36,9 +40,9 @@ MAP_KEY: Final = f"{PREFIX}map"
 KIND_KEY: Final = f"{PREFIX}kind"
 #: Key of the names of the rails that more than half of the leaf's hosts have.
 RAILS_KEY: Final = f"{PREFIX}rails"
-#: Key of the map's secret, from which the names are made that owners of servers read
-#: (:mod:`nova_hpc.fabric.pseudonym`): 32 hexadecimal digits, the same in all aggregates of
-#: a map. Nova tells the metadata of aggregates to operators alone.
+#: Key of the map's secret, 32 hexadecimal digits, the same in all aggregates of a map. The names
+#: that owners of servers can read are derived from it (:mod:`nova_hpc.fabric.pseudonym`).
+#: Nova shows the metadata of aggregates only to operators.
 SALT_KEY: Final = f"{PREFIX}salt"
 
 
@@ -56,18 +60,18 @@ class PlaceReading:
     """The place of one host by the aggregates."""
 
     place: FabricPlace
-    #: What makes no sense in them; the domains concerned are unknown.
+    #: Sentences on values that make no sense; the domains concerned are unknown.
     problems: tuple[str, ...] = ()
-    #: Name of the map that they are of; "" where there is none, or more than one.
+    #: Name of the map of these aggregates; "" if there is none, or more than one.
     map: str = ""
-    #: The map's secret; "" where they say none.
+    #: The map's secret; "" if no aggregate has one.
     salt: str = ""
 
 
 def salt_of(metadata: Iterable[Mapping[str, str]]) -> str:
-    """The secret of a map, by the metadata of its aggregates; "" where none says it.
+    """The secret of a map, read from the metadata of its aggregates; "" if none has one.
 
-    Of several, which two first runs at once may leave for a moment, everybody takes the same.
+    Two first runs at once may leave two secrets for a moment. Then every reader takes the smallest.
     """
     salts = [mapping.get(SALT_KEY, "") for mapping in metadata]
     return min((salt for salt in salts if _SALT.fullmatch(salt)), default="")
@@ -79,14 +83,14 @@ _SALT: Final = re.compile("[0-9a-f]{32}", re.ASCII)
 def read_aggregate_place(host: str, metadata: Iterable[Mapping[str, str]]) -> PlaceReading:
     """Read the place of *host* from the metadata of all aggregates that it is in.
 
-    Metadata that make no sense, as somebody's hand may leave them, are unknown.
+    Metadata that make no sense, for example after an edit by hand, count as unknown.
     """
     problems: list[str] = []
     ours = [mapping for mapping in metadata if any(key.startswith(PREFIX) for key in mapping)]
     sound = [mapping for mapping in ours if _is_sound_metadata(mapping, problems)]
     maps = sorted({mapping[MAP_KEY] for mapping in sound})
     if len(maps) > 1:
-        # Which of them is right nobody can tell.
+        # Nothing shows which of the maps is right.
         text = " and ".join(map(repr, maps))
         return PlaceReading(
             FabricPlace(host), (*problems, f"host {host!r} is in the maps {text} at once")
@@ -114,7 +118,7 @@ def read_aggregate_place(host: str, metadata: Iterable[Mapping[str, str]]) -> Pl
 
 
 def _is_sound_metadata(metadata: Mapping[str, str], problems: list[str]) -> bool:
-    """Whether one aggregate's metadata can be believed; adds to *problems* why not."""
+    """Whether one aggregate's metadata are valid; adds the reason to *problems* if they are not."""
     if VERSION_KEY not in metadata:
         key = min(key for key in metadata if key.startswith(PREFIX))
         problems.append(
@@ -135,7 +139,7 @@ def _is_sound_metadata(metadata: Mapping[str, str], problems: list[str]) -> bool
 
 
 def _find_manual_edit(metadata: Mapping[str, str]) -> str:
-    """The sign of an edit by hand in an aggregate of ours; "" when it is sound."""
+    """The sign of an edit by hand in an aggregate of a map; "" if its metadata are sound."""
     kind = _BY_WORD.get(metadata.get(KIND_KEY, ""))
     if kind is None:
         return f"{KIND_KEY}={metadata.get(KIND_KEY)!r}"
@@ -143,7 +147,7 @@ def _find_manual_edit(metadata: Mapping[str, str]) -> str:
         if key not in metadata:
             return f"no {key}"
     for level, key in _KEYS:
-        # A leaf's aggregate says nothing of NVLink domains, and the other way round.
+        # A leaf's aggregate has no keys of NVLink domains, and the other way round.
         if key in metadata and not _belongs_in_aggregate(level, kind):
             return f"{key}, which does not belong there"
     for key in (MAP_KEY, *(key for _, key in _KEYS)):

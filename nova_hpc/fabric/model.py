@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fabric as data: where each host is, and what connects the places.
+"""The fabric as data: the place of each host, and the switches and links between places.
 
-A fabric is a tree of *domains*: the hosts of a leaf are in one block, those of a block
-below one spine, and so on. Where a host has several rails, its "leaf" is the set of leaf
-switches that it shares with its neighbours, and where several spine switches serve the same
-leaves, they are one "spine". An NVLink domain is the one exception: it lies where the
-cables of the GPUs run, and may cross a leaf. A sub-domain is a part of it.
+A fabric is a tree of *domains*: the hosts of a leaf are in one block, the hosts of a block are
+below one spine, and so on. If a host has several rails, its "leaf" is the set of leaf
+switches that it shares with its neighbours. If several spine switches serve the same leaves, they
+are one "spine". An NVLink domain is the one exception: it follows the cables of the GPUs, and may
+cross a leaf. A sub-domain is a part of it.
 
-What is not known is ``None``, and an unknown is never equal to anything, not even to
-another unknown: a host without a leaf shares no leaf with anybody.
+An unknown domain is ``None``. An unknown is never equal to anything, not even to another
+unknown: a host without a leaf shares its leaf with no other host.
 """
 
 from __future__ import annotations
@@ -59,18 +59,18 @@ class FabricLevel(enum.IntEnum):
             raise ValueError(f"{word!r} is not one of: {legal}") from None
 
 
-#: Word of a level -> what people call it, where that is something else.
+#: Word of a level -> the term in texts for people, if it differs.
 _NOUNS: Final = {"nvlink_domain": "NVLink domain", "sub_domain": "sub-domain"}
 _BY_WORD: Final = {level.word: level for level in FabricLevel}
 
-#: The levels that lie where the cables of the GPUs run, tightest first.
+#: The levels that follow the cables of the GPUs, tightest first.
 OF_NVLINK: Final = (FabricLevel.SUB_DOMAIN, FabricLevel.NVLINK_DOMAIN)
-#: The levels of the tree, tightest first: each domain lies in one of the next.
+#: The levels of the tree, tightest first: a domain of one level is part of a domain of the next.
 TREE: Final = (FabricLevel.LEAF, FabricLevel.BLOCK, FabricLevel.SPINE, FabricLevel.CORE)
 
 
 def wrong_name(name: object) -> str | None:
-    """The reason why *name* is no name of a host or domain; None: it is one."""
+    """The reason why *name* cannot name a host or domain; None if it can."""
     if not isinstance(name, str) or not name:
         return f"{name!r} is no name"
     if len(name) > LONGEST_NAME:
@@ -94,9 +94,9 @@ class Rail:
 
     #: As the host calls it, e.g. ``mlx5_0``.
     name: str = attrs.field(validator=_validate_name)
-    #: The leaf switch at the other end; None: unknown.
+    #: The leaf switch at the other end; None if unknown.
     switch: str | None = None
-    #: Width and speed as ibnetdiscover writes them, e.g. ``4xNDR``; None: unknown.
+    #: Width and speed as ibnetdiscover writes them, e.g. ``4xNDR``; None if unknown.
     rate: str | None = None
 
 
@@ -117,18 +117,18 @@ class FabricPlace:
     rails: tuple[Rail, ...] = ()
 
     def domain(self, level: FabricLevel) -> str | None:
-        """The domain of *level* that the host is in; None: unknown, or in none."""
+        """The domain of *level* that the host is in; None if unknown, or if it is in none."""
         name: str | None = getattr(self, level.word)
         return name
 
     def enclosing(self, level: FabricLevel) -> tuple[FabricLevel, str] | None:
-        """The domain within which hosts are sure to share one of *level*; None: unknown.
+        """The domain within which hosts are sure to share one of *level*; None if unknown.
 
-        That is the domain of *level*, or, where it is unknown, the next narrower one of the tree
-        that is known: hosts of one leaf are below one spine, whatever it is called.
+        That is the domain of *level* if it is known, otherwise the next narrower known domain of
+        the tree. Hosts of one leaf are below one spine, even if the spine's name is unknown.
 
-        Example: leaf l1 and core c1 are known. Of a wish for a spine the answer is l1, of one for
-        the core it is c1, and of one for an NVLink domain there is none.
+        Example: leaf l1 and core c1 are known. For a spine the method returns leaf l1, for the
+        core it returns c1, and for an NVLink domain it returns None.
         """
         levels = (
             [candidate for candidate in reversed(TREE) if candidate <= level]
@@ -150,13 +150,13 @@ class FabricPlace:
 
 @attrs.frozen
 class FabricSwitch:
-    """One switch; several of them are one domain where hosts have several rails."""
+    """One switch; several of them form one domain if hosts have several rails."""
 
     name: str
     level: FabricLevel
-    #: The domain of *level* that it serves; None: it serves no host.
+    #: The domain of *level* that it serves; None if it serves no host.
     domain: str | None = None
-    #: Its GUID, as 16 hexadecimal digits; None where the source has none.
+    #: Its GUID, as 16 hexadecimal digits; None if the source has none.
     guid: str | None = None
 
 
@@ -169,9 +169,9 @@ class FabricLink:
     upper: str
     #: How many cables are up.
     count: int = 1
-    #: How many are known and down.
+    #: Number of cables that the source lists and that are down.
     dead: int = 0
-    #: Of the slowest cable that is up, e.g. ``4xNDR``; None: unknown.
+    #: Rate of the slowest cable that is up, e.g. ``4xNDR``; None if unknown.
     rate: str | None = None
 
 
@@ -208,19 +208,19 @@ def _sorted_links(links: Iterable[FabricLink]) -> tuple[FabricLink, ...]:
 
 @attrs.frozen(cache_hash=True)
 class FabricMap:
-    """The places of all hosts. Equal maps say the same, wherever they come from.
+    """The places of all hosts. Maps with equal content are equal, whatever their source.
 
-    :raises ValueError: a host is there twice.
+    :raises ValueError: a host occurs twice.
     """
 
     #: In the order of the hosts' names.
     places: tuple[FabricPlace, ...] = attrs.field(default=(), converter=_sorted_places)
-    #: Switches and what connects them, where the source says it.
+    #: Switches and the links between them, if the source lists them.
     switches: tuple[FabricSwitch, ...] = attrs.field(default=(), converter=_sorted_switches)
     links: tuple[FabricLink, ...] = attrs.field(default=(), converter=_sorted_links)
-    #: Whose map it is: a cloud with two fabrics has two maps of different names.
+    #: Name of this map: a cloud with two fabrics has two maps of different names.
     name: str = attrs.field(default="fabric", validator=_validate_name)
-    #: Where it comes from, for people.
+    #: The map's origin, a text for people.
     source: str = attrs.field(default="", eq=False)
     _of_host: Mapping[str, FabricPlace] = attrs.field(
         init=False, eq=False, repr=False, default=attrs.Factory(_by_host, takes_self=True)
@@ -239,7 +239,7 @@ class FabricMap:
         return tuple(self._of_host)
 
     def place(self, host: str) -> FabricPlace | None:
-        """The place of *host*; None: it is not in the map."""
+        """The place of *host*; None if the map does not contain it."""
         return self._of_host.get(host)
 
     def domains(self, level: FabricLevel) -> Mapping[str, tuple[str, ...]]:
@@ -252,7 +252,7 @@ class FabricMap:
         return () if place is None else place.path
 
     def contradictions(self) -> tuple[str, ...]:
-        """The domains that do not nest, in words: no domain of the tree lies in two others."""
+        """One sentence for each domain that does not nest, but is part of two wider domains."""
         sentences = []
         for levels in (OF_NVLINK, TREE):
             for level, above in itertools.combinations(levels, 2):

@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The names by which the owner of a server knows where it is.
+"""The names of places for the owners of servers.
 
-A user may know which of his servers share a leaf, and not more: not what the leaf is called,
-not which hosts it has, not whether another project is there, too. So each name is a keyed
-hash (HMAC, RFC 2104, with SHA-256) of the project, the map, the level and the operator's
-name. The key is the map's salt, which lies in the aggregates and is told to operators alone:
-without it nobody can try names out. One project always has the same name for one leaf, two
-projects have different ones, and hashes have no order.
+A user may learn which of his servers share a leaf, and no more. The operator's name of the leaf,
+its hosts and other projects on it stay hidden. So each name is a keyed hash (HMAC, RFC 2104, with
+SHA-256) of the project, the map, the level and the operator's name. The key is the map's salt, in
+aggregates that only operators can read: a user cannot try out names without it. One project always
+has the same name for one leaf, two projects have different ones, and hashes have no order.
 
-40 bits of the hash are shown. Among 1,000 domains of a level, two have the same name with a
-probability of 5e-7; they would look like one, which nothing depends on.
+A name shows 40 bits of the hash. Among 1,000 domains of a level, two have the same name with
+a probability of 5e-7. They would look like one domain, and no decision depends on these names.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import attrs
 
 from nova_hpc.fabric.model import FabricLevel, FabricPlace
 
-#: Levels that owners are told about, the widest first.
+#: Levels with names for owners, the widest first.
 LEVELS: Final = (
     FabricLevel.CORE,
     FabricLevel.SPINE,
@@ -31,7 +30,7 @@ LEVELS: Final = (
     FabricLevel.NVLINK_DOMAIN,
     FabricLevel.SUB_DOMAIN,
 )
-#: How names begin that would not say what they are by their first letter.
+#: Word of a level -> first letter of its names, if it is not the word's own.
 _LETTERS: Final = {FabricLevel.SUB_DOMAIN.word: "d"}
 _RAIL: Final = "rail"
 #: Digits of a name: 40 bits.
@@ -61,7 +60,7 @@ class Names:
         return {rail.name: self._name(_RAIL, rail.name) for rail in place.rails}
 
     def _name(self, kind: str, name: str) -> str:
-        # Names are printable, so that nobody can move a letter from one part to the next.
+        # Names are printable, so a zero byte cannot occur in one: the parts stay apart.
         text = "\0".join((self.project, self.map, kind, name))
         digest = hmac.new(bytes.fromhex(self.salt), text.encode(), hashlib.sha256).hexdigest()
         return f"{_LETTERS.get(kind, kind[0])}-{digest[:_DIGITS]}"

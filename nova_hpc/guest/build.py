@@ -3,7 +3,8 @@
 
 ``python3 -m nova_hpc.guest.build FILE`` writes the command itself, with
 ``--cloud-config`` user data that installs it and its systemd units, and with ``--unit`` or
-``--shared-memory-unit`` a unit. ``--elements`` prints where the element for diskimage-builder is.
+``--shared-memory-unit`` a unit. ``--elements`` prints the path of the element for
+diskimage-builder.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ COMMAND: Final = "/usr/local/bin/nova-hpc-guest"
 UNITS: Final = "/etc/systemd/system"
 UNIT: Final = f"{UNITS}/nova-hpc-guest.service"
 SHARED_UNIT: Final = f"{UNITS}/nova-hpc-shared-memory.service"
-#: Of a cluster: what refreshes the host list, and how often.
+#: The units of a cluster, which refresh the host list regularly.
 CLUSTER_UNITS: Final = ("nova-hpc-cluster.service", "nova-hpc-cluster.timer")
 
 _HERE: Final = Path(__file__).parent
 _UNIT_FILE: Final = _HERE / "data/nova-hpc-guest.service"
 _SHARED_UNIT_FILE: Final = _HERE / "data/nova-hpc-shared-memory.service"
-#: What follows a share of a GPU, at its two ends.
+#: The roles of the units that follow a share of a GPU.
 _GPU_ENDS: Final = ("client", "serve")
 _MODULES: Final = (
     "__init__",
@@ -164,7 +165,7 @@ def _add_archive_file(
 def cloud_config() -> str:
     """User data of cloud-init that installs the command and starts it at each boot.
 
-    Nova takes 64 KiB of them, in which ``accept`` and ``gpu`` have no room.
+    Nova limits user data to 64 KiB, which is too little for ``accept`` and ``gpu``.
     """
     return "\n".join(
         [
@@ -208,7 +209,7 @@ def _format_cloud_file(path: str, data: bytes, mode: str) -> list[str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Write the file; 0, or 2 after one line that says what is wrong."""
+    """Write the file; 0, or 2 after one line that describes the error."""
     parser = argparse.ArgumentParser(
         prog="python3 -m nova_hpc.guest.build", description="Pack the command for guests."
     )

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Host list, keys and environment of a cluster's members, as files.
 
-They are made from the host list in the server's metadata, each written whole and only if it
-changes. The private keys come with the user data, before sshd starts; this only hands them on.
+They are made from the host list in the server's metadata. A file is written as a whole, and only if
+it changes. The private keys come with the user data, before sshd starts; this module only copies
+them.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ RANKS: Final = f"{FOLDER}/rankfile"
 KNOWN: Final = f"{FOLDER}/known_hosts"
 ENVIRONMENT: Final = f"{FOLDER}/environment"
 LOGIN_KEY: Final = f"{FOLDER}/login_key"
-#: Of each account, below its name: what opens other members, and what opens this one.
+#: Folder of each account, by its name: its key for other members, and the keys that it accepts.
 ACCOUNTS: Final = f"{FOLDER}/ssh"
 IDENTITY, AUTHORIZED = "id_ed25519", "authorized_keys"
 RESOLVER: Final = "/etc/hosts"
-#: PAM reads it for each session, also for a command of ssh, which has no login shell (pam_env(8)).
+#: PAM reads it for each session, also for a command of ssh without a login shell (pam_env(8)).
 SESSIONS: Final = "/etc/environment"
-#: Where cloud-init leaves the metadata of a configuration drive.
+#: Path at which cloud-init leaves the metadata of a configuration drive.
 DRIVE: Final = "/run/cloud-init/instance-data.json"
 
 _MARK: Final = b" # nova-hpc cluster"
@@ -63,7 +64,7 @@ def read_member_metadata(root: Root, url: str) -> tuple[OwnMetadata, bool]:
 def write_cluster_files(
     root: Root, hosts: HostList, public_keys: tuple[str, ...], variables: dict[str, str]
 ) -> list[str]:
-    """Write everything; lines that say what has changed.
+    """Write everything; returns lines on the changes.
 
     :param public_keys: accounts that one of them opens can log in to other members.
     :param variables: of the environment of jobs.
@@ -105,9 +106,10 @@ def write_cluster_files(
 
 
 def merge_hosts(present: bytes, hosts: HostList) -> bytes:
-    """``/etc/hosts`` with head and members first: Debian's own line says 127.0.1.1.
+    """``/etc/hosts`` with head and members first: Debian's own line has 127.0.1.1.
 
-    Lines of others stay. Ours have a mark each, so none outlives a file that others cut.
+    Lines of others stay. The cluster's lines have a mark each, so none outlives a file that others
+    cut.
     """
     ours = [
         f"{host.address} {hosts.name_of(host)}".encode() + _MARK + b"\n" for host in hosts.everyone
@@ -173,9 +175,9 @@ def _read_key_lines(root: Root, home: str) -> list[str]:
 
 
 def read_listed_hosts(own: OwnMetadata) -> HostList | None:
-    """The host list of this server's cluster; None: the metadata have none.
+    """The host list of this server's cluster; None if the metadata have none.
 
-    :raises host_list.WrongHostListError: it must not be acted on.
+    :raises host_list.WrongHostListError: the list must not be used.
     """
     text = host_list.from_items(own.items)
     return None if text is None else host_list.read_host_list(text)

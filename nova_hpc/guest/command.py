@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``nova-hpc-guest``: show, check, install and accept what the cloud promised this machine."""
+"""``nova-hpc-guest``: shows, checks and installs the cloud's promise, and measures the machine."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from .host_list import WrongHostListError
 from .own_metadata import ServiceError
 
 GOOD: Final = 0
-#: Something is not as promised.
+#: Exit status: the machine differs from the promise.
 WRONG: Final = 1
-#: It could not be told: no document, one that cannot be read, bad options.
+#: Exit status if unknown: no document, one that cannot be read, bad options.
 UNKNOWN: Final = 2
 
 _UNITS: Final = {"K": 1, "M": 1024, "G": 1024 * 1024}
@@ -54,16 +54,16 @@ class _GuestOptions(NamedTuple):
     as_environment: bool = False
     #: Of ``accept``, as its own module has them.
     accept: Any = None
-    #: Of ``gpu``, the same.
+    #: The same for ``gpu``.
     gpu: Any = None
-    #: Of ``cluster``: where the metadata service is.
+    #: For ``cluster``: URL of the metadata service.
     url: str = own_metadata.URL
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command.
 
-    :returns: 0 good, 1 not as promised, 2 could not be told.
+    :returns: 0 good, 1 not as promised, 2 unknown.
     """
     try:
         options = _parse_arguments(sys.argv[1:] if arguments is None else arguments)
@@ -74,13 +74,13 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt as error:
         return _print_failure(str(error) or "interrupted")
     except Exception as error:
-        # A job prolog must get an answer, whatever this machine shows.
+        # A job prolog must get an answer, whatever the state of this machine.
         return _print_failure(f"this machine cannot be read: {type(error).__name__}: {error}")
     return _write_output(text, status)
 
 
 def _write_output(text: str, status: int) -> int:
-    """Write what was found or done; what nobody reads to its end is no success."""
+    """Write the output; the status is a failure if the output could not be written completely."""
     if not text:
         return status
     try:
@@ -106,7 +106,7 @@ def _print_failure(text: str) -> int:
 
 
 def _run_subcommand(options: _GuestOptions) -> tuple[int, Iterable[str]]:
-    """The exit status, and the lines to say once everything is done."""
+    """The exit status, and the lines to print once everything is done."""
     if options.command == "gpu":
         from .gpu.command import run_gpu
 
@@ -201,9 +201,9 @@ def _report_pkeys(options: _GuestOptions) -> tuple[int, Iterable[str]]:
 
 
 def _find_port_keys(root: Root) -> tuple[pkeys.PortKey, ...]:
-    """The keys of the ports; without a document as far as their tables tell them.
+    """The keys of the ports; without a document only as far as their tables show them.
 
-    :raises DocumentError: there is no port.
+    :raises DocumentError: the machine has no port.
     """
     functions = machine.read_machine(root).functions
     ports = pkeys.read_ib_ports(root, functions)
@@ -367,7 +367,7 @@ def _parse_arguments(arguments: list[str]) -> _GuestOptions:
 
 
 def _add_accept(commands: Any, common: argparse.ArgumentParser) -> argparse.ArgumentParser | None:
-    """Add ``accept``; None: user data of cloud-init has no room for it."""
+    """Add ``accept``; None in user data of cloud-init, which do not contain it."""
     try:
         from .accept.options import add_accept_options
     except ImportError:
@@ -392,7 +392,7 @@ def _build_accept(accepter: argparse.ArgumentParser | None, parsed: Any) -> Any:
 
 
 def _add_gpu(commands: Any, common: argparse.ArgumentParser) -> argparse.ArgumentParser | None:
-    """Add ``gpu``; None: user data of cloud-init has no room for it."""
+    """Add ``gpu``; None in user data of cloud-init, which do not contain it."""
     try:
         from .gpu.command import add_gpu_options
     except ImportError:

@@ -22,10 +22,10 @@ _KEPT_KIB: Final = 256 * 1024
 
 
 class GuestFinding(NamedTuple):
-    """One difference, or something worth knowing that is none."""
+    """One difference, or a remark."""
 
     kind: str
-    #: Number of the device; None: it is about the whole machine.
+    #: Number of the device; None if it is about the whole machine.
     device: int | None
     text: str
     #: It is not as promised; otherwise it is only a remark.
@@ -33,7 +33,7 @@ class GuestFinding(NamedTuple):
 
 
 class GuestWishes(NamedTuple):
-    """The caller's wishes beyond the promise."""
+    """The caller's requirements beyond the promise."""
 
     #: Role, ``vendor:product`` or ``*`` -> driver that must be bound.
     drivers: dict[str, str] = {}
@@ -45,7 +45,7 @@ class GuestWishes(NamedTuple):
 
 
 class Result(NamedTuple):
-    """The places of the promised devices, and what is not as promised."""
+    """The places of the promised devices, and the findings."""
 
     places: dict[int, GuestFunction]
     findings: tuple[GuestFinding, ...]
@@ -65,7 +65,7 @@ def compare_with_machine(
 ) -> Result:
     """Look for every promised thing; findings in a stable order.
 
-    :param ports: the InfiniBand ports of the machine; None: they were not looked for.
+    :param ports: the InfiniBand ports of the machine; None if they were not looked for.
     :param more: findings that were made elsewhere.
     """
     wishes = wishes or GuestWishes()
@@ -93,7 +93,14 @@ def compare_with_machine(
 def locate_devices(
     document: GuestDocument, machine: GuestMachine
 ) -> tuple[dict[int, GuestFunction], list[GuestFinding]]:
-    """Find the promised devices: by their paths, and the others by ids and order."""
+    """Find the promised devices: by their paths, and the others by ids and order.
+
+    A device with a path has to be at that path. The others are grouped by ids and class. A group is
+    matched in the order of addresses if the machine has exactly as many functions of its kind. With
+    fewer functions each device of the group counts as missing; with more, the match is unknown.
+
+    :returns: number of a device -> its function, and the findings.
+    """
     by_path = {
         function.path: function for function in machine.functions if function.path is not None
     }
@@ -341,7 +348,7 @@ def _check_shared_memory(document: GuestDocument, view: SegmentView | None) -> l
         )
         return [GuestFinding(_SHARED, None, text, True)]
     if view.head is None:
-        # Who may not read the device cannot tell; all others see that it is no such memory.
+        # Without read permission the result is unknown; otherwise it is not such memory.
         text = f"{view.device.path}: {view.problem}"
         return [GuestFinding(_SHARED, None, text, not view.denied)]
     return [

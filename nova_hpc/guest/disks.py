@@ -2,8 +2,8 @@
 """NVMe disks of this machine: their block devices, and whether sampled blocks are empty.
 
 The cloud erases a disk before a server gets it. Then its blocks read as zeros or as ones, or as
-noise after an erase of its key. Noise may be encrypted data as well, so it proves neither.
-Nothing raises, and nothing is written.
+noise after an erase of its key. Encrypted data also look like noise, so noise proves neither.
+No function raises, and nothing is written.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class NamespaceView(NamedTuple):
     """A block device of a disk, and its sampled blocks."""
 
     name: str
-    #: Bytes; None: not known.
+    #: Bytes; None if unknown.
     size: int | None
     #: EMPTY, NOISE, USED, UNERASED or UNKNOWN.
     content: str
@@ -60,14 +60,14 @@ class DiskView(NamedTuple):
     """A disk as this machine sees it."""
 
     namespaces: tuple[NamespaceView, ...]
-    #: Why no block device can be expected; None: one can.
+    #: Why no block device can be expected; None if one can.
     problem: str | None = None
 
 
 def check_disk(
     root: Root, function: GuestFunction, must_be_empty: bool = False
 ) -> Iterator[tuple[str, bool]]:
-    """Read blocks of an NVMe disk; what is to be said of it, and whether that is wrong.
+    """Read blocks of an NVMe disk; returns texts, and whether each is about a fault.
 
     :param must_be_empty: the caller has not used it yet.
     """
@@ -145,6 +145,12 @@ def _open_device(root: Root, name: str, numbers: str | None) -> int:
 
 
 def _judge_samples(handle: int, name: str, size: int, unit: int, words: list[str]) -> NamespaceView:
+    """Read the samples and judge the content.
+
+    The host's mark counts before all else. Partitions, holders, signatures and other data prove
+    use. Without them a reading error makes the content unknown, and noise in one sample makes it
+    noise. Only blank samples make it empty.
+    """
     count = noise = data = 0
     unerased, problem = False, ""
     for place in choose_samples(size):
@@ -168,7 +174,7 @@ def _judge_samples(handle: int, name: str, size: int, unit: int, words: list[str
     if unerased:
         return NamespaceView(name, size, UNERASED, count, ("the host's mark of an erase is there",))
     if data:
-        # By chance noise has any two bytes, so signatures count beside data alone.
+        # Noise contains any two bytes by chance, so signatures count only if there are data.
         words += [word for word, look in _SIGNATURES if look(_Reader(handle, size, unit))]
         words = words or [f"{data} of {count} samples have data"]
     if problem and not words:
@@ -240,7 +246,7 @@ def _has_zfs(reader: _Reader) -> bool:
     return any(reader.at(place, 8) in (magic, magic[::-1]) for place in places)
 
 
-#: Words for people, and how to tell; the places are those of libblkid.
+#: Words for people, and functions that recognise the content; the offsets are libblkid's.
 _SIGNATURES: Final = (
     ("a GPT", _has_gpt),
     ("a boot sector", _has_boot_sector),

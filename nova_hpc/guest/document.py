@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The document that the cloud hands to a guest, and where it lies.
+"""The document that the cloud gives to a guest, and its place.
 
-The schema is described in the user guide. Within a version keys may be added;
-a key is never removed and never changes meaning.
+The user guide describes the schema. Within a version keys may be added; a key is never removed and
+never changes its meaning.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from .files import GuestFileError, Root
 from .terms import DOCUMENT, MAC, PKEY, PREFIX, ROLE
 
 SCHEMA: Final = "nova-hpc/guest"
-#: The rule is that of nova_hpc/wire/version.py, which is not there in a guest.
+#: The rule is the one of nova_hpc/wire/version.py, which a guest does not have.
 READS: Final = (1,)
 
 FW_CFG: Final = "/sys/firmware/qemu_fw_cfg"
-#: Where ``install`` leaves copies: fw_cfg can be read by root only.
+#: Folder for the copies by ``install``: only root can read fw_cfg.
 STATE: Final = "/run/nova-hpc"
 
 TOPOLOGIES: Final = ("mirror", "numa", "flat")
-#: What decides where traffic between two devices below one switch goes.
+#: Reasons for the path of traffic between two devices below one switch.
 PEER_REASONS: Final = {
     "acs-redirect": "ACS redirects all requests",
     "no-ats": "ACS redirects what is not translated, and a device has no ATS",
@@ -32,9 +32,9 @@ PEER_REASONS: Final = {
     "no-redirect": "ACS redirects nothing",
     "unreadable": "the host could not read it",
 }
-#: What the operator may wish of it.
+#: Paths that the operator may require.
 PEER_WISHES: Final = ("keep", "translated", "direct")
-#: Why a server whose flavor wishes shared memory was started without.
+#: Reasons why a server was started without the shared memory that its flavor requires.
 SHARED_REASONS: Final = {
     "off": "its host gives none",
     "full": "all that its host gives is taken",
@@ -59,7 +59,7 @@ DOMAIN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}", re.ASCII)
 
 
 class DocumentError(Exception):
-    """There is no document, or not one that can be used; the text says why."""
+    """The document is missing or cannot be used; the text gives the reason."""
 
 
 class NoDocumentError(DocumentError):
@@ -83,27 +83,27 @@ class GuestDevice(NamedTuple):
     vendor_id: str
     product_id: str
     class_code: str | None
-    #: Near to this NUMA node; None: to none of the guest's.
+    #: Near to this NUMA node; None if to none of the guest's.
     cell: int | None
-    #: Number of its root complex on the host; None: not known.
+    #: Number of its root complex on the host; None if unknown.
     root: int | None
     #: Numbers of the switches above it on the host, outermost first.
     switches: tuple[int, ...]
-    #: Bus of the guest's root and then device.function of each step down to it;
-    #: None: not laid down, the order of the list counts.
+    #: Bus of the guest's root and then device.function of each step down to it. None if the path
+    #: is not fixed and the order of the list counts.
     path: tuple[str, ...] | None
     #: GT/s a lane and lanes, at most.
     speed: float | None
     width: int | None
-    #: Of the interface, for the device of a port; None: it is none.
+    #: MAC of the interface, for the device of a port; None for other devices.
     mac: str | None = None
-    #: Devices of one number belong together: a GPU and the adapter of its rail.
+    #: Devices with one number form a group: a GPU and the adapter of its rail.
     group: int | None = None
     #: Name of the rail of an adapter; the project's other servers have the same names.
     rail: str | None = None
-    #: Number of the P_Key of its port's network, without the membership; None: it is not told.
+    #: Number of the P_Key of its port's network, without the membership; None if not given.
     pkey: int | None = None
-    #: Service level of that network's partition; None: it is not told.
+    #: Service level of that network's partition; None if not given.
     service_level: int | None = None
 
     @property
@@ -125,20 +125,20 @@ class Peers(NamedTuple):
     device: int
     #: Numbers of the adapters.
     others: tuple[int, ...]
-    #: ``switch``: stays below it; ``root``: does not; None: not known.
+    #: ``switch`` if it stays below it; ``root`` if not; None if unknown.
     path: str | None
-    #: A word of :data:`PEER_REASONS`; None: one that this command does not know.
+    #: A word of :data:`PEER_REASONS`; None for a word that this command does not have.
     why: str | None
-    #: Whether it is what the operator wishes; None: nothing is wished, or it is not known.
+    #: Whether it is the operator's required path; None if none is required, or if unknown.
     as_wished: bool | None = None
 
 
 class SharedMemory(NamedTuple):
-    """Memory that servers of one group on one host share, as it was promised."""
+    """The promised memory that servers of one group on one host share."""
 
-    #: What each server brings.
+    #: Size of each server's part.
     part_bytes: int
-    #: The part that is this server's.
+    #: Number of this server's part.
     part: int
     parts: int
 
@@ -149,17 +149,17 @@ class GuestDocument(NamedTuple):
     topology: str
     cells: tuple[GuestCell, ...]
     devices: tuple[GuestDevice, ...]
-    #: () also in documents of clouds that do not say it.
+    #: () also in documents without the key.
     peers: tuple[Peers, ...] = ()
     #: Level of the fabric and the project's name of the domain, the widest first.
     fabric: tuple[tuple[str, str], ...] = ()
-    #: What the operator wishes of them, a word of :data:`PEER_WISHES`. ``keep`` also in
-    #: documents that do not say it; None: a word that this command does not know.
+    #: The operator's required path, a word of :data:`PEER_WISHES`. ``keep`` also in documents
+    #: without the key; None for a word that this command does not have.
     peer_wish: str | None = "keep"
-    #: None: the server has none.
+    #: None if the server has none.
     shared_memory: SharedMemory | None = None
-    #: The word that says why a server has none although its flavor wishes it, mostly of
-    #: :data:`SHARED_REASONS`; None: it has it, or wishes none.
+    #: The reason why a server has none although its flavor requires it, mostly a word of
+    #: :data:`SHARED_REASONS`. None if it has it, or its flavor does not require it.
     not_shared: str | None = None
 
 
@@ -179,9 +179,9 @@ def read_guest_document(root: Root) -> tuple[bytes, GuestDocument]:
 
 
 def read_entry_bytes(root: Root, name: str) -> bytes | None:
-    """The bytes of an entry, or of the copy that ``install`` made; None: neither.
+    """The bytes of an entry, or of the copy that ``install`` made; None without both.
 
-    :raises DocumentError: it is there and cannot be read.
+    :raises DocumentError: it exists and cannot be read.
     """
     copy = f"{STATE}/{name[len(PREFIX) :]}"
     denied = None
@@ -199,10 +199,10 @@ def read_entry_bytes(root: Root, name: str) -> bytes | None:
 
 
 def decode_entry(data: bytes) -> bytes:
-    """The text of an entry, which is in base64 unless somebody made it by hand.
+    """The text of an entry, which is in base64 unless it was made by hand.
 
-    libvirt puts the text into QEMU's command line as it is, where commas and
-    quotes would end it.
+    libvirt copies the text into QEMU's command line without quoting, so a comma or quote in
+    plain text would end the entry.
     """
     text = data.rstrip(b"\0").strip()
     if text[:1] in (b"{", b"<"):
@@ -278,7 +278,7 @@ def _parse_shared_memory(content: dict[str, Any]) -> tuple[SharedMemory | None, 
         _pick_value(
             value,
             "bytes",
-            # Whole pages of 2 MiB, in which a guest maps it.
+            # Whole pages of 2 MiB: a guest maps it in such pages.
             lambda size: _is_whole_number(size) and 0 < size <= 1 << 40 and not size % (2 << 20),
             "shared_memory",
         ),

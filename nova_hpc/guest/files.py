@@ -17,7 +17,7 @@ LONGEST = 1 << 20
 
 
 class GuestFileError(Exception):
-    """A file that is there and cannot be used; the text names it and says why."""
+    """A file that exists and cannot be used; the text names it and the reason."""
 
 
 class Root:
@@ -35,9 +35,9 @@ class Root:
         return os.path.exists(self.place(path))  # noqa: PTH110
 
     def read(self, path: str) -> bytes | None:
-        """At most 1 MiB of a file; None: there is none.
+        """At most 1 MiB of a file; None if it does not exist.
 
-        :raises GuestFileError: it is there but no file that can be read.
+        :raises GuestFileError: it exists but is not a file that can be read.
         """
         try:
             handle = os.open(self.place(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -48,7 +48,7 @@ class Root:
             raise GuestFileError(f"{path}: {describe_error(error)}") from error
 
     def text(self, path: str) -> str | None:
-        """The stripped text of a file; None: missing, unreadable or no text."""
+        """The stripped text of a file; None if missing, unreadable or not text."""
         try:
             data = self.read(path)
         except GuestFileError:
@@ -59,7 +59,7 @@ class Root:
         return text if all(char.isprintable() or char in "\n\t" for char in text) else None
 
     def link(self, path: str) -> str | None:
-        """The text of a symbolic link; None: no such link."""
+        """The text of a symbolic link; None if it is not a link."""
         try:
             return os.readlink(self.place(path))  # noqa: PTH115
         except (OSError, ValueError):
@@ -73,9 +73,9 @@ class Root:
             return []
 
     def read_own(self, path: str) -> bytes | None:
-        """The same of what :meth:`write` left, which nobody else can have put there.
+        """The same for a file of :meth:`write`; no other user can have put it there.
 
-        :raises GuestFileError: it is there, and is a link, or others may write it or its directory.
+        :raises GuestFileError: it is a link, or others may write it or its directory.
         """
         try:
             with self._folder(path, False) as (folder, name):
@@ -88,7 +88,7 @@ class Root:
     def write(self, path: str, data: bytes, owner: tuple[int, int] | None = None) -> bool:
         """Write a file whole, beside and renamed, readable by all.
 
-        :param owner: user and group that alone have it, in place of root.
+        :param owner: the only user and group that get it, in place of root.
         :returns: whether anything changed.
         :raises GuestFileError: it cannot be written, is a link, or lies where others may write.
         """
@@ -122,7 +122,7 @@ class Root:
             os.unlink(name, dir_fd=folder)
 
     def make_folder(self, path: str) -> None:
-        """Make a directory that root alone writes, with those above it.
+        """Make a directory that only root can write, and its parents.
 
         :raises GuestFileError: it cannot be made, is a link, or lies where others may write.
         """
@@ -135,7 +135,7 @@ class Root:
             raise GuestFileError(f"{path}: cannot be made: {describe_error(error)}") from error
 
     def make_file(self, path: str) -> None:
-        """Make an empty file where there is none.
+        """Make an empty file if the path does not exist.
 
         :raises GuestFileError: it cannot be made, or lies where others may write.
         """
@@ -158,7 +158,7 @@ class Root:
                     if not (stat.S_ISREG(kind) or stat.S_ISCHR(kind)):
                         raise GuestFileError(f"{path}: neither a file nor a device")
                     place = f"/proc/self/fd/{handle}"
-                    # First the mode: the new group must not have what the old one had.
+                    # First the mode: the new group must not get the old group's rights.
                     os.chmod(place, mode & 0o600)  # noqa: PTH101
                     os.chown(place, -1, group)
                     os.chmod(place, mode)  # noqa: PTH101
@@ -168,10 +168,10 @@ class Root:
             raise GuestFileError(f"{path}: cannot be given: {describe_error(error)}") from error
 
     def point(self, path: str, target: str) -> bool:
-        """Make a symbolic link that says *target*, in place of another link.
+        """Make a symbolic link to *target*, in place of another link.
 
         :returns: whether anything changed.
-        :raises GuestFileError: it cannot be made, or something else is there.
+        :raises GuestFileError: it cannot be made, or the path is not a link.
         """
         try:
             with self._folder(path, True) as (folder, name):
@@ -189,11 +189,11 @@ class Root:
 
     @contextlib.contextmanager
     def _folder(self, path: str, make: bool) -> Iterator[tuple[int, str]]:
-        """The directory of *path*, held, and the name in it; no link leads there.
+        """The directory of *path*, held open, and the name in it; follows no link.
 
-        :param make: make what is not there.
-        :raises OSError: it is not there, or cannot be used.
-        :raises GuestFileError: a link leads there, or others may write there.
+        :param make: make missing directories.
+        :raises OSError: the directory does not exist, or cannot be used.
+        :raises GuestFileError: a part is a link, or others may write there.
         """
         *parts, name = [part for part in path.split("/") if part]
         with contextlib.ExitStack() as stack:
@@ -212,7 +212,7 @@ class Root:
                 folder = os.open(part, _DIRECTORY, dir_fd=folder)
                 stack.callback(os.close, folder)
                 if made:
-                    # Whatever the umask: all users read what lies there, and root alone writes.
+                    # Mode 0755 whatever the umask: all users read the files, only root writes.
                     os.fchmod(folder, 0o755)  # nosec B103
                 _expect_own(folder, place)
             yield folder, name
@@ -256,13 +256,13 @@ def _is_same(
     try:
         return _read_own_file(folder, name, path, owner[0] if owner else 0) == data
     except GuestFileError:
-        return False  # what others may write is replaced, whatever it says
+        return False  # a file that others may write is replaced, whatever its content
 
 
 def _expect_own(handle: int, path: str, owner: int = 0) -> None:
     """Check that only root, this user and *owner* may write the open file.
 
-    :raises GuestFileError: somebody may.
+    :raises GuestFileError: another user may write it.
     """
     status = os.fstat(handle)
     if status.st_uid not in (0, os.geteuid(), owner):

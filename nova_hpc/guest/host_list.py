@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The host list of a cluster, as it lies in the metadata of each member.
+"""The host list of a cluster, in the metadata of each member.
 
 The user's client writes it, and members read it. Anyone in the project can change it, and its
-words go into files of root's: a list that is not exactly what it should be is refused as a whole.
+words go into files of root's. So a list with any other form than it should have is refused.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-#: The item with the list; what does not fit goes on in ``hpc_hosts_2`` and so on.
+#: The item with the list; a longer list goes on in ``hpc_hosts_2`` and so on.
 KEY: Final = "hpc_hosts"
 #: The item with the public keys that a member was given.
 KEYS_KEY: Final = "hpc_host_keys"
@@ -36,7 +36,7 @@ _MOST_SLOTS: Final = 1 << 16
 
 
 class WrongHostListError(ValueError):
-    """A host list that must not be acted on; the text says why."""
+    """A host list that must not be used; the text gives the reason."""
 
 
 class PublicKeys(NamedTuple):
@@ -57,13 +57,13 @@ class ListedHost(NamedTuple):
 
 
 class HostList(NamedTuple):
-    """The members of a cluster, those that are near each other one after the other."""
+    """The members of a cluster; neighbours in the fabric follow one another."""
 
     cluster: str
     hosts: tuple[ListedHost, ...]
-    #: Processes that each host has room for; 0: not known.
+    #: Processes that each host has room for; 0 if unknown.
     slots: int = 0
-    #: The server for login and the scheduler of jobs, which runs none; None: there is none.
+    #: The server for login and the scheduler of jobs, which runs no jobs; None without one.
     head: ListedHost | None = None
 
     @property
@@ -120,7 +120,7 @@ def read_host_list(text: object) -> HostList:
 def read_public_keys(text: object) -> PublicKeys:
     """Read the item of a member's own keys.
 
-    :raises WrongHostListError: it is no two keys.
+    :raises WrongHostListError: the text is not two keys.
     """
     match = _PAIR.fullmatch(text) if isinstance(text, str) else None
     if match is None:
@@ -136,7 +136,7 @@ def to_items(text: str) -> dict[str, str]:
 
 
 def from_items(items: Mapping[str, Any]) -> str | None:
-    """The text of the list in a server's metadata; None: there is none.
+    """The text of the list in a server's metadata; None without a list.
 
     :raises WrongHostListError: a part of it is missing.
     """
@@ -203,7 +203,7 @@ def _address(value: object) -> str:
         address = ipaddress.ip_address(value if isinstance(value, str) else "")
     except ValueError:
         raise WrongHostListError("the host list has what is no IP address") from None
-    # What stands behind a percent sign may be anything (RFC 4007, 11).
+    # The text after a percent sign may be anything (RFC 4007, 11).
     mapped = getattr(address, "ipv4_mapped", None)
     own = address.is_loopback or address.is_unspecified
     if mapped or own or address.is_multicast or "%" in str(value):

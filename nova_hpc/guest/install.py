@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The files that ``install`` leaves on the machine.
 
-Below ``/run``, and so never older than the boot: copies for those who are not
-root, NCCL's topology with this machine's addresses, and its environment. Only
-the line that names the topology is kept across boots.
+They are below ``/run``, and so never older than the boot: copies for users other than root, NCCL's
+topology with this machine's addresses, and its environment. Only the line that names the topology
+is kept across boots.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LEAF: Final = re.compile(r'^[^\n]*busid="device-(\d{1,6})"[^\n]*\n', re.ASCII |
 def install_files(
     root: Root, promise: GuestDocument, data: bytes, real: GuestMachine, profile: bool
 ) -> list[str]:
-    """Write everything; lines that say what was done.
+    """Write everything; returns lines on the changes.
 
     :param profile: also write a file for login shells.
     :raises GuestFileError: something cannot be written.
@@ -65,7 +65,7 @@ _PROFILE: Final = (
 
 
 def forget_installed(root: Root) -> None:
-    """Remove what an earlier boot, or another cloud, may have left."""
+    """Remove the files that an earlier boot, or another cloud, may have left."""
     for path in (COPY, TOPOLOGY, ENVIRONMENT):
         root.remove(path)
 
@@ -88,7 +88,7 @@ def fill_in_addresses(template: str, places: dict[int, GuestFunction]) -> tuple[
 
 
 def _configure_nccl(root: Root) -> list[str]:
-    """Name the topology in NCCL's configuration, unless somebody named another."""
+    """Name the topology in NCCL's configuration, unless it names another one."""
     present = root.read(NCCL_CONF) or b""
     line = f"{_VARIABLE}={TOPOLOGY}".encode()
     for present_line in present.splitlines():

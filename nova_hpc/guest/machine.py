@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """This machine's hardware: PCI functions, NUMA nodes, huge pages.
 
-Nothing raises: what cannot be read is None.
+No function raises: a value that cannot be read is None.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _ADDRESS: Final = re.compile(
 _HOST_BRIDGE: Final = re.compile(r"pci([0-9a-f]{4,8}):([0-9a-f]{2})", re.ASCII | re.IGNORECASE)
 _SPEED: Final = re.compile(r"(\d{1,4}(?:\.\d)?) ?GT/s", re.ASCII)
 _MEMORY: Final = re.compile(r"MemTotal:\s*(\d{1,15}) kB", re.ASCII)
-#: Kernel devices that users know a function by.
+#: Classes of kernel devices by which users identify a function.
 _CLASSES: Final = ("infiniband", "net", "nvme", "drm")
 
 
 class GuestFunction(NamedTuple):
-    """A PCI function that is no bridge."""
+    """A PCI function that is not a bridge."""
 
     address: str
     #: As in the document: bus of the root, then device.function of each step.
@@ -42,7 +42,7 @@ class GuestFunction(NamedTuple):
     product_id: str | None
     class_code: str | None
     driver: str | None
-    #: -1: the kernel was told none.
+    #: -1 if the kernel has no node for it.
     numa_node: int | None
     speed: float | None
     width: int | None
@@ -53,9 +53,8 @@ class GuestFunction(NamedTuple):
     def switches(self) -> tuple[str, ...]:
         """The points that devices share, as for the cloud's inventory.
 
-        Root port, upstream port, downstream port, upstream port, ...: an
-        upstream port is one with a bridge below it. Without a switch, the root
-        port alone.
+        Root port, upstream port, downstream port, upstream port, ...: an upstream port has
+        a bridge below it. Without a switch, only the root port.
         """
         upstream = tuple(bridge for index, bridge in enumerate(self.bridges[:-1]) if index % 2 == 1)
         return upstream or self.bridges[:1]
@@ -76,14 +75,14 @@ class GuestMachine(NamedTuple):
     nodes: tuple[GuestNumaNode, ...]
     #: Size in KiB -> pages in the pool.
     hugepages: dict[int, int]
-    #: None: it was not looked for.
+    #: None if it was not looked for.
     segment: SegmentView | None = None
 
 
 def read_machine(root: Root, shared_memory: SharedMemory | None = None) -> GuestMachine:
     """Look at the machine.
 
-    :param shared_memory: the promised one, to look for; None: none was promised.
+    :param shared_memory: the promised one, to look for; None if none was promised.
     """
     functions = []
     for name in root.names(DEVICES):
@@ -147,7 +146,7 @@ def _read_function(root: Root, address: str, name: str) -> GuestFunction | None:
 def _split_kernel_link(
     link: str, address: str
 ) -> tuple[str | None, tuple[str, ...], tuple[str, ...] | None]:
-    """Host bridge, bridges above and path, from where the kernel's link leads."""
+    """Host bridge, bridges above and path, from the target of the kernel's link."""
     host_bridge: str | None = None
     start: str | None = None
     above: list[str] = []
@@ -200,7 +199,7 @@ def _parse_speed(text: str | None) -> float | None:
 
 
 def _parse_lanes(text: str | None) -> int | None:
-    # 0 and 255 are what the kernel shows where there is no link.
+    # The kernel shows 0 or 255 if the link is down.
     width = _parse_whole(text)
     return width if width is not None and 0 < width < 255 else None
 

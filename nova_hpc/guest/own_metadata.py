@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Nova's metadata service: this server's own id and metadata.
 
-A config drive never changes, so it is not asked. Nova keeps an answer for 15 seconds.
+A config drive never changes, so it is not read. Nova keeps an answer for 15 seconds.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _UUID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASC
 
 
 class ServiceError(Exception):
-    """The service does not answer, or with something else: what it would say is unknown."""
+    """The service does not answer, or answers something else: the metadata are unknown."""
 
 
 class OwnMetadata(NamedTuple):
-    """What the service says of this server."""
+    """The service's data of this server."""
 
     id: str
     items: dict[str, str]
@@ -33,9 +33,9 @@ class OwnMetadata(NamedTuple):
 
 
 def read_own_metadata(url: str = URL) -> OwnMetadata:
-    """Ask the service.
+    """Read the service's answer.
 
-    :raises ServiceError: unknown; what was known before stays true.
+    :raises ServiceError: unknown; the metadata read before stay valid.
     """
     # No proxy of the environment may see or answer this.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -52,7 +52,7 @@ def read_own_metadata(url: str = URL) -> OwnMetadata:
 def parse_own_metadata(data: bytes) -> OwnMetadata:
     """Read the service's answer.
 
-    :raises ServiceError: it is not what Nova answers.
+    :raises ServiceError: it is not an answer of Nova's.
     """
     try:
         document = json.loads(data.decode("utf-8"))

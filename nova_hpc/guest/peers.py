@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The servers that share this machine's memory, for people and for programs.
 
-The table is in the shared memory itself, and each of them can write it: it is a hint.
+The table is in the shared memory itself, and each of them can write it, so it is only a hint.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from .terms import DOCUMENT
 def require_segment(
     document: GuestDocument, view: SegmentView | None
 ) -> tuple[SharedMemory, SegmentHead, SegmentView]:
-    """The promised memory, and what was read of it.
+    """The promised memory, and the reading of it.
 
-    :raises DocumentError: there is none, or it cannot be read.
+    :raises DocumentError: the memory is missing, or it cannot be read.
     """
     if document.not_shared is not None:
         reason = SHARED_REASONS.get(document.not_shared, document.not_shared)

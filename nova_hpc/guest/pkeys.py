@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The P_Key of each InfiniBand port's network: its value, its present index, and who needs it.
+"""The P_Key of each InfiniBand port's network: its value, its present index, and its users.
 
-The cloud's document has the key. Programs want its index, which is the port table's: a partition
-of the fabric's administrator may come before the network's. Without the cloud's word a key is
-known only if it is the one beside the default partition's; it is never guessed.
+The cloud's document has the key. Programs need its index in the port's table: a partition of the
+fabric's administrator may come before the network's. If the document has no key, a key is used
+only if it is the only one beside the default partition's; it is never guessed.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class IbPort(NamedTuple):
     #: As the kernel calls it, ``mlx5_0``.
     device: str
     number: int
-    #: Index and value of each entry that is not empty; None: the table cannot be read.
+    #: Index and value of each entry that is not empty; None if the table cannot be read.
     table: tuple[tuple[int, int], ...] | None
-    #: The first GID that is not empty; None: none, or it cannot be read.
+    #: The first GID that is not empty; None without one, or if it cannot be read.
     gid_index: int | None = None
 
     @property
@@ -53,18 +53,18 @@ class PortKey(NamedTuple):
     """The network's key of one port, as far as it is known."""
 
     port: IbPort
-    #: Number of the device in the cloud's document; None: it is not there.
+    #: Number of the device in the cloud's document; None if the document lacks it.
     device: int | None = None
     rail: str | None = None
-    #: Number of the key, without the membership; None: unknown.
+    #: Number of the key, without the membership; None if unknown.
     pkey: int | None = None
-    #: Present index in the port's table; None: not there, or unknown.
+    #: Present index in the port's table; None if missing or unknown.
     entry_index: int | None = None
-    #: Whether the entry is that of a full member.
+    #: Whether the entry has full membership.
     full: bool | None = None
-    #: None: the cloud does not tell it.
+    #: None if the cloud's document does not contain it.
     service_level: int | None = None
-    #: What is wrong or unknown; None: nothing.
+    #: The fault or the reason why the key is unknown; None without one.
     problem: str | None = None
     #: The table can be read, and does not have the key.
     missing: bool = False
@@ -118,8 +118,8 @@ def find_port_keys(
 ) -> tuple[PortKey, ...]:
     """The key of each port.
 
-    :param devices: the promised ones; none without a document.
-    :param places: number of a device -> where it is.
+    :param devices: the promised devices; empty without a document.
+    :param places: number of a device -> its function.
     """
     promised = {
         places[device.number].address: device for device in devices if device.number in places
@@ -128,6 +128,10 @@ def find_port_keys(
 
 
 def _find_port_key(port: IbPort, device: GuestDevice | None) -> PortKey:
+    """The key from the cloud's document, else the only one beside the default partition's.
+
+    Of several entries with that key a full member's counts, then the lowest index.
+    """
     port_key = PortKey(port)
     if device is not None:
         port_key = port_key._replace(
@@ -181,7 +185,7 @@ class Environment(NamedTuple):
 
 
 def build_environment(keys: Iterable[PortKey]) -> Environment:
-    """What makes programs talk over the networks' partitions.
+    """The variables that make programs use the networks' partitions.
 
     NCCL takes one index for all ports and UCX one P_Key (NCCL 2.x, ``NCCL_IB_PKEY``; UCX,
     ``UCX_IB_PKEY``, the low 15 bits; Open MPI 4, ``btl_openib_pkey``). A variable that would be

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RDMA devices that programs can use, and those that only reach the planes of one.
+"""RDMA devices that programs can use, without those that only reach the planes of a device.
 
 A multi-plane adapter (ConnectX-8 on Quantum-X800) has a sub-device of type SMI beside its RDMA
-device. It has a port for each plane, takes management packets alone, and has no verbs (Linux 6.11,
-``RDMA_DEVICE_TYPE_SMI``). Netlink tells the type and sysfs does not. In sysfs such a device has
-NVIDIA's name for it, or several ports with the one GID of the port that the planes make up.
+device. It has a port for each plane, takes only management packets, and has no verbs (Linux 6.11,
+``RDMA_DEVICE_TYPE_SMI``). Netlink shows the type and sysfs does not. In sysfs such a device has
+NVIDIA's name for it, or several ports with the GID of the port that the planes form.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SMI: Final = re.compile(r"smi\d{1,4}", re.ASCII)
 def find_smi_devices(devices: Mapping[str, Sequence[str | None]]) -> frozenset[str]:
     """The devices of type SMI among the RDMA devices of one PCI function.
 
-    :param devices: name of a device -> the first GID of each of its ports; None: unknown.
+    :param devices: name of a device -> the first GID of each of its ports; None if unknown.
     """
     return frozenset(
         name
@@ -43,7 +43,7 @@ def _is_planes_of_another(
 
 
 def list_rdma_devices(root: Root) -> list[str]:
-    """The names of this machine's RDMA devices, sorted, without those of type SMI."""
+    """The names of this machine's RDMA devices, sorted, except devices of type SMI."""
     functions: dict[str, dict[str, list[str | None]]] = {}
     names = root.names(FOLDER)
     for name in names:

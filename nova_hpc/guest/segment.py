@@ -2,8 +2,8 @@
 """The segment: memory that this machine shares with others of its server group on its host.
 
 The host labels the memory, and this machine's kernel makes a device-dax of it. It begins with
-a head and a table that says which server has which part. Every server of the group can write
-all of it: what is read here is checked, and believed as a hint alone.
+a head and a table of the servers that have the parts. Every server of the group can write all of
+it, so this module checks the content, and the content counts only as a hint.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class SharedDevice(NamedTuple):
     #: Of the kernel, as ``dax0.0``.
     name: str
     size: int
-    #: ``device_dax``; ``kmem``: its memory was made ordinary memory. None: no driver.
+    #: ``device_dax``; ``kmem`` if its memory became ordinary memory; None without a driver.
     driver: str | None
-    #: Where it is in this machine's physical memory; None: not told to this user.
+    #: Address in this machine's physical memory; None if hidden from this user.
     start: int | None
 
     @property
@@ -67,22 +67,22 @@ class SharedDevice(NamedTuple):
 
 
 class SegmentView(NamedTuple):
-    """What this machine can see of its segment."""
+    """This machine's view of its segment."""
 
-    #: None: no device has the promised size.
+    #: None if no device has the promised size.
     device: SharedDevice | None
     head: SegmentHead | None = None
-    #: Part -> UUID of the server that has it; None: free, or no UUID stands there.
+    #: Part -> UUID of the server that has it; None if free, or if the entry is not a UUID.
     holders: tuple[str | None, ...] = ()
-    #: How the kernel maps it, as ``write-back``; None: not known.
+    #: The kernel's kind of mapping, as ``write-back``; None if unknown.
     mapping: str | None = None
-    #: Why head and table could not be read; None: they were.
+    #: Why head and table could not be read; None if they were.
     problem: str | None = None
     #: This user may not read the device, so nothing is known of its head.
     denied: bool = False
-    #: The part that programs were told to use; None: they were told nothing.
+    #: The part that is configured for programs; None if none is.
     installed: int | None = None
-    #: What keeps programs from using it, in words.
+    #: Reasons why programs do not use it, in words.
     obstacles: tuple[str, ...] = ()
 
 
@@ -131,7 +131,7 @@ def list_dax_devices(root: Root) -> list[SharedDevice]:
                     name,
                     size,
                     driver.rstrip("/").rpartition("/")[2] if driver else None,
-                    # The kernel shows 0 where it will not tell.
+                    # The kernel shows 0 if this user must not see the address.
                     _parse_number(root.text(f"{DAX_DEVICES}/{name}/resource")) or None,
                 )
             )
@@ -139,7 +139,7 @@ def list_dax_devices(root: Root) -> list[SharedDevice]:
 
 
 def parse_head(data: bytes) -> SegmentHead | None:
-    """The head; None: this is none, or none of this version, or it contradicts itself."""
+    """The head; None if it is missing, of another version, or contradicts itself."""
     if len(data) < _HEAD.size:
         return None
     magic, version, parts, part_bytes, size, number = _HEAD.unpack_from(data)
@@ -150,7 +150,7 @@ def parse_head(data: bytes) -> SegmentHead | None:
 
 
 def parse_holders(data: bytes, parts: int) -> tuple[str | None, ...]:
-    """The server of each part, as the table says it."""
+    """The server of each part in the table."""
     holders: list[str | None] = []
     for part in range(parts):
         at = _HOLDERS + part * _HOLDER
@@ -182,11 +182,11 @@ def _judge_head(data: bytes, promise: SharedMemory) -> tuple[SegmentHead | None,
 
 
 def _map_head(root: Root, device: SharedDevice) -> tuple[bytes | None, str | None, str | None]:
-    """Head and table, how they are mapped, and what is wrong with them.
+    """Head and table, their kind of mapping, and the fault if they cannot be read.
 
     A device-dax can be mapped, in whole pages of 2 MiB, and not be read.
 
-    :raises PermissionError: not by this user.
+    :raises PermissionError: this user may not open it.
     """
     try:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -219,7 +219,7 @@ def _read_mapping(root: Root, device: SharedDevice) -> str | None:
 def _read_long(root: Root, path: str) -> str:
     try:
         data = root.read(path)
-    except Exception:  # what debugfs shows, or not, takes no command down
+    except Exception:  # debugfs must not make a command fail, whatever its content
         return ""
     return (data or b"").decode("ascii", "replace")
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``install --shared-memory`` leaves, so that programs can use the segment.
+"""The files of ``install --shared-memory``, so that programs can use the segment.
 
 The device for a group of users, a lock and a directory of this machine, and the variables of
 MPI. Everything is below ``/run`` and ``/dev``, and so never older than the boot. The variables
-come last: where anything is missing there are none, and jobs use the network.
+come last: if a part is missing they are not written, and jobs use the network.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ _COPIERS: Final = ("xpmem", "knem")
 _WORD: Final = re.compile(r"[A-Za-z0-9_.-]{1,32}", re.ASCII)
 _MOUNT_FLAGS: Final = 2 | 4 | 8  # nosuid, nodev, noexec
 #: From release 1.14 on UCX uses no directory with less than 16 MB left (UCX_POSIX_SHM_MIN_SIZE).
-#: Nothing is taken of it before somebody without the device writes there.
+#: The space is only used when a user without access to the device writes there.
 _LEAST_FOLDER: Final = 17 << 20
-#: Seconds that a library may take to say its version.
+#: Seconds for the version of a library.
 _PATIENCE: Final = 20
 _ASK_UCX: Final = (
     "import ctypes, sys\nnumbers = [ctypes.c_uint() for _ in range(3)]\n"
@@ -60,13 +60,13 @@ _ASK_UCX: Final = (
 
 
 class SharedMemoryError(Exception):
-    """The memory cannot be used; the text says why, and the cure."""
+    """The memory cannot be used; the text gives the reason and the cure."""
 
 
 def install_shared_memory(
     root: Root, promise: GuestDocument, view: SegmentView | None
 ) -> list[str]:
-    """Make the memory usable; lines that say what was done, or why not.
+    """Make the memory usable; returns lines on the changes, or the reason if it is not usable.
 
     :raises GuestFileError: something cannot be written.
     """
@@ -87,6 +87,10 @@ def install_shared_memory(
 def _install_for_programs(
     root: Root, promise: SharedMemory, device: SharedDevice, library: str
 ) -> list[str]:
+    """Write everything that programs need; the file with the variables is the last one.
+
+    Without the group only root can use the memory, and the report names the cure.
+    """
     group = find_group(root, GROUP)
     report = []
     if group is None:
@@ -123,13 +127,13 @@ def forget_shared_memory(root: Root) -> None:
 
 
 def find_library(root: Root) -> str | None:
-    """The path of the preload library; None: it is not installed."""
+    """The path of the preload library; None if it is not installed."""
     paths = [f"{folder}/nova-hpc/{LIBRARY}" for folder in _LIBRARY_FOLDERS]
     return next((path for path in paths if root.exists(path)), None)
 
 
 def find_group(root: Root, name: str) -> int | None:
-    """The number of a group of this machine; None: there is none of that name."""
+    """The number of a group of this machine; None if no group has that name."""
     if not root.folder:
         import grp
 
@@ -142,9 +146,9 @@ def find_group(root: Root, name: str) -> int | None:
 
 
 def find_ucx_version(root: Root) -> tuple[int, int] | None:
-    """Major and minor version of the machine's own UCX; None: there is none, or it does not say.
+    """Major and minor version of the machine's own UCX; None without one, or if unknown.
 
-    It is asked by a process of its own, since a library may end the one that loads it.
+    A process of its own loads the library, since a library may end the process that loads it.
     """
     name = "libucp.so.0"
     if root.folder:
@@ -168,7 +172,7 @@ def find_ucx_version(root: Root) -> tuple[int, int] | None:
 
 
 def list_network_devices(root: Root) -> NetworkDevices:
-    """What UCX may use beside the memory: hardware and bonds, and no part of a bond or bridge."""
+    """The devices for UCX beside the memory: hardware and bonds, no part of a bond or bridge."""
     interfaces = []
     for name in root.names(_NETWORK):
         folder = f"{_NETWORK}/{name}"
@@ -189,7 +193,7 @@ def list_network_devices(root: Root) -> NetworkDevices:
 def mount_folder(root: Root, size: int) -> bool:
     """Mount the directory of UCX's files, for all users, unless it is mounted.
 
-    The files themselves are in the shared memory. Of who may not use that, UCX makes them here.
+        The files are in the shared memory. For users without access to it, UCX makes them here.
 
     :returns: whether it was mounted just now.
     :raises GuestFileError: it cannot be.
@@ -198,7 +202,7 @@ def mount_folder(root: Root, size: int) -> bool:
     place = root.place(FOLDER)
     if os.path.ismount(place):
         return False
-    import ctypes  # not where nothing is mounted: units may forbid what some releases need
+    import ctypes  # only here: units may forbid system calls that some releases need
 
     libc = ctypes.CDLL(None, use_errno=True)
     data = f"size={max(size, _LEAST_FOLDER)},mode=1777".encode()
@@ -217,7 +221,7 @@ def _require_device(view: SegmentView | None) -> SharedDevice:
 
 
 def _format_rule(device: SharedDevice, group: int | None, mode: int) -> str:
-    """What udev keeps to when it looks at the device again."""
+    """The rule for udev, for its next look at the device."""
     owner = "" if group is None else f'GROUP="{GROUP}", '
     return (
         "# Written by nova-hpc-guest install --shared-memory.\n"

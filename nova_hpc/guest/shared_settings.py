@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The variables with which an unmodified MPI over UCX uses the shared memory.
+"""The variables that make an unmodified MPI over UCX use the shared memory.
 
-UCX takes shared memory for something between processes of one kernel. The library
-``nova-hpc-shm`` tells it otherwise; these settings keep it from ways that then go wrong.
+UCX assumes that only processes of one kernel share memory. The library ``nova-hpc-shm`` makes UCX
+use it between servers; these settings exclude transports that would then fail.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 PRELOAD: Final = "LD_PRELOAD"
-#: From this version on, large messages take the shared memory without being told to.
+#: From this version on, large messages use the shared memory by default.
 SENDS_LARGE: Final = (1, 22)
 #: MiB of its part that each process takes at most, with UCX's own sizes: an Open MPI rank with a
-#: window 8.2, all others about 4.2 (tests/shm/test_mpi.py); and sizes with which less is enough.
+#: window 8.2, all others about 4.2 (tests/shm/test_mpi.py). And sizes with which they need less.
 RANK_MIB: Final = 9
 DIRECTORY_MIB: Final = 1
 SMALL_RANKS: Final = ("UCX_POSIX_SEG_SIZE=4k", "UCX_POSIX_RX_BUFS_GROW=64")
 
 
 class NetworkDevices(NamedTuple):
-    """What this machine has beside the shared memory."""
+    """The devices of this machine beside the shared memory."""
 
     #: Names of network interfaces without ``lo``.
     interfaces: tuple[str, ...] = ()
@@ -37,21 +37,21 @@ def build_shared_settings(
     """Names and values of the variables.
 
     :param library: path of ``libnova-hpc-shm.so``.
-    :param folder: directory of the files that UCX asks for.
-    :param ucx: major and minor version of the machine's UCX; None: not known, and settings are
-        those that are right for all.
+    :param folder: directory of the files that UCX opens.
+    :param ucx: major and minor version of the machine's UCX; None if unknown, which gives the
+        settings that are right for all versions.
     """
     settings = [
         (PRELOAD, library),
         ("UCX_POSIX_DIR", folder),
-        # /proc/PID/fd of another server's process is nothing here, or another process.
+        # /proc/PID/fd of another server's process does not exist here, or is another process's.
         ("UCX_POSIX_USE_PROC_LINK", "n"),
-        # Else a first message that goes one way waits for an idle transport, for ever.
+        # Otherwise a first message in one direction waits for an idle transport, for ever.
         ("UCX_ADAPTIVE_PROGRESS", "n"),
-        # These ask this kernel for a process that is another kernel's.
+        # These look up a process of another kernel in this kernel.
         ("UCX_TLS", "^" + ",".join(("cma", "sysv", *devices.copiers))),
-        # At its end MPICH flushes each way. That of TCP's put waits for an answer of the peer,
-        # which has gone on to wait for its launcher where the shared memory was done before.
+        # At its end MPICH flushes each transport. TCP's put waits for an answer of the peer. The
+        # peer already waits for its launcher, because the shared memory was done before.
         ("UCX_TCP_PUT_ENABLE", "n"),
     ]
     reachable = (*devices.interfaces, *devices.rdma_ports)
@@ -68,14 +68,14 @@ def build_shared_settings(
         ("OMPI_MCA_osc", "ucx"),
         ("OMPI_MCA_pml_ucx_tls", "any"),
         ("OMPI_MCA_pml_ucx_devices", "any"),
-        # Open MPI gives other servers its own variables, and those that are listed.
+        # Open MPI passes its own variables to other servers, and the listed ones.
         ("OMPI_MCA_mca_base_env_list", names),
         ("OMPI_MCA_mca_base_env_list_delimiter", ","),
     )
 
 
 def describe_small_part(part_bytes: int, cpus: int) -> str | None:
-    """The advice for a part with too little room for a process on each CPU; None: it has room.
+    """The advice for a part with too little room for a process on each CPU; None if it has room.
 
     :param cpus: of this machine.
     """
@@ -89,7 +89,7 @@ def describe_small_part(part_bytes: int, cpus: int) -> str | None:
 
 
 def format_version(ucx: tuple[int, int]) -> str:
-    """A version of UCX, as users know it."""
+    """A version of UCX in its usual form."""
     return f"{ucx[0]}.{ucx[1]}"
 
 
@@ -109,7 +109,7 @@ def format_environment(
 
 
 def format_shell_environment(settings: Sequence[tuple[str, str]]) -> str:
-    """A file for shells to read: the user's own libraries stay, behind the one of this project.
+    """A file for shells to read: the user's own libraries stay, behind this project's.
 
     The library has to come first: another one with an ``mmap()`` would take UCX's calls.
     """

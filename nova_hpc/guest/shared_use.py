@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why programs of this machine, or of this container, do not use the shared memory."""
+"""Reasons why programs of this machine, or of this container, do not use the shared memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FIRST: Final = {"pid": "pid:[4026531836]", "ipc": "ipc:[4026531839]"}
 
 
 def find_obstacles(root: Root) -> tuple[str, ...]:
-    """What keeps MPI on the network, in words; (): nothing that can be seen from here."""
+    """Reasons why MPI stays on the network, in words; () if none can be seen from here."""
     return tuple(_list_obstacles(root))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The promised devices and where they are, for people and for programs."""
+"""The promised devices and their places, for people and for programs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from .compare import Result, promised_distance
 from .document import PEER_REASONS, GuestDevice, GuestDocument
 
-#: A table of distances for more devices than this is no help.
+#: A table of distances for more devices than this would be too wide.
 _WIDEST = 32
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the cloud, which writes the document of a guest, and the guest both know of it."""
+"""Names that the cloud, which writes the document of a guest, and the guest share."""
 
 from __future__ import annotations
 

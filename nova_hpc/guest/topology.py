@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The place of this machine on the fabric, for people, for Slurm and for programs.
 
-All names are the project's own: the same name on two of its machines means that they
-share the domain, and nothing else.
+All names are the project's own: the same name on two of its machines only means that they
+share the domain.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from .document import DocumentError, GuestDevice, GuestDocument
 from .machine import GuestFunction
 from .terms import DOCUMENT
 
-#: What Slurm calls the topology that is not named otherwise.
+#: Slurm's name of the topology without another name.
 DEFAULT: Final = "default"
 _WORDS: Final = {"nvlink_domain": "NVLink domain", "sub_domain": "sub-domain"}
-#: Levels of which each lies in one of the level before.
+#: Levels of the tree; a domain is part of one of the level before.
 _TREE: Final = ("spine", "block", "leaf")
 
 
 def check_place_known(document: GuestDocument) -> None:
-    """Refuse a document that does not say where the machine is.
+    """Refuse a document that lacks the machine's place.
 
-    :raises DocumentError: it says neither a domain nor a rail.
+    :raises DocumentError: it contains neither a domain nor a rail.
     """
     if not document.fabric and not any(device.rail for device in document.devices):
         raise DocumentError(
@@ -57,8 +57,8 @@ def format_slurm_place(
 
     :param level: the level whose domains Slurm has as switches or blocks.
     :param topology: name of Slurm's topology.
-    :param below: a switch that Slurm has; the path from there is given, of which Slurm
-        makes what it has not (26.05). None: the domain's name alone.
+    :param below: a switch that Slurm has; the result has the path from there, and Slurm makes its
+        missing switches (26.05). None for only the domain's name.
     :raises DocumentError: the domain is not known.
     """
     domains = dict(document.fabric)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Questions that a snapshot of a cloud answers: explain, capacity, drain, flavors."""
+"""Commands that work on a snapshot of a cloud: explain, capacity, drain, flavors."""

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The number of servers of a flavor that still fit on each host. Pure.
 
-There is no second way to count: each host is asked what the scheduler would choose on it,
-the devices, CPUs and pages of the answer are taken away, and it is asked again. So what is
-counted is what the scheduler would do with one server after the other, and where devices
-can be combined in several ways (groups of unlike size, say) it may be less than the most
-that a search over all ways would find.
+The count uses the scheduler's own choice. For each host it gets the choice, takes the chosen
+devices, CPUs and pages away, and repeats. So the count is the number of servers that the scheduler
+would place one after the other. If devices can be combined in several ways (groups of unlike size,
+for example), it may be less than the maximum over all ways.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ class NodeCapacity:
     node: SnapshotNode
     #: How many servers.
     fit: int
-    #: Why not one more, for operators.
+    #: The reason why one more does not fit, for operators.
     reason: str
-    #: The sign of that; None: the host gets no servers at all.
+    #: The sign of that reason; None if the host gets no servers at all.
     unmet: Unmet | None = None
 
 
@@ -43,7 +42,7 @@ class Capacity:
 
     flavor: Flavor
     rooms: tuple[NodeCapacity, ...]
-    #: What could not be read, for operators.
+    #: Data of the cloud that could not be read, for operators.
     problems: tuple[str, ...] = ()
     #: Of the servers that were counted.
     request: Request | None = None
@@ -68,7 +67,7 @@ def measure_capacity(
     """Count the servers of the flavor *name* that fit on each node of *cloud*.
 
     :param ports: the direct ports that each server brings.
-    :raises SnapshotError: there is no such flavor, or nobody can create servers of it.
+    :raises SnapshotError: the flavor does not exist, or no server can be created from it.
     """
     return measure_flavor(
         cloud, snapshot.flavor_with_ports(cloud, find_flavor(cloud, name, image), ports)
@@ -78,7 +77,7 @@ def measure_capacity(
 def measure_flavor(cloud: Snapshot, flavor: Flavor) -> Capacity:
     """The same for a flavor that need not be the cloud's, with its ports.
 
-    :raises SnapshotError: nobody can create servers of it.
+    :raises SnapshotError: no server can be created from it.
     """
     try:
         request = snapshot.request_of_flavor(flavor, cloud.hosts)

@@ -38,7 +38,7 @@ class _CapacityReport:
 
     capacity: Capacity
     fabric: FabricMap
-    #: None: nobody asked for clusters.
+    #: None without the option for clusters.
     members: int | None
     #: For each level of the map; of clusters of one without *members*.
     levels: tuple[AtLevel, ...]
@@ -135,7 +135,7 @@ class ShowCapacity(ListCommand):
 
 
 def read_synced_map(cloud: Snapshot) -> tuple[FabricMap, tuple[str, ...]]:
-    """The map that Nova's aggregates say, and what makes no sense in them."""
+    """The map in Nova's aggregates, and the problems in them."""
     places: dict[str, FabricPlace] = {}
     problems: dict[str, None] = {}
     for node in cloud.hosts:

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """New places for the servers of a host. Pure: a snapshot in, a plan or its refusals out.
 
-Each server is asked about with the scheduler's own functions, on hosts as they would be
-after the moves before it. Those that need most are placed first, each on the best host of
-its domain; where a later one finds no room, earlier choices are taken back, up to a bound
-of tries.
+The scheduler's own functions judge each server, on hosts as they would be after the moves before
+it. Servers that need most are placed first, each on the best host of its domain. If a later server
+finds no room, earlier choices are taken back, up to a bound of tries.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from nova_hpc_tools.cloud.explain.remedies import Chooser
 from nova_hpc_tools.snapshot import Flavor, Server, Snapshot, SnapshotError, SnapshotNode
 from nova_hpc_tools.snapshot.direct_ports import DirectPorts, merge_equal_ports
 
-#: Answers of the engine that are asked for at most.
+#: The most verdicts of the engine in one search.
 _TRIES: Final = 5000
 
 
@@ -35,7 +34,7 @@ class DrainedServer:
     """A server that has to go.
 
     :ivar apart: hosts that its server groups forbid it.
-    :ivar tied: why it cannot leave at all; "": it can.
+    :ivar tied: why it cannot leave at all; "" if it can.
     """
 
     uuid: str
@@ -50,10 +49,10 @@ class DrainedServer:
 class Move:
     """One move of the plan.
 
-    :ivar target: host that it goes to; None: Nova chooses, since it has no devices that
+    :ivar target: host that it goes to; None if Nova chooses, since it has no devices that
         could be planned.
     :ivar level: how close its devices will be; "" without devices.
-    :ivar domain: what it stays in, as ``leaf l1``; "" where its flavor asks for nothing.
+    :ivar domain: the domain that it stays in, as ``leaf l1``; "" if its flavor requires none.
     """
 
     server: str
@@ -73,19 +72,23 @@ class DrainPlan:
 
 @attrs.frozen
 class _PlannedServer:
-    """A server with devices, as the engine knows it."""
+    """A server with devices, in the engine's terms."""
 
     mover: DrainedServer
     flavor: Flavor
     request: Request
     devices: int
     domain: str
-    #: Hosts that it may go to: those that it has to share a domain with come first.
+    #: Hosts that it may go to: hosts in a domain that it has to share come first.
     hosts: tuple[frozenset[str], ...]
 
 
 def plan_drain(cloud: Snapshot, host: str, movers: Iterable[DrainedServer]) -> DrainPlan:
-    """Find a place for all *movers*, which are on *host*, or say for which there is none."""
+    """Find a place for all *movers*, which are on *host*, or name those that have none.
+
+    One server that cannot leave at all ends the plan, so a plan moves all servers or none. Nova
+    chooses the host of servers without devices.
+    """
     places = {
         node.host: read_aggregate_place(node.host, node.aggregates.values()).place
         for node in cloud.hosts
@@ -109,7 +112,7 @@ def plan_drain(cloud: Snapshot, host: str, movers: Iterable[DrainedServer]) -> D
             refusals.append(f"{mover.name} ({mover.uuid}): {error}")
     if refusals:
         return DrainPlan(refusals=tuple(refusals))
-    # The largest first: the smaller ones find room in what is left.
+    # The largest first: the smaller ones find room in the rest.
     wanted.sort(key=lambda server: -server.devices)
     search = _DrainSearch(cloud, host)
     moves = search.place(tuple(wanted))
@@ -209,6 +212,10 @@ class _DrainSearch:
     def _place(
         self, wanted: Sequence[_PlannedServer], state: Mapping[str, SnapshotNode], at: int
     ) -> tuple[Move, ...] | None:
+        """Place the servers from *at* on: a depth-first search that takes choices back.
+
+        :returns: their moves; None without a plan, or if the tries are used up.
+        """
         if at == len(wanted):
             return ()
         server = wanted[at]
@@ -230,7 +237,7 @@ class _DrainSearch:
     def _options(
         self, server: _PlannedServer, state: Mapping[str, SnapshotNode]
     ) -> list[tuple[str, DeviceSet]]:
-        """Nodes that take it and what it gets there, the best first; of nodes alike, one."""
+        """Nodes that take it and its devices there, the best first; one of several equal nodes."""
         options = []
         for nearness, hosts in enumerate(server.hosts):
             for name, node in state.items():

@@ -13,7 +13,7 @@ from nova_hpc.outside.text import printable_text
 from nova_hpc_tools.fabric.nova_aggregates import FabricCloud, NovaApiError
 
 #: 2.56: a cold migration names its host; 2.59: migrations have UUIDs; 2.64: rules of server
-#: groups; 2.84: what went wrong in an action. Nova 32, 33 and 34 have all of them.
+#: groups; 2.84: the fault of an action. Nova 32, 33 and 34 have all of them.
 MICROVERSION: Final = "2.84"
 #: Migrations that are under way.
 MOVING: Final = ("accepted", "queued", "preparing", "pre-migrating", "migrating", "post-migrating")
@@ -32,7 +32,7 @@ class DrainServer:
     name: str
     #: As ACTIVE, SHUTOFF, VERIFY_RESIZE, ERROR.
     status: str
-    #: What Nova is doing with it; "" for nothing.
+    #: Nova's present task on it; "" for none.
     task: str
     host: str
     #: Name of its flavor when it was created or resized.
@@ -69,7 +69,7 @@ class DrainCloud(FabricCloud):
     def servers_of(self, host: str) -> list[DrainServer]:
         """The servers that are on *host* now.
 
-        :raises NovaApiError: Nova does not tell.
+        :raises NovaApiError: Nova does not answer, or refuses.
         """
         api_servers = self._pages(
             "/servers/detail", "servers", MICROVERSION, all_tenants="1", host=host
@@ -77,9 +77,9 @@ class DrainCloud(FabricCloud):
         return [_parse_drain_server(server) for server in api_servers]
 
     def server(self, uuid: str) -> DrainServer | None:
-        """One server; None: it was deleted.
+        """One server; None if it was deleted.
 
-        :raises NovaApiError: Nova does not tell.
+        :raises NovaApiError: Nova does not answer, or refuses.
         """
         try:
             return _parse_drain_server(self._get(f"/servers/{uuid}", MICROVERSION)["server"])
@@ -91,7 +91,7 @@ class DrainCloud(FabricCloud):
     def moves_from(self, host: str) -> list[DrainMigration]:
         """Cold migrations and resizes away from *host* that are not over.
 
-        :raises NovaApiError: Nova does not tell.
+        :raises NovaApiError: Nova does not answer, or refuses.
         """
         return [
             DrainMigration(
@@ -120,7 +120,7 @@ class DrainCloud(FabricCloud):
     def binding_groups(self) -> list[BindingGroup]:
         """Server groups with hard policies.
 
-        :raises NovaApiError: Nova does not tell.
+        :raises NovaApiError: Nova does not answer, or refuses.
         """
         return [
             BindingGroup(
@@ -134,9 +134,9 @@ class DrainCloud(FabricCloud):
         ]
 
     def hosts_of(self, servers: frozenset[str]) -> dict[str, str]:
-        """Server -> host of those that have one.
+        """Server -> host, for servers that have a host.
 
-        :raises NovaApiError: Nova does not tell.
+        :raises NovaApiError: Nova does not answer, or refuses.
         """
         api_servers = self._pages("/servers/detail", "servers", MICROVERSION, all_tenants="1")
         every = {
@@ -148,7 +148,7 @@ class DrainCloud(FabricCloud):
     def service(self, host: str) -> Mapping[str, Any]:
         """The compute service of *host*.
 
-        :raises NovaApiError: there is none, or Nova does not tell.
+        :raises NovaApiError: the service does not exist, or Nova does not answer.
         """
         answer = self._get("/os-services", MICROVERSION, host=host, binary="nova-compute")
         for service in answer["services"]:
@@ -165,7 +165,7 @@ class DrainCloud(FabricCloud):
         self._call("put", f"/os-services/{service['id']}", body, microversion=MICROVERSION)
 
     def migrate(self, uuid: str, target: str | None) -> None:
-        """Ask for a cold migration; the scheduler checks *target*, or chooses.
+        """Request a cold migration; the scheduler checks *target*, or chooses.
 
         :raises NovaApiError: Nova refuses.
         """
@@ -173,7 +173,7 @@ class DrainCloud(FabricCloud):
         self._call("post", f"/servers/{uuid}/action", body, microversion=MICROVERSION)
 
     def confirm(self, uuid: str) -> None:
-        """End a cold migration: the server leaves what it had where it was.
+        """End a cold migration: the server gives up its resources on the old host.
 
         :raises NovaApiError: Nova refuses.
         """
@@ -181,7 +181,7 @@ class DrainCloud(FabricCloud):
         self._call("post", f"/servers/{uuid}/action", body, microversion=MICROVERSION)
 
     def why(self, uuid: str) -> str:
-        """Nova's words on the server's last cold migration; "" where it has none."""
+        """Nova's words on the server's last cold migration; "" without one."""
         path = f"/servers/{uuid}/os-instance-actions"
         try:
             actions = self._get(path, MICROVERSION)["instanceActions"]
@@ -198,7 +198,7 @@ def _parse_drain_server(server: Mapping[str, Any]) -> DrainServer:
     flavor = server.get("flavor") or {}
     return DrainServer(
         uuid=str(server["id"]),
-        # It is shown, and nothing is asked by it.
+        # The name is only printed; requests use the UUID.
         name=printable_text(str(server.get("name") or server["id"])),
         status=str(server.get("status") or "UNKNOWN"),
         task=str(server.get("OS-EXT-STS:task_state") or ""),

@@ -32,7 +32,7 @@ from nova_hpc_tools.fabric.nova_aggregates import NovaApiError
 from nova_hpc_tools.snapshot import SnapshotError, cloud_readers
 
 _TO_DO: Final = 1
-#: What operators read in ``openstack compute service list --long``.
+#: The reason that operators read in ``openstack compute service list --long``.
 _REASON: Final = "nova-hpc drain"
 _COLUMNS: Final = ("Server", "ID", "To", "Level", "Domain", "Done")
 _CONFIRM: Final = "confirm"
@@ -44,9 +44,9 @@ class _HostSurvey:
     """The servers on the host, and those on their way from there."""
 
     service: Any
-    #: With wishes of this project's.
+    #: Servers that use keys of this project.
     servers: tuple[DrainServer, ...]
-    #: How many others; they stay.
+    #: Number of other servers; they stay.
     others: int
     #: Cold migrations that are under way or wait for their confirmation.
     begun: tuple[Move, ...]
@@ -155,7 +155,7 @@ class Drain(ListCommand):
         moves: Sequence[Move],
         patience: MovePatience,
     ) -> tuple[list[Move], str | None]:
-        """Do it in order; what was done, and why no more."""
+        """Do the moves in order; returns the finished moves, and the reason if it stopped."""
         done: list[Move] = []
         total = len(look.begun) + len(moves)
         at = ""
@@ -229,7 +229,7 @@ def _has_hpc_wishes(server: DrainServer) -> bool:
 def _collect_movers(
     cloud: DrainCloud, servers: Sequence[DrainServer], host: str
 ) -> list[drain.DrainedServer]:
-    """The servers with what their server groups forbid them."""
+    """The servers with the hosts that their server groups forbid."""
     groups = cloud.binding_groups() if servers else []
     servers_with_groups = [(server, _server_groups_of(server, groups)) for server in servers]
     concerned = frozenset(

@@ -30,7 +30,7 @@ from nova_hpc_tools.snapshot.unplaced_requests import UnplacedRequest
 #: Hosts that one line names; the others are counted.
 _NAMED = 8
 
-#: Groups of alike hosts that are drawn; of the others only the reason is said.
+#: Groups of alike hosts that are drawn; of the others only the reason is printed.
 _DRAWN = 8
 
 #: Columns of output that goes to a file or a pipe.
@@ -40,7 +40,7 @@ _NO_PATH: tuple[str, ...] = ()
 
 def print_explanation(answer: FlavorReport | ServerReport, gang: GroupFit | None = None) -> None:
     """Print an answer to standard output."""
-    # Where nobody's terminal is as wide as it is, a tree must not lose words.
+    # A file has no width: a tree must not lose words there.
     width = None if sys.stdout.isatty() else _WIDE
     console = InertConsole(soft_wrap=True, highlight=False, width=width)
     encoding = (getattr(sys.stdout, "encoding", None) or "ascii").lower()
@@ -69,7 +69,7 @@ def _print_explain_report(console: Console, answer: FlavorReport, mark: str) -> 
     if answer.asked is not None:
         _print_asked_servers(console, answer.asked)
     console.print(Text(_format_headline(answer), style="bold"))
-    # The answer comes before what it is made of, which is long where there are many hosts.
+    # The answer comes before the details, which are long if there are many hosts.
     console.print(_format_conclusion(answer))
     for number, group in enumerate(_group_alike_verdicts(answer.verdicts)):
         _print_host_group(console, answer, group, mark, number < _DRAWN)
@@ -155,7 +155,7 @@ def _print_host_group(
 
 
 def _marks_by_provider(request: Request, choice: NodeChoice | None) -> dict[str, str]:
-    """Provider -> what is said next to the mark."""
+    """Provider -> text next to the mark."""
     if choice is None:
         return {}
     counts_by_pool: dict[str, dict[tuple[int, int | None], int]] = {}
@@ -218,7 +218,7 @@ def _label_numa_node(node: SnapshotNode, number: int) -> str:
                 cpus = "CPU" if numa.dedicated_cpus == 1 else "CPUs"
                 text += f", {numa.dedicated_cpus} dedicated {cpus} free"
             for size, free in sorted((numa.pages or {}).items()):
-                # Small pages are not what a guest asks for next to devices.
+                # Guests do not use small pages next to devices.
                 if size > 64 and free:
                     text += f", {free} pages of {size} KiB free"
     return text

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``nova-hpc explain``: would it fit, where, with which devices, and why not."""
+"""``nova-hpc explain``: whether a server would fit, its host and devices, and the reasons."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Explain(ListCommand):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
-        """Ask; status 0 if it fits, 1 if not."""
+        """Print the answer; status 0 if it fits, 1 if not."""
         args = parsed_args
         if args.flavor is None:
             for option in ("image", "count", "host", "port", "group"):
@@ -149,7 +149,7 @@ def _explain_named_server(taken: Snapshot, args: argparse.Namespace) -> FlavorRe
         try:
             return explain_server(taken, args.server)
         except NoServerError:
-            # A file says nothing of servers without devices.
+            # A snapshot file contains no servers without devices.
             if args.snapshot is not None:
                 raise
     return explain_asked(taken, cloud_readers.read_asked(args.config, args.server, args.request))
@@ -158,7 +158,7 @@ def _explain_named_server(taken: Snapshot, args: argparse.Namespace) -> FlavorRe
 def _explain_gang(
     taken: Snapshot, answer: FlavorReport, args: argparse.Namespace
 ) -> GroupFit | None:
-    """Whether the servers come together; None: their flavor does not want it."""
+    """Whether the servers come together; None if their flavor does not require it."""
     wish = read_fabric(answer.flavor.extra_specs)
     if wish is None:
         return None
@@ -167,7 +167,7 @@ def _explain_gang(
     members = answer.question.count
     lines = None if args.snapshot is not None else cloud_readers.read_fabric_groups(args.config)
     if asked is not None and not any(line.group == group for line in lines or ()):
-        # Of a group that is nowhere, a place is wanted for all that were announced.
+        # A group without a domain needs room for all its announced members.
         members = max(members, asked.members or 1)
     fits = measure_flavor(taken, answer.flavor).by_host
     readings = [read_aggregate_place(node.host, node.aggregates.values()) for node in taken.hosts]

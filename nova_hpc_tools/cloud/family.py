@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flavors for 1, 2, 4, ... GPUs of one kind of node, that leave nothing over. Pure.
+"""Flavors for 1, 2, 4, ... GPUs of one kind of node, without a rest. Pure.
 
-CPUs and memory are dealt so that the last GPU of the poorest NUMA node has its share. How near
-the devices of each flavor have to be is the tightest level at which the node still holds as
-many servers of it as it holds without any: that is asked of the scheduler's own functions.
+CPUs and memory are dealt so that the last GPU of the poorest NUMA node has its share. Each flavor
+gets the tightest level at which the node still holds as many of its servers as without a level.
+The scheduler's own functions decide that.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def build_flavor_family(
     :param node: one of *cloud*; its servers do not count.
     :param name: of the family: ``hpc`` makes ``hpc.gpu1``.
     :param gpu: alias of the GPUs.
-    :param beside: alias of which each GPU gets one; None: of none.
-    :raises SnapshotError: the node cannot have them; the text says what it lacks.
+    :param beside: alias with one device for each GPU; None for no such alias.
+    :raises SnapshotError: the node cannot have them; the text names the missing part.
     """
     node = release_all_servers(cloud, node)
     gpu_counts = _by_numa(node, gpu)
@@ -108,6 +108,10 @@ def _by_numa(node: SnapshotNode, alias: str) -> dict[int | None, int]:
 
 
 def _share_of_gpu(node: SnapshotNode, gpus: Mapping[int | None, int]) -> _Share:
+    """The CPUs and hugepages for each GPU, as the poorest NUMA node with GPUs has them.
+
+    :raises SnapshotError: the GPUs' NUMA nodes are unknown, or lack CPUs or hugepages.
+    """
     numa_nodes = {numa.id: numa for numa in node.numa}
     homes = [(numa_nodes.get(numa), count) for numa, count in gpus.items() if numa is not None]
     if not homes or any(home is None for home, _ in homes) or None in gpus:

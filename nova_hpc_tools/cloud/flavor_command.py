@@ -31,7 +31,7 @@ _CHECKED: Final = "2.86"
 
 
 class NoDevicesError(CommandError):
-    """No host of the cloud offers a device: there is no kind of node to make flavors for."""
+    """No host of the cloud offers a device, so no node can be the model of flavors."""
 
     status = 3
 
@@ -168,7 +168,7 @@ def _choose_adapter_alias(
 
 
 def _flavor_state_of(cloud: Snapshot, flavor: Flavor) -> str:
-    """The word for a flavor of that name in the snapshot, which does not know its disk."""
+    """The word for a flavor of that name in the snapshot, which does not contain its disk."""
     for known_flavor in cloud.flavors:
         if known_flavor.name == flavor.name and known_flavor.image is None:
             same = (known_flavor.vcpus, known_flavor.memory_mb, dict(known_flavor.extra_specs)) == (
@@ -184,9 +184,9 @@ def _flavor_state_of(cloud: Snapshot, flavor: Flavor) -> str:
 
 
 def _make_missing_flavors(compute: Any, members: Sequence[FamilyFlavor], disk: int) -> list[str]:
-    """Make those that are not there; all are looked at before the first is made.
+    """Make the missing flavors; all are compared before the first is made.
 
-    :raises CommandError: one is there and says something else, or Nova refuses.
+    :raises CommandError: an existing one differs, or Nova refuses.
     """
     try:
         existing = {flavor.name: flavor for flavor in compute.flavors(get_extra_specs=True)}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The answer of ``nova-hpc explain`` about servers that are to be together, for people."""
+"""The answer of ``nova-hpc explain`` on servers that are to be together, for people."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SHOWN: Final = 8
 
 
 def print_gang_answer(console: Console, together: GroupFit) -> None:
-    """Print which domain the members get, or what each of them lacks."""
+    """Print the domain that the members get, or the shortage of each domain."""
     gang = together.gang
     console.print()
     many = f"{gang.members} members" if gang.members > 1 else "1 member"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kinds of nodes in a cloud: roles, counts and tree shape, withheld devices included. Pure.
 
-A node does not report where a withheld device sits. Another node that has the same devices in the
-same places, and one of that role at the same address, shows it.
+A node does not report the place of a withheld device. Another node that has the same devices in
+the same places, and a device of that role at the same address, shows the place.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def complete_node(node: SnapshotNode, model: SnapshotNode) -> SnapshotNode | Non
 
 
 def _shape_of(devices: Sequence[SnapshotDevice]) -> object:
-    """Roles, counts and the tree, whatever its parts are called."""
+    """Roles, counts and the tree, without the names of its parts."""
     return _shape_below([(_path_of(device), device) for device in devices])
 
 

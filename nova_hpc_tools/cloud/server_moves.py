@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One server after the other leaves a host; the first that cannot ends it.
+"""Servers leave a host one after the other; the first that cannot leave ends the run.
 
-Nothing is remembered: a run that was cut short is finished by the next one, which looks
-what is on the host and what waits for its confirmation.
+The run keeps no state: the next one finishes a run that was cut short. It looks which servers are
+on the host and which wait for their confirmation.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _PAUSE: Final = 2.0
 
 
 class DrainStopError(Exception):
-    """A server did not leave; the text says why and what it is now."""
+    """A server did not leave; the text gives the reason and its present state."""
 
 
 class ServerMover(Protocol):
     """The door to moves of servers."""
 
     def server(self, uuid: str) -> DrainServer | None:
-        """One server; None: it was deleted."""
+        """One server; None if it was deleted."""
 
     def migrate(self, uuid: str, target: str | None) -> None:
-        """Ask for a cold migration."""
+        """Request a cold migration."""
 
     def confirm(self, uuid: str) -> None:
         """End a cold migration."""
@@ -52,7 +52,7 @@ class MovePatience:
 
 
 def move_server_off(cloud: ServerMover, host: str, move: Move, patience: MovePatience) -> str:
-    """Move one server off *host* and confirm it; where it is then, "" where it is gone.
+    """Move one server off *host* and confirm it; returns its new host, "" if it was deleted.
 
     :raises DrainStopError: it did not leave.
     :raises nova_hpc_tools.fabric.nova_aggregates.NovaApiError: Nova does not answer, or refuses.

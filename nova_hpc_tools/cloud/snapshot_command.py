@@ -43,7 +43,7 @@ class SaveSnapshot(RecordCommand):
             raise CommandError("-f describes the file: name one instead of -")
         taken = cloud_readers.obtain_snapshot(None, parsed_args.config, parsed_args.image)
         text = snapshot_document.dump_cloud_snapshot(taken)
-        # A file that nobody could read again is worth nothing.
+        # Read the text again first: an unreadable file would be useless.
         snapshot_document.load_cloud_snapshot(text)
         if to_stdout:
             sys.stdout.write(text)

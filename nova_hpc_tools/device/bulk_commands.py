@@ -63,7 +63,7 @@ class _SelectedDevice:
 
 
 class _BulkDeviceCommand(base.ListCommand):
-    """Shows what it is about to do and asks."""
+    """A command on several devices: shows them and waits for a confirmation."""
 
     errors = ERRORS
     question = ""
@@ -99,9 +99,9 @@ class _BulkDeviceCommand(base.ListCommand):
     def selected(
         self, args: argparse.Namespace, place: ManagedNode, reasons: Mapping[str, str]
     ) -> list[_SelectedDevice]:
-        """Those of *reasons* (address -> reason) that the options name.
+        """The entries of *reasons* (address -> reason) that the options select.
 
-        :raises CommandError: an address is named that is not among them.
+        :raises CommandError: *reasons* lacks an address of the options.
         """
         named = [normalise_address(address) for address in args.addresses]
         many = args.all or args.model is not None or args.since is not None
@@ -132,9 +132,9 @@ class _BulkDeviceCommand(base.ListCommand):
     def confirm(
         self, args: argparse.Namespace, rows: Sequence[_SelectedDevice], place: ManagedNode
     ) -> bool:
-        """Show the devices and ask; with --yes nobody is asked.
+        """Show the devices and wait for a confirmation, unless --yes is given.
 
-        :raises CommandError: nobody is there to ask.
+        :raises CommandError: standard input is not a terminal, so the question has no answer.
         """
         for row in rows:
             self.say(f"{row.address}  {place.model(row.address):20}  {row.state:11}  {row.reason}")
@@ -167,7 +167,7 @@ class AcceptDevices(_BulkDeviceCommand):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
-        """Show, ask, record."""
+        """Show the devices, wait for a confirmation, and record them."""
         reason = " ".join(parsed_args.reason.split())
         if not reason:
             raise CommandError("--reason: say why")
@@ -224,7 +224,7 @@ class ReleaseDevices(_BulkDeviceCommand):
     question = "Reset and release these {} devices?"
 
     def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
-        """Show, ask, clean, check, release."""
+        """Show the devices, wait for a confirmation, and clean, check and release them."""
         place = ManagedNode.read_existing(parsed_args.config)
         withheld = {**place.ledger.suspect, **place.ledger.quarantined}
         rows = self.selected(parsed_args, place, withheld)
@@ -260,7 +260,7 @@ class ReleaseDevices(_BulkDeviceCommand):
         return CommandAnswer(columns, done, status)
 
     def nothing(self, address: str, place: ManagedNode) -> str:
-        """It is not withheld for what was found at itself."""
+        """The text for a device that is not withheld for its own faults."""
         function = place.node.function(address)
         parent = None if function is None else function.physical_function
         reason = place.ledger.why(address, parent)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``nova-hpc device``: which devices may be given, and what is wrong with the others."""
+"""``nova-hpc device``: the devices that servers can get, and the faults of the others."""
 
 from __future__ import annotations
 
@@ -49,21 +49,21 @@ _NEEDED: Final = (
     *erasers.OPTIONS,
 )
 
-#: How libvirt may bind a device only nova-compute's device_spec says.
+#: Only nova-compute's device_spec shows how libvirt may bind a device.
 _SIGNS: Final = health.FRESH - {HealthSign.DRIVER, HealthSign.UNIT}
 
 _FAILED: Final = 1
 
-#: Columns of what has happened to one device.
+#: Columns of the result for one device.
 _STATE: Final = ("Address", "State", "Reason")
 
-#: What ends a command with one line.
+#: Errors that end a command with one line.
 ERRORS: Final = (AddressError, LedgerError, service_settings.ConfigError, cleaner.CleanerError)
 
 
 @attrs.frozen
 class ManagedNode:
-    """The node, as its nova-compute knows it."""
+    """The node, with the configuration and ledger of its nova-compute."""
 
     options: Any
     node: Node
@@ -73,10 +73,10 @@ class ManagedNode:
 
     @classmethod
     def read_existing(cls, config: Sequence[str], lost: bool = False) -> ManagedNode:
-        """The same, and say which ledger it is, and what is wrong with it.
+        """The same; prints the path of the ledger, and its problems, to standard error.
 
         :param lost: the ledger may be lost.
-        :raises LedgerError: there is none, or it is lost.
+        :raises LedgerError: the ledger does not exist, or is lost.
         """
         place = cls.read(config)
         if not (lost and place.ledger.lost):
@@ -116,7 +116,7 @@ class ManagedNode:
         return function is not None and not function.is_bridge
 
     def model(self, address: str) -> str:
-        """``vendor:product``, and the subsystem's where there is one."""
+        """``vendor:product``, and the subsystem's ids if it has them."""
         function = self.node.function(address)
         if function is None:
             return ""
@@ -129,12 +129,12 @@ class ManagedNode:
         return ":".join(word for word in words if word is not None)
 
     def since(self, address: str) -> str:
-        """The time at which the state of a device began; "": nothing was ever wrong."""
+        """The time at which the state of a device began; "" if it never had a fault."""
         trial = self.ledger.device(address).trial
         return format_ledger_time(trial.since) if trial is not None and trial.since else ""
 
     def cleaned_in(self, address: str) -> str:
-        """Seconds that the last stage of a device took that it passed; "": none did."""
+        """Seconds of the last stage that a device passed; "" if it passed none."""
         entry = device_stage.load_stage(self.ledger.device(address).stage)
         return "" if entry is None or entry.seconds is None else f"{entry.seconds:g}"
 
@@ -143,12 +143,12 @@ class ManagedNode:
         return erasers.find_erasers(self.options.hpc)
 
     def spec(self) -> DeviceSpec:
-        """The offer of the node by its roles alone."""
+        """The offer of the node, only by its roles."""
         wishes = Declaration(erasers=self.erasers())
         return device_spec.build_device_spec(self.node, self.table, wishes)
 
     def addresses(self) -> list[str]:
-        """Everything that is offered, or that somebody has put into a file."""
+        """All offered devices, and all devices in the ledger."""
         spec = self.spec()
         addresses = {address for offer in spec.offers for address in offer.functions}
         addresses |= self.ledger.devices.keys()
@@ -198,12 +198,12 @@ class ManagedNode:
         return words if percent is None else f"{words}; {percent} % are erased"
 
     def ill(self) -> dict[str, str]:
-        """Address -> what is wrong with a device, without touching it."""
+        """Address -> the fault of a device; does not touch the device."""
         addresses = self.addresses()
         offers = [OfferedFunction(address) for address in addresses]
         anyway = {word.strip().lower() for word in self.options.hpc.offer_anyway}
         of_role = {address: self.role(address) for address in addresses}
-        # The VPD of adapters is nova-compute's to read, once a boot.
+        # Only nova-compute reads the VPD of adapters, once a boot.
         cache = forbidden.answers_beside(self.file.path)
         answers = forbidden.load_answers(Path(self.options.hpc.sysfs_root), cache)
         symptoms = {
@@ -235,9 +235,9 @@ class ManagedNode:
         return DeviceUpkeep(records, cleaners, hpc.reset_timeout)
 
     def owners(self) -> DeviceOwners:
-        """The witnesses of who has a device: the ledger's marks stand for Nova.
+        """The sources for the owners of devices; the ledger's marks replace Nova's records.
 
-        :raises CommandError: they do not, since the ledger is new.
+        :raises CommandError: the ledger is new, so its marks are not complete.
         """
         if not self.ledger.compared:
             raise CommandError(
@@ -415,7 +415,7 @@ class _Baseline(FormattableColumn):
     """The baseline of a device: JSON for programs, one line for each kind of it for people."""
 
     def machine_readable(self) -> str:
-        """As the ledger has it; "": there is none."""
+        """The ledger's value as JSON; "" without one."""
         return json.dumps(self._value, sort_keys=True) if self._value else ""
 
     def human_readable(self) -> str:
@@ -448,7 +448,7 @@ class CheckDevice(_DeviceCommand):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
-        """Print what differs."""
+        """Print the differences."""
         address = normalise_address(parsed_args.address)
         place = ManagedNode.read_existing(parsed_args.config)
         candidate = place.candidate(address)

@@ -43,7 +43,7 @@ class _PartitionCommand(base.ListCommand):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
-        """Find the manager of the fabric, and do what the command is for."""
+        """Find the manager of the fabric, and run the command."""
         self.options = service_settings.read_node_options(parsed_args.config, _NEEDED).hpc
         links = NvlinkStep.from_options(self.options, LedgerFile.from_options(self.options))
         if links is None:
@@ -52,13 +52,13 @@ class _PartitionCommand(base.ListCommand):
         return self.act()
 
     def act(self) -> CommandAnswer:
-        """Do what the command is for."""
+        """Run the command."""
         raise NotImplementedError
 
     def expect_ledger(self) -> None:
-        """Say which ledger has the partitions of servers.
+        """Print the path of the ledger that contains the servers' partitions.
 
-        :raises LedgerError: there is none.
+        :raises LedgerError: the ledger does not exist.
         """
         file = LedgerFile.from_options(self.options)
         file.existing()

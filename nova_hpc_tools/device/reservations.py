@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``nova-hpc device reserved``: what is reserved in Placement for this node's devices.
+"""``nova-hpc device reserved``: reservations in Placement for this node's devices.
 
-It reads the ledger alone, so it works where nova-compute does not run, and after the
-driver was switched back to Nova's own: whatever this project has left reserved is found
-and named, with the command that lifts it.
+It reads only the ledger, so it works if nova-compute does not run, and after the driver was
+switched back to Nova's own. It lists every reservation that this project has left, with the
+command that lifts it.
 """
 
 from __future__ import annotations

@@ -30,22 +30,22 @@ from nova_hpc.wire.ledger import SOMEBODY, DeviceState, Ledger, LedgerDevice
 
 @attrs.frozen
 class DeviceUpkeep(HygieneStep):
-    """The step that keeps devices clean, with what an operator asks of it."""
+    """The step that keeps devices clean, with an operator's actions on a device."""
 
     @classmethod
     def of(cls, step: HygieneStep) -> DeviceUpkeep:
-        """The same step, with what an operator asks of it."""
+        """The same step, with an operator's actions."""
         return cls(**attrs.asdict(step, recurse=False))
 
     def check(self, device: DeviceCandidate) -> tuple[list[str], list[str]]:
-        """The differences of a device from its baseline, and why (a part of) it is not compared."""
+        """The differences from a device's baseline, and why (a part of) it is not compared."""
         ledger = distrust_damaged_baselines(self.records.ledger.read())
         if ledger.lost:
             return [], [ledger.problems[0]]
         address = device.function.address
         entry = ledger.device(address)
         if entry.server is not None:
-            return [], [explain_uncompared(entry, None)]  # a server may do with it what it likes
+            return [], [explain_uncompared(entry, None)]  # a server may change it as it likes
         look = self.records.looker.look([device])[address]
         faults = baseline_differences_of(entry, look, device.function)
         faults += excess_errors_of(entry, look, self.records.moment(), self.records.rules)
@@ -55,8 +55,8 @@ class DeviceUpkeep(HygieneStep):
     def changes(self, devices: Iterable[DeviceCandidate]) -> tuple[dict[str, str], dict[str, str]]:
         """The differences of devices from their baselines that an operator can accept.
 
-        :returns: address -> the differences; of a device that a server may have only
-            where it was found changed when it was cleaned. And address -> why it is not compared.
+        :returns: address -> the differences; for a device that a server may have, only if it was
+            found changed when it was cleaned. And address -> why it is not compared.
         """
         devices = list(devices)
         ledger = distrust_damaged_baselines(self.records.ledger.read())
@@ -84,7 +84,14 @@ class DeviceUpkeep(HygieneStep):
         }, {address: reason for address, reason in reasons.items() if reason}
 
     def accept(self, device: DeviceCandidate, owners: DeviceOwners, reason: str = "") -> str:
-        """Record a device as it is now; the same change at others of its model is right, too."""
+        """Record a device in its present state as its new baseline.
+
+        :param reason: the operator's. With a reason, the same change is also accepted at other
+            devices of the model.
+        :returns: the result, for people.
+        :raises LedgerError: the device may have an owner, could not be compared as a whole, or has
+            a fault that cannot be accepted.
+        """
         address = device.function.address
         with self.records.locks([address], 1.0):
             entry = self.records.known().device(address)
@@ -144,10 +151,10 @@ class DeviceUpkeep(HygieneStep):
         }
 
     def _expect_nobodys(self, address: str, owners: DeviceOwners, marked: bool = False) -> None:
-        """Only what Nova, libvirt and the kernel know nobody to have is touched.
+        """Touch only a device that has no owner according to Nova, libvirt and the kernel.
 
         :param marked: it may have the mark of a server that is gone.
-        :raises LedgerError: somebody has it, or that is unknown.
+        :raises LedgerError: it has an owner, or that is unknown.
         """
         server = self.records.known().device(address).server
         if server is not None and not marked:
@@ -170,9 +177,9 @@ class DeviceUpkeep(HygieneStep):
 
 
 def explain_uncompared(device: LedgerDevice, look: DeviceSnapshot | None) -> str:
-    """The reason why a device, or a part of it, is not compared; "": all of it is.
+    """The reason why a device, or a part of it, is not compared; "" if all of it is.
 
-    :param look: None: it was not looked at, since a server may have it.
+    :param look: None if it was not looked at, since a server may have it.
     """
     if look is None:
         server = "an unknown server" if device.server == SOMEBODY else f"server {device.server}"
@@ -202,7 +209,7 @@ def accept_changed_device(
 ) -> LedgerDevice:
     """The entry of a device whose change an operator accepts.
 
-    One that is withheld for the change has to be cleaned, and is tried at once.
+    A device that is withheld for the change has to be cleaned; its next trial is due at once.
     """
     entry = attrs.evolve(symptoms.renew_baseline(device, look, moment), unreported=False)
     if not is_change(device):
@@ -220,7 +227,7 @@ def accept_changed_device(
 
 
 def describe_stage(stage: DeviceStage | None) -> str:
-    """The stage's phase and what it takes, for people; "": the device has none."""
+    """The stage's phase and duration, for people; "" if the device has no stage."""
     if stage is None:
         return ""
     took = "" if stage.seconds is None else f"{stage.seconds:g} s"

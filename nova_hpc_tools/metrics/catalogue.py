@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every metric that there is: its name, its labels and what it says. Data only.
+"""All metrics: name, labels and meaning. Data only.
 
 The page :doc:`/admin/monitoring` lists them from here; the rules and the dashboard below ``etc``
 may use no other.
@@ -14,7 +14,7 @@ import attrs
 
 
 class MetricScope(enum.Enum):
-    """What a metric is about, and so which command gives it."""
+    """The subject of a metric, which determines the command that gives it."""
 
     NODE = "node"
     CLOUD = "cloud"
@@ -27,12 +27,12 @@ class MetricKind:
 
     scope: MetricScope
     word: str
-    #: One sentence, for the page and for who looks at the text of a scrape.
+    #: One sentence, for the page and for readers of a scrape's text.
     text: str
     labels: tuple[str, ...] = ()
-    #: It only grows, but for a ledger that begins anew.
+    #: It only grows, unless a new ledger starts.
     counter: bool = False
-    #: The option without which it is not given.
+    #: The option that is required for it.
     option: str = ""
 
     @property

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The metrics of a cloud: what ``capacity`` and ``device list --all-nodes`` say, as numbers.
+"""The metrics of a cloud: the results of ``capacity`` and ``device list --all-nodes`` as numbers.
 
-Pure but for :func:`read_cloud_samples`. A cloud that could be read in part alone is not read: of
-hosts that are missing every count would be wrong.
+Pure except :func:`read_cloud_samples`. A cloud that could only be read in part gives no metrics:
+with missing hosts every count would be wrong.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _FREE: Final = "free"
 _USED: Final = "in use"
 _WITHHELD: Final = "withheld"
 _STATES: Final = (DeviceState.SUSPECT.value, DeviceState.QUARANTINED.value, _WITHHELD)
-#: Sizes of sets of which the hosts are counted.
+#: Sizes of sets for which the number of hosts is counted.
 _SIZES: Final = (1, 2, 4, 8, 16)
 
 
 @attrs.frozen
 class FlavorWish:
-    """The flavors of which numbers are wanted, and the sizes of their clusters."""
+    """The flavors for which numbers are wanted, and the sizes of their clusters."""
 
     flavors: tuple[str, ...] = ()
     members: tuple[int, ...] = ()
@@ -66,7 +66,7 @@ def list_cloud_samples(
 ) -> Iterator[MetricSample]:
     """The metrics of a cloud.
 
-    :param health: None: it is unknown what nodes withhold.
+    :param health: None if the withheld devices of nodes are unknown.
     """
     taken = _parse_time(cloud.taken)
     if taken is not None:
@@ -187,7 +187,7 @@ def _list_flavor_samples(
     try:
         capacity = measure_capacity(cloud, name)
     except SnapshotError:
-        # It may come and go; what else is known of the cloud is given all the same.
+        # It may come and go; the other metrics of the cloud stay.
         yield MetricSample(catalogue.FLAVOR_UP, 0, (name,))
         return
     yield MetricSample(catalogue.FLAVOR_UP, 1, (name,))
@@ -217,7 +217,7 @@ def _list_flavor_samples(
 
 
 def _count_stranded_devices(cloud: Snapshot, capacity: Capacity) -> dict[str, int]:
-    """Role -> free devices, of those that the flavor asks for, that its servers leave."""
+    """Role -> free devices of the flavor's kinds that remain when its servers fill the cloud."""
     request = capacity.request
     if request is None:
         return {}

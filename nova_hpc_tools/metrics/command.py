@@ -86,7 +86,7 @@ class _MetricsCommand(ListCommand):
 
     @abstractmethod
     def make_reader(self, args: argparse.Namespace) -> ReadSamples:
-        """What reads the metrics.
+        """The function that reads the metrics.
 
         :raises CommandError: the options contradict themselves.
         """
@@ -178,7 +178,7 @@ class NodeMetrics(_MetricsCommand):
         return parser
 
     def make_reader(self, args: argparse.Namespace) -> ReadSamples:
-        """What reads this node."""
+        """The function that reads this node."""
         wish = node_facts.UuidWish(args.gpu_uuids, args.gpu_uuid_file)
         return lambda: node_facts.read_node_samples(args.config, wish)
 
@@ -223,7 +223,7 @@ class CloudMetrics(_MetricsCommand):
         return parser
 
     def make_reader(self, args: argparse.Namespace) -> ReadSamples:
-        """What reads the cloud."""
+        """The function that reads the cloud."""
         if len(args.flavor) > _MOST_FLAVORS:
             raise CommandError(f"--flavor: at most {_MOST_FLAVORS}, each has series of its own")
         if len(args.members) > _MOST_SIZES:
@@ -262,5 +262,5 @@ class FabricMetrics(_MetricsCommand):
         return parser
 
     def make_reader(self, args: argparse.Namespace) -> ReadSamples:
-        """What reads the fabric."""
+        """The function that reads the fabric."""
         return lambda: fabric_facts.read_fabric_samples(args.config, args.os_cloud)

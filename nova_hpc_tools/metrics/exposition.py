@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The metrics as Prometheus takes them: a text, a file for node_exporter, or a service.
 
-A scrape never reads anything: it gets what the last reading has said, as long as that is not too
-old, and otherwise that there is none. What is unknown is left out and never 0.
+A scrape never starts a reading. It gets the last reading, unless that is too old; otherwise it gets
+only the metric for a failed reading. An unknown value is left out and never 0.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from nova_hpc_tools.metrics import catalogue
 from nova_hpc_tools.metrics.catalogue import MetricKind, MetricScope
 from nova_hpc_tools.metrics.samples import MetricSample
 
-#: Reads the metrics of what a command is about, anew at each call.
+#: Reads fresh samples of the command's subject on each call.
 ReadSamples = Callable[[], Sequence[MetricSample]]
 
 #: A reading is too old after so many intervals without another.
 _LATE: Final = 3
 #: node_exporter reads no other files (collector/textfile.go).
 _SUFFIX: Final = ".prom"
-#: Everybody may read it: node_exporter has a user of its own.
+#: All users may read it: node_exporter has a user of its own.
 _MODE: Final = 0o644
-#: Bytes of a file of our own; more than any has.
+#: Limit for our own files, in bytes; larger than any of them.
 _LARGEST: Final = 1 << 24
 
 
@@ -61,22 +61,22 @@ def load_prometheus_client() -> Any:
 
 @attrs.frozen
 class _MetricsReading:
-    """The samples of one reading; None: it failed."""
+    """The samples of one reading; None if it failed."""
 
     samples: Sequence[MetricSample] | None
-    #: Seconds of a clock that nobody sets.
+    #: End of the reading, by a monotonic clock, in seconds.
     ended: float
-    #: Unix time of the last whole reading; None: there was none.
+    #: Unix time of the last complete reading; None without one.
     success: float | None
 
 
 @attrs.define
 class MetricsKeeper:
-    """What was read last. Threads that answer scrapes see it as a whole."""
+    """The last reading. Threads that answer scrapes see it as a whole."""
 
     scope: MetricScope
     read: ReadSamples
-    #: Seconds after which it counts no more; None: it is never too old.
+    #: Seconds after which it no longer counts; None if it is never too old.
     lasts: float | None = None
     _last: _MetricsReading = attrs.field(
         init=False, factory=lambda: _MetricsReading(None, 0.0, None)
@@ -85,8 +85,8 @@ class MetricsKeeper:
     def refresh(self, before: float | None = None) -> None:
         """Read now.
 
-        :param before: when it was read before, by whom this process does not know.
-        :raises Exception: what :attr:`read` raises; from now on nothing is known.
+        :param before: Unix time of the last reading of an earlier process.
+        :raises Exception: the error of :attr:`read`; from now on no sample is valid.
         """
         success = self._last.success or before
         try:
@@ -97,7 +97,7 @@ class MetricsKeeper:
         self._last = _MetricsReading(samples, time.monotonic(), time.time())
 
     def list_samples(self) -> tuple[MetricSample, ...]:
-        """What may be said now."""
+        """The samples that are valid now."""
         last = self._last
         late = self.lasts is not None and time.monotonic() - last.ended > self.lasts
         known = () if last.samples is None or late else last.samples
@@ -124,13 +124,13 @@ def write_exposition(samples: Iterable[MetricSample]) -> bytes:
 
 @attrs.frozen(eq=False)
 class _SamplesCollector:
-    """What a registry of the library asks at each scrape."""
+    """The collector that a registry of the library calls at each scrape."""
 
     client: Any
     samples: ReadSamples
 
     def describe(self) -> Iterable[Any]:
-        """The library asks for names at the start, before anything was read."""
+        """The library calls this at the start, when nothing has been read."""
         return ()
 
     def collect(self) -> Iterator[Any]:
@@ -156,10 +156,10 @@ class _SamplesCollector:
 def write_textfile(path: Path, keeper: MetricsKeeper) -> None:
     """Read, and write the file of node_exporter's textfile collector, whole or not at all.
 
-    Where the reading fails, the file says so, and keeps the time of the last one that did not.
+    If the reading fails, the file reports that, and keeps the time of the last complete reading.
 
     :raises CommandError: it cannot be written.
-    :raises Exception: what the reading raises, after the file was written.
+    :raises Exception: the error of the reading, after the file was written.
     """
     if path.suffix != _SUFFIX:
         raise CommandError(
@@ -178,10 +178,10 @@ def write_textfile(path: Path, keeper: MetricsKeeper) -> None:
 
 
 def _find_last_success(path: Path, scope: MetricScope) -> float | None:
-    """When the file says that a reading was whole; None: it does not say, or is not there."""
+    """Time of the last complete reading in the file; None if missing, or without a file."""
     name = catalogue.LAST_SUCCESS[scope].name
     parser = load_prometheus_client().parser
-    with contextlib.suppress(Exception):  # it may hold anything
+    with contextlib.suppress(Exception):  # the file may contain anything
         with path.open(encoding="utf-8") as file:
             text = file.read(_LARGEST)
         for family in parser.text_string_to_metric_families(text):
@@ -196,7 +196,7 @@ def _find_last_success(path: Path, scope: MetricScope) -> float | None:
 
 @attrs.frozen
 class ListenAddress:
-    """Where a service answers."""
+    """The address of a service."""
 
     host: str
     port: int
@@ -207,18 +207,18 @@ class ListenAddress:
 
 @attrs.frozen
 class TransportKeys:
-    """The files of TLS; None: it is not used."""
+    """The files of TLS; None if it is not used."""
 
     certificate: Path | None = None
     key: Path | None = None
-    #: Of those who may scrape; None: everybody.
+    #: CA of clients that may scrape; None if all may.
     client_ca: Path | None = None
 
 
 class _ScrapeHandler(simple_server.WSGIRequestHandler):
     """Answers one scrape, in a thread of its own."""
 
-    #: Seconds in which a client has to say something, the handshake of TLS included.
+    #: Seconds within which a client has to send data, the handshake of TLS included.
     timeout = 30
 
     def log_message(self, *args: object) -> None:
@@ -231,13 +231,13 @@ class _ScrapeServer(socketserver.ThreadingMixIn, simple_server.WSGIServer):
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say what is wrong here, and nothing of clients that go away or lack a certificate."""
+        """Report faults of the server, but not clients that go away or lack a certificate."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handle_error(request, client_address)
 
 
 def _make_tls_context(keys: TransportKeys) -> ssl.SSLContext | None:
-    """What TLS needs; None: it is not used.
+    """The context of TLS; None if it is not used.
 
     :raises CommandError: a file cannot be used; the text names the option and the file.
     """
@@ -266,8 +266,8 @@ def _open_server(address: ListenAddress, tls: ssl.SSLContext | None, app: Any) -
     server: _ScrapeServer = kind(place[4], _ScrapeHandler)
     server.set_app(app)
     if tls is not None:
-        # No handshake in accept(): a client that says nothing would keep all others waiting, and
-        # the end of the process. It comes with the first reading, in the thread of that client.
+        # No handshake in accept(): a silent client would keep all others waiting, and the end
+        # of the process. The first read makes the handshake, in the thread of that client.
         server.socket = tls.wrap_socket(
             server.socket, server_side=True, do_handshake_on_connect=False
         )
@@ -281,9 +281,9 @@ def serve_metrics(
     keys: TransportKeys,
     say: Callable[[str], None],
 ) -> None:
-    """Answer scrapes, and read every *interval* seconds, until the process is asked to end.
+    """Answer scrapes, and read every *interval* seconds, until a signal ends the process.
 
-    A reading that fails is said on standard error, and so is the next one that does not.
+    Standard error gets a line for a reading that fails, and for the next one that succeeds.
 
     :raises CommandError: the address or the keys cannot be used.
     """
@@ -315,7 +315,7 @@ def _refresh_forever(keeper: MetricsKeeper, interval: float) -> None:
         try:
             keeper.refresh()
         except Exception as error:
-            # One bad reading ends no service; scrapes are told that nothing is known.
+            # A failed reading does not end the service; scrapes get no old values.
             text = "".join(traceback.format_exception_only(error)).strip()
             print(text, file=sys.stderr, flush=True)
             failed = True

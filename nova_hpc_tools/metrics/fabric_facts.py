@@ -26,14 +26,14 @@ def read_fabric_samples(config: Sequence[str], cloud: str | None) -> tuple[Metri
     """Audit the subnet manager of this host.
 
     :param config: ``--config-file=FILE`` and ``--config-dir=DIR`` as the agent takes them.
-    :param cloud: name in clouds.yaml of the cloud whose agents and ports are looked at; None: none.
-    :raises Exception: what ``CheckFabric.errors`` names, and CommandError.
+    :param cloud: name in clouds.yaml of the cloud whose agents and ports are read; None for none.
+    :raises Exception: one of ``CheckFabric.errors``, and CommandError.
     """
     return tuple(list_fabric_samples(examine_fabric(config, cloud)))
 
 
 def list_fabric_samples(findings: FabricFindings) -> Iterator[MetricSample]:
-    """The metrics of what was found."""
+    """The metrics of the findings."""
     counts: Counter[tuple[str, ...]] = Counter()
     names: set[str] = set()
     for row in findings.rows:
@@ -69,7 +69,7 @@ def _list_agent_samples(agents: Iterable[Any]) -> Iterator[MetricSample]:
 
 
 def _parse_heartbeat(text: object) -> float | None:
-    """Unix time of what Neutron writes: ``2026-01-01 00:00:00``, in UTC."""
+    """Unix time of a text of Neutron's: ``2026-01-01 00:00:00``, in UTC."""
     try:
         moment = datetime.datetime.fromisoformat(str(text))
     except ValueError:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""UUIDs of GPUs, by which metrics of NVIDIA's DCGM are joined with ours.
+"""UUIDs of GPUs, which join metrics of NVIDIA's DCGM with those of this project.
 
-A UUID is made by NVIDIA's driver: of a GPU that the host's driver has, the kernel's files say it.
-One that is bound to VFIO has none on the host, and the guest that has it is not asked. So an
-operator may give a file that was written when the GPUs were burnt in. Its lines name the piece of
-hardware and never its address: a GPU that was replaced has no line, instead of a wrong one.
+NVIDIA's driver makes a UUID. If the host's driver has the GPU, the kernel's files contain it. A GPU
+that is bound to VFIO has none on the host, and its guest is not contacted. So an operator may give
+a file that was written when the GPUs were burnt in. Its lines identify the piece of hardware and
+never its address: a GPU that was replaced has no line, instead of a wrong one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from nova_hpc_tools.base import CommandError
 #: ``/proc/driver/nvidia/gpus/ADDRESS/information``, a line of it.
 _INFORMATION: Final = re.compile(r"^GPU UUID:\s+(GPU-[0-9a-f-]{36})\s*$", re.MULTILINE)
 _UUID: Final = re.compile(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-#: What tells one piece of hardware from all others (nova_hpc.wire.ledger.LedgerDevice.hardware).
+#: Ids that distinguish each piece of hardware (nova_hpc.wire.ledger.LedgerDevice.hardware).
 _IDENTITIES: Final = ("serial:", "vpd:")
 #: Bytes of a file of UUIDs; far more than a cloud has.
 _LARGEST: Final = 1 << 22
@@ -29,7 +29,7 @@ _LARGEST: Final = 1 << 22
 def read_kernel_uuids(root: Path, addresses: Iterable[str]) -> dict[str, str]:
     """Address -> UUID of the GPUs that NVIDIA's driver has on this host.
 
-    :param root: where proc is.
+    :param root: the directory that contains ``proc``.
     """
     tree = FileTree(root)
     uuids = {}

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The metrics of one node: what ``device list`` and ``inventory`` say, as numbers.
+"""The metrics of one node: the results of ``device list`` and ``inventory`` as numbers.
 
-Nothing is asked of nova-compute, so its restart changes nothing. The ledger is whole at all times;
-as long as nova-compute has not compared it with Nova's records, nobody knows what is free, and
-nothing is said of it.
+nova-compute is not called, so its restart changes nothing. The ledger is complete at all times. As
+long as nova-compute has not compared it with Nova's records, free devices are unknown, and their
+metrics are left out.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _SIGNS: Final = frozenset(sign.value for sign in HealthSign)
 
 @attrs.frozen
 class UuidWish:
-    """From where UUIDs of GPUs may be taken."""
+    """The permitted sources for UUIDs of GPUs."""
 
     #: NVIDIA's driver on the host.
     of_kernel: bool = False
-    #: A file of the operator; None: there is none.
+    #: A file of the operator; None without one.
     file: Path | None = None
 
 
@@ -54,10 +54,10 @@ class _ListedDevice:
 
 
 def read_node_samples(config: Sequence[str], wish: UuidWish) -> tuple[MetricSample, ...]:
-    """Read this node, as its nova-compute knows it.
+    """Read this node, with the configuration of its nova-compute.
 
-    :param config: ``--config-file=FILE`` and ``--config-dir=DIR`` as that takes them.
-    :raises Exception: what ``nova_hpc_tools.device.command.ERRORS`` names, and CommandError.
+    :param config: ``--config-file=FILE`` and ``--config-dir=DIR`` as for nova-compute.
+    :raises Exception: one of ``nova_hpc_tools.device.command.ERRORS``, and CommandError.
     """
     place = ManagedNode.read(config)
     return tuple(_iterate_node_samples(place, wish, time.time()))
@@ -175,7 +175,7 @@ def _list_gpu_samples(
                 uuids[device.address] = of_hardware[hardware]
     if wish.of_kernel:
         root = Path(place.options.hpc.sysfs_root)
-        # What the driver says now is later than any file.
+        # The driver's present UUIDs are newer than any file.
         uuids |= gpu_uuids.read_kernel_uuids(root, [device.address for device in devices])
     places = Counter(uuids.values())
     for uuid, number in places.items():

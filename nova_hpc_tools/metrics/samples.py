@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values of metrics, with labels that nobody can make endless. Pure.
+"""Values of metrics, with a limited number of labels. Pure.
 
-A label's value becomes a series of its own in Prometheus, which keeps each of them, and its
-text is shown in dashboards and alerts. Names of roles, flavors and hosts are texts of others:
-they are made printable and cut, and of many different ones most are put together.
+A label's value becomes a series of its own in Prometheus, which keeps each of them. Its text is
+shown in dashboards and alerts. Names of roles, flavors and hosts are texts of others, so they are
+made printable and cut. If there are too many, the rest shares one label.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from nova_hpc_tools.metrics.catalogue import MetricKind
 LONGEST: Final = 64
 #: Different roles that have a label of their own.
 MOST_ROLES: Final = 32
-#: What the others are called.
+#: The label of the others.
 OTHER: Final = "other"
-#: Hex digits that tell texts apart that would look alike.
+#: Hex digits that distinguish texts that would look alike.
 _DIGITS: Final = 8
 _MARKED: Final = re.compile(r"~[0-9a-f]{8}$")
 
 
 def bound_label(text: str) -> str:
-    """A text as the value of a label: printable, short, and never equal to that of another text.
+    """A text as the value of a label: printable, short, and different from every other text's.
 
-    What had to be changed ends with a part of its hash; so does what looks as if it had been.
+    A changed text ends with a part of its hash; so does a text that looks like a changed one.
     """
     shown = printable_text(text)
     if shown == text and len(text) <= LONGEST and not _MARKED.search(text):

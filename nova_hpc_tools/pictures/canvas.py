@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Elements of SVG and HTML, and their looks: everything that pictures are made of.
+"""Elements of SVG and HTML, and their looks: the parts of all pictures.
 
-Every text is one of others until shown otherwise: it is made printable and escaped here,
-and nowhere else. Colours are those of Okabe and Ito, which people with any kind of colour
-blindness tell apart (https://jfly.uni-koeln.de/color/), and no colour is the only sign of
-anything. There are no variables of CSS: viewers of SVG outside of browsers know none.
+Every text counts as a text of others: only this module makes it printable and escapes it. The
+colours are Okabe and Ito's, which people with any kind of colour blindness can distinguish
+(https://jfly.uni-koeln.de/color/), and colour is never the only sign of anything. There are no
+variables of CSS: viewers of SVG outside of browsers do not support them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from nova_hpc.outside.text import printable_text
 from nova_hpc_tools.pictures.model import TileState
 
 SVG: Final = "http://www.w3.org/2000/svg"
-#: Written without a prefix (the types of lxml know no None).
+#: Written without a prefix (the types of lxml have no None).
 _PREFIXES: Final[dict[Any, str]] = {None: SVG}
 #: Width of a letter, as a part of the size of the font, in the widest of the usual fonts.
 _LETTER: Final = 0.57
@@ -115,7 +115,7 @@ def _add(parent: etree._Element, tag: etree.QName) -> etree._Element:
 
 
 def add_tooltip(element: etree._Element, lines: Iterable[str]) -> None:
-    """Let *element* say more to whoever points at it."""
+    """Add a tooltip with *lines* to *element*."""
     title = etree.Element(etree.QName(SVG, "title"))
     title.text = "\n".join(printable_text(line) for line in lines)
     element.insert(0, title)
@@ -130,9 +130,9 @@ def add_text(
     room: float = 0,
     size: int = 11,
 ) -> None:
-    """Write one line; what does not fit into *room* is cut, and the tooltip has it all.
+    """Write one line; a text that is longer than *room* is cut, and the tooltip has all of it.
 
-    :param room: in pixels; 0: as much as it takes.
+    :param room: in pixels; 0 for as much as the text takes.
     """
     shown = printable_text(text)
     if room:
@@ -164,7 +164,7 @@ def place_block(parent: etree._Element, block: Block, x: float, y: float) -> Non
 
 
 def arrange_blocks(blocks: Iterable[Block], width: int, gap: int) -> Block:
-    """Blocks side by side, in columns of equal width where the next one goes to the shortest."""
+    """Blocks side by side in columns of equal width; each block goes to the shortest column."""
     every = list(blocks)
     group = add_element(None, "g")
     widest = max((block.width for block in every), default=0)

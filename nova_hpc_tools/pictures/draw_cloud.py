@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws the leaves of a cloud with their hosts, or with counts alone where they are many."""
+"""Draws the leaves of a cloud with their hosts, or only with counts if there are many hosts."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _write_leaf_title(group: etree._Element, leaf: LeafBox) -> None:
 
 
 def draw_host_tile(host: HostTile, width: int) -> Block:
-    """One host: its name, a row for each role, and what still fits."""
+    """One host: its name, a row for each role, and the sets that still fit."""
     group = add_element(None, "g", class_="host")
     add_tooltip(group, list_host_lines(host))
     frame = add_element(group, "rect", width=width, rx=4, class_="card")
@@ -106,7 +106,7 @@ def format_largest_sets(largest: Mapping[str, Mapping[Level, int]], role: str) -
     shown: list[str] = []
     previous = -1
     for level, number in levels.items():
-        if number != previous:  # a wider level that gives no more says nothing
+        if number != previous:  # a wider level that adds nothing is left out
             shown.append(f"{level.word} {number}")
         previous = number
     return "fits: " + ", ".join(shown) if any(levels.values()) else "nothing fits"

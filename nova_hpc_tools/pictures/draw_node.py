@@ -27,7 +27,7 @@ _TITLE: Final = 20
 _BAND: Final = 6
 _TILE: Final = 52
 _LEAST_TILE: Final = 170
-#: States of a node of which servers are not known.
+#: States of a node whose servers are unknown.
 _OF_INVENTORY: Final = (TileState.OFFERED, TileState.POSSIBLE, TileState.REFUSED)
 #: States whose first detail is the reason.
 _WITH_REASON: Final = (TileState.WITHHELD, TileState.REFUSED)
@@ -120,7 +120,7 @@ def _format_share(tile: DeviceTile) -> str:
 
 
 def format_tile_state(tile: DeviceTile) -> str:
-    """The state, and who has the device."""
+    """The state, and the servers that have the device."""
     if tile.servers:
         ails = " (ails)" if tile.state is TileState.AILING else ""
         return f"{', '.join(tile.servers)}{ails}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What fragmentation leaves of a cloud, as a table. Pure."""
+"""The sets that fragmentation leaves in a cloud, as a table. Pure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class FitTable:
 def tabulate_node_sets(largest: Largest, empty: bool) -> tuple[FitTable, ...]:
     """The largest set of each role at each level of one node.
 
-    :param empty: of a node of which servers are not known.
+    :param empty: True for a node whose servers are unknown.
     """
     if not largest:
         return ()
@@ -41,7 +41,7 @@ def tabulate_node_sets(largest: Largest, empty: bool) -> tuple[FitTable, ...]:
 
 
 def tabulate_cloud_sets(hosts: Sequence[HostTile]) -> Iterator[FitTable]:
-    """For each role and level: the largest set, and how many hosts give one of which size."""
+    """For each role and level: the largest set, and the number of hosts for each size."""
     open_hosts = [host for host in hosts if not host.out]
     for role in sorted({role for host in open_hosts for role in host.largest}):
         sizes: dict[Level, Counter[int]] = {level: Counter() for level in Level}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What pictures show, before anything is drawn. Data only."""
+"""The content of pictures, before anything is drawn. Data only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class TileState(enum.Enum):
     """The state of a device; the value is the word for people."""
 
     FREE = "free"
-    #: Of an inventory, which knows of no servers: an entry of ``[pci]device_spec`` names it.
+    #: In an inventory, which contains no servers: an entry of ``[pci]device_spec`` names it.
     OFFERED = "offered"
     POSSIBLE = "can be offered"
     USED = "in use"
@@ -32,13 +32,13 @@ class TileState(enum.Enum):
 class DeviceTile:
     """A device, or devices of one provider."""
 
-    #: PCI address; of virtual functions that of their physical function.
+    #: PCI address; for virtual functions the address of their physical function.
     address: str
     state: TileState
     role: str = ""
-    #: What it is, for people.
+    #: Its product name, for people.
     product: str = ""
-    #: Of several functions: how many are free, and how many there are.
+    #: For several functions: the number of free ones, and the total.
     free: int = 0
     total: int = 1
     #: Names of the servers that have it.
@@ -73,7 +73,7 @@ class NodePicture:
     #: Sentences about it.
     facts: tuple[str, ...]
     boxes: tuple[PlaceBox, ...]
-    #: None: of an inventory, in which all is free.
+    #: None for an inventory, in which all is free.
     largest: Largest = attrs.field(factory=dict, hash=False)
     #: Server, its flavor, and its devices by role.
     servers: tuple[tuple[str, str, str], ...] = ()
@@ -85,7 +85,7 @@ class RoleRow:
     """The devices of one role on one host."""
 
     role: str
-    #: Devices of one switch are together, and those of one NUMA node.
+    #: Devices of one switch are together, and so are devices of one NUMA node.
     places: tuple[tuple[tuple[DeviceTile, ...], ...], ...]
 
     @property
@@ -111,7 +111,7 @@ class HostTile:
     name: str
     rows: tuple[RoleRow, ...]
     largest: Largest = attrs.field(factory=dict, hash=False)
-    #: Why it gets no servers; "": it does.
+    #: Why it gets no servers; "" if it does.
     out: str = ""
     #: Letter -> name of the server.
     letters: Mapping[str, str] = attrs.field(factory=dict, hash=False)
@@ -133,7 +133,7 @@ class GroupNote:
 class LeafBox:
     """The hosts of one leaf, or of the tightest domain that is known."""
 
-    #: Level and name of the domains above, widest first; (): the place is not known.
+    #: Level and name of the domains above, widest first; () if the place is unknown.
     path: tuple[tuple[str, str], ...]
     hosts: tuple[HostTile, ...]
     groups: tuple[GroupNote, ...] = ()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A picture as one page of HTML, or as one SVG: neither needs a network, a script or a font.
 
-In the page the blocks of a picture flow, so it can be read on a telephone as well; in the SVG
-they stand in as many columns as a page has room for.
+In the page the blocks of a picture flow, so it can be read on a telephone, too. In the SVG they
+stand in as many columns as a page has room for.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from nova_hpc_tools.pictures.fragmentation import (
 )
 from nova_hpc_tools.pictures.model import CloudPicture, DeviceTile, NodePicture, PlaceBox, TileState
 
-#: Hosts of a cloud beyond which each leaf is drawn in counts alone.
+#: Most hosts of a cloud; beyond that number each leaf is drawn only with counts.
 MOST_HOSTS: Final = 1500
 _MOST_ROWS: Final = 3000
 _MOST_PROBLEMS: Final = 100
@@ -69,7 +69,7 @@ _SIGNS: Final = (
     "A square is a device, a letter a server of its host (point at the host), ! withheld, "
     "? unknown; squares that touch are below one switch."
 )
-#: Nothing may be loaded, whatever a name in the picture tries.
+#: The browser may load nothing, even if a name in the picture contains a URL.
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
 
 
@@ -82,9 +82,9 @@ class _Sheet:
     states: tuple[TileState, ...]
     tables: tuple[FitTable, ...]
     note: str
-    #: Heading, and what is below it.
+    #: Heading, and the blocks below it.
     parts: tuple[tuple[str, tuple[Block, ...]], ...]
-    #: What signs in the picture mean.
+    #: Meaning of the signs in the picture.
     signs: str = ""
     #: Summary, head, rows.
     lists: tuple[tuple[str, tuple[str, ...], Sequence[Sequence[str]]], ...] = ()
@@ -208,7 +208,7 @@ def _write_page(sheet: _Sheet) -> str:
         _write(main, "h3", heading) if heading else None
         flow = etree.SubElement(main, "div", {"class": "blocks"})
         for block in blocks:
-            # A browser lays out what is in sight alone, however many there are.
+            # A browser only lays out the visible blocks, however many there are.
             size = f"contain-intrinsic-size:{block.width}px {block.height}px"
             frame = etree.SubElement(flow, "div", style=size)
             frame.append(_svg_without_title(block))
@@ -227,7 +227,7 @@ def _write_page(sheet: _Sheet) -> str:
 
 
 def _svg_without_title(block: Block) -> etree._Element:
-    """A block as a drawing of its own; in a page its tooltips are those of its parts."""
+    """A block as a drawing of its own; in a page only its parts have tooltips."""
     root = make_svg_root(block, "")
     root.remove(root[0])
     return root

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Devices in the places where they are: NUMA nodes, root complexes, switches. Pure."""
+"""Devices in their places: NUMA nodes, root complexes, switches. Pure."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def build_place_boxes(
     """Boxes of all devices.
 
     :param numa_titles: NUMA node -> its title, in the order in which they are drawn.
-    :param switch_titles: address of a switch -> its title; a point of the path that is not
-        in it (a root port) has no box.
+    :param switch_titles: address of a switch -> its title; a point of the path without a title
+        (a root port) has no box.
     :param empty: NUMA nodes that are drawn although they have no device.
     """
     top: dict[int | None, _Place] = {
@@ -76,7 +76,7 @@ def fold_equal_tiles(
 ) -> tuple[DeviceTile, ...]:
     """Devices of one kind and state, if they are many, as one with a count.
 
-    Devices that stay with the host are always folded, and those that servers have never.
+    Devices that stay with the host, and devices that servers never get, are always folded.
     """
     alike: dict[DeviceTile, list[DeviceTile]] = {}
     for tile in tiles:

@@ -139,7 +139,7 @@ def _format_cloud_lines(picture: CloudPicture) -> Iterator[str]:
 
 
 def _format_leaf_lines(leaf: LeafBox) -> Iterator[str]:
-    """The leaf, and its hosts: those that are alike in one line."""
+    """The leaf, and its hosts; equal hosts share one line."""
     yield ", ".join(" ".join(step) for step in leaf.path) or leaf.title
     for note in leaf.groups:
         yield f"  group {note.group}: {note.members} of {note.announced} members"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A snapshot of a cloud as what pictures show. Pure."""
+"""The view of a snapshot of a cloud for pictures. Pure."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def view_cloud(
 ) -> CloudPicture:
     """The picture of all hosts, by their places.
 
-    :param fabric: where they are.
+    :param fabric: the places of the hosts.
     :param groups: server groups that have a domain.
     :param leaf: only the hosts of this domain of the fabric.
     """
@@ -147,7 +147,7 @@ def _order_devices(device: SnapshotDevice) -> tuple[object, ...]:
 def describe_device(
     node: SnapshotNode, device: SnapshotDevice, servers: Mapping[str, Server]
 ) -> DeviceTile:
-    """One device, or the functions of one adapter, with who has it."""
+    """One device, or the functions of one adapter, with the servers that have it."""
     owners = dict.fromkeys(use.server for use in device.used)
     addresses = {device.address, *(use.address for use in device.used)}
     ails = [node.ailing[address] for address in sorted(addresses & node.ailing.keys())]

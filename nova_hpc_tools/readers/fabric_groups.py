@@ -27,7 +27,7 @@ from nova_hpc_tools.snapshot.group_fleet import (
 def read_group_lines(arguments: Sequence[str] = ()) -> tuple[GroupLine, ...]:
     """The records in Placement of every group.
 
-    :param arguments: as those of :func:`nova_hpc_tools.readers.snapshot.read_snapshot`.
+    :param arguments: as for :func:`nova_hpc_tools.readers.snapshot.read_snapshot`.
     :raises nova_hpc_tools.snapshot.SnapshotError: it cannot be read; the text names the cure.
     """
     context = _open_admin_context(arguments)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The words of all nodes of a cloud on their devices, as Nova's database has them."""
+"""The reports of all nodes of a cloud on their devices, from Nova's database."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nova_hpc_tools.snapshot.node_health import NodeHealth
 def read_node_health(arguments: Sequence[str] = ()) -> tuple[NodeHealth, ...]:
     """Read every compute node of every cell, by host.
 
-    :param arguments: as those of :func:`nova_hpc_tools.readers.snapshot.read_snapshot`.
+    :param arguments: as for :func:`nova_hpc_tools.readers.snapshot.read_snapshot`.
     :raises nova_hpc_tools.snapshot.SnapshotError: it cannot be read; the text names the cure.
     """
     snapshot.configure_nova(arguments)

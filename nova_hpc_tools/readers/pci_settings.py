@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lets Nova itself read ``[pci]device_spec`` and ``[pci]alias``, as a nova-compute that starts.
+"""Makes Nova read ``[pci]device_spec`` and ``[pci]alias``, as at a start of nova-compute.
 
-The entry point ``nova_pci_settings`` of ``nova_hpc.readers``. Nothing is asked of the cloud: the
+The entry point ``nova_pci_settings`` of ``nova_hpc.readers``. It sends no request to the cloud: the
 values of the options are given, and so is the node, which may be a capture of another machine.
 """
 
@@ -22,15 +22,15 @@ from nova.pci import utils as pci_utils
 from nova_hpc.topology.model import Node, PciFunction
 from nova_hpc_tools.adopt.nova_rules import NovaRefusal, PciSettings
 
-#: What a virtual function's serial number is taken to be where nobody has read it.
+#: Serial number of a virtual function if it was not read.
 _SERIAL: Final = "not read"
 
 
 def list_refused_settings(told: PciSettings, node: Node, root: Path) -> list[NovaRefusal]:
     """List the settings that Nova refuses, in Nova's own words.
 
-    :param node: whose devices Nova would see.
-    :param root: where the node's ``sys`` is.
+    :param node: the node whose devices Nova would see.
+    :param root: the directory that contains the node's ``sys``.
     """
     objects.register_all()
     with _redirect_sysfs(root, node), _options_in_force(told):
@@ -44,7 +44,7 @@ def _check_device_entries(told: PciSettings, node: Node) -> Iterator[NovaRefusal
             specs = whitelist.Whitelist([value]).specs
             if told.report:
                 pci_placement_translator.ensure_no_dev_spec_with_devname(specs)
-        except Exception as error:  # whatever it is: nova-compute does not start with it
+        except Exception as error:  # whatever the error: nova-compute does not start with it
             broken = True
             yield NovaRefusal("device_spec", _text_of_refusal(error), (value,))
     if told.report and not broken:
@@ -52,7 +52,7 @@ def _check_device_entries(told: PciSettings, node: Node) -> Iterator[NovaRefusal
 
 
 def _check_device_providers(entries: whitelist.Whitelist, node: Node) -> Iterator[NovaRefusal]:
-    """Find what Nova refuses when it makes providers of the devices."""
+    """Find the devices that Nova refuses when it makes their providers."""
     view = pci_placement_translator.PlacementView("node", [])
     refused = set()
     for function in node.functions:
@@ -67,7 +67,7 @@ def _check_device_providers(entries: whitelist.Whitelist, node: Node) -> Iterato
             view.process_dev(device, entries.get_devspec(device))
         except Exception as error:
             if device is None:
-                continue  # Nova skips what it cannot name, too (manager.py, 32-bit domains)
+                continue  # Nova, too, skips devices without a name (manager.py, 32-bit domains)
             if provider not in refused:
                 refused.add(provider)
                 yield NovaRefusal("device_spec", _text_of_refusal(error), (), provider)
@@ -105,7 +105,7 @@ def _text_of_refusal(error: Exception) -> str:
     return text if text else type(error).__name__
 
 
-# --- where Nova looks --------------------------------------------------------------
+# --- paths that Nova reads -----------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -124,7 +124,7 @@ def _options_in_force(told: PciSettings) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _redirect_sysfs(root: Path, node: Node) -> Iterator[None]:
-    """Nova's look at ``/sys`` goes to another machine's files; here nothing changes."""
+    """Redirect Nova's reads of ``/sys`` to another machine's files; changes nothing here."""
     if root.resolve() == Path("/"):
         yield
         return

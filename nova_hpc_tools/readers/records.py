@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The records of Nova's databases, Placement and Keystone, for ``nova-hpc doctor``.
 
-The entry point ``nova_records`` of ``nova_hpc.readers``. Allocations are read before the
-records of servers: one that is made meanwhile is not seen, instead of being seen without
-its server.
+The entry point ``nova_records`` of ``nova_hpc.readers``. Allocations are read before the records of
+servers. So an allocation that is made in between is missing, instead of being there without its
+server.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from nova_hpc_tools.snapshot.cloud_records import (
 
 CONF = nova.conf.CONF
 
-#: The first that tells the roots of providers.
+#: The first version that returns the roots of providers.
 _MICROVERSION: Final = "1.14"
-#: Providers with the trait that Cyborg gives to its own (cyborg/conductor/manager.py), and the
+#: Providers with the trait of Cyborg's own providers (cyborg/conductor/manager.py), and the first
 #: first that filters by traits.
 _OF_CYBORG: Final = "/resource_providers?required=OWNER_CYBORG"
 _WITH_TRAITS: Final = "1.18"
@@ -54,18 +54,19 @@ class _RecordsUnansweredError(Exception):
     """Placement did not answer; the text is a sentence without its full stop."""
 
 
-#: Goes through a sequence, and shows how far it is.
+#: Goes through a sequence, and shows the progress.
 Track = Callable[[Sequence[Any]], Iterable[Any]]
 
 
 def make_records_reader(arguments: Sequence[str] = ()) -> Callable[[Track], CloudRecords]:
-    """A function that reads them, as often as it is called.
+    """Make a function that reads the records; it can be called repeatedly.
 
-    It takes what shows how far it is: two requests to Placement for each device take long.
+    The function gets an argument that shows progress: two requests to Placement per device take
+    long.
 
-    :param arguments: as those of :func:`nova_hpc_tools.readers.snapshot.read_snapshot`.
+    :param arguments: as for :func:`nova_hpc_tools.readers.snapshot.read_snapshot`.
     :raises nova_hpc_tools.snapshot.SnapshotError: also when it is called: Nova's databases
-        cannot be read; the text names the cure. What else cannot be read is named in the records.
+        cannot be read; the text names the cure. The records name other parts that are unreadable.
     """
     snapshot.configure_nova(arguments)
 
@@ -109,6 +110,10 @@ class _PlacementRecords:
 
 
 def _read_placement(problems: list[str], track: Track) -> _PlacementRecords:
+    """Read the providers of PCI devices with inventories and allocations, and Cyborg's providers.
+
+    An error ends the reading with a sentence in *problems*. The records read before it stay.
+    """
     providers: list[PciProvider] = []
     allocations: dict[str, Mapping[str, Any]] = {}
     cyborg: list[CyborgProvider] = []
@@ -174,13 +179,13 @@ def _get_from_placement(url: str, version: str = _MICROVERSION) -> Mapping[str, 
 
 
 def _roles_in_placement() -> frozenset[str] | None:
-    """Roles of Nova's user in Placement; None: its credentials tell none."""
+    """Roles of Nova's user in Placement; None if its credentials do not contain them."""
     try:
         adapter = utils.get_ksa_adapter("placement")
         access = adapter.session.auth.get_access(adapter.session)
         return frozenset(map(str, access.role_names))
     except Exception:
-        # Whatever it is: Placement itself says whether it takes these credentials.
+        # After any error, Placement's own answer shows whether it takes these credentials.
         return None
 
 
@@ -324,7 +329,7 @@ def _group_by_consumer(placement: _PlacementRecords, providers: Iterable[str]) -
 def _find_cure_text(
     context: Any, leftover: LeftoverConsumer, host: str, cell: _CellRecords
 ) -> str | None:
-    """The cure; None: the consumer has a right to it, or that is unknown."""
+    """The cure; None if the consumer has a right to it, or if that is unknown."""
     try:
         mapping = objects.InstanceMapping.get_by_instance_uuid(context, leftover.consumer)
     except exception.InstanceMappingNotFound:

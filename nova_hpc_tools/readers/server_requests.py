@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads what was asked for a server that has no host: from the server itself.
+"""Reads the request of a server that has no host, from the server itself.
 
-The entry point ``nova_hpc.readers``, with the name ``nova_asked``. The flavor and the image
-are those of the request, though an operator may have changed the flavor since.
+The entry point ``nova_hpc.readers``, with the name ``nova_asked``. Flavor and image are the
+request's, even if an operator has changed the flavor since.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _MOST: Final = 2000
 def read_server_request(
     arguments: Sequence[str], name: str | None, request: str | None = None
 ) -> UnplacedRequest:
-    """Read what was asked of the cloud that Nova's configuration names.
+    """Read a request from the cloud in Nova's configuration.
 
-    :param arguments: as :func:`nova_hpc_tools.readers.snapshot.read_snapshot` takes them.
+    :param arguments: as for :func:`nova_hpc_tools.readers.snapshot.read_snapshot`.
     :param name: name or UUID of a server without a host.
     :param request: or the ID of a request that left servers in ERROR.
-    :raises SnapshotError: there is none such; the text says what there is.
+    :raises SnapshotError: no such server or request exists; the text lists existing ones.
     """
     snapshot.configure_nova(arguments)
     with snapshot.explain_read_errors():
@@ -148,10 +148,10 @@ def _describe_request(
 
 
 def _explain_by_placement(context: Any, spec: objects.RequestSpec) -> str | None:
-    """The shortage by Placement, as the log of nova-scheduler would say it now.
+    """The shortage in Placement, as nova-scheduler would log it now.
 
-    None: each wish is met somewhere together with the others, or a host was forced. Ports'
-    own request groups are not stored with the request, and not in it.
+    None if a provider meets all requirements together, or a host was forced. Ports' own request
+    groups are not stored with the request, so the check leaves them out.
     """
     if (
         spec.force_hosts
@@ -197,7 +197,7 @@ def _count_announced_members(spec: objects.RequestSpec) -> int | None:
 
 
 def _list_constraints(spec: objects.RequestSpec) -> Iterator[str]:
-    """List what narrows the hosts down, or asks for more, beside the flavor."""
+    """List further restrictions and requirements of the request beside its flavor."""
     if spec.availability_zone:
         yield f"availability zone {make_printable_text(spec.availability_zone)}"
     hints = spec.scheduler_hints if "scheduler_hints" in spec else None
@@ -210,7 +210,7 @@ def _list_constraints(spec: objects.RequestSpec) -> Iterator[str]:
 
 
 def _read_stats_of_provider(uuid: str) -> StatsDocument | None:
-    """The stats of the node with this UUID; None: none that can be read."""
+    """The stats of the node with this UUID; None if they are missing or cannot be read."""
     context = nova_context.get_admin_context()
     for cell in objects.CellMappingList.get_all(context):
         if cell.disabled:

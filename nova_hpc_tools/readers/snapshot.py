@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads a whole cloud as the scheduler does, into a snapshot.
 
-The entry point ``nova_hpc.readers``: the commands of nova-hpc find it there.
-Host states are built by Nova's own HostManager, flavors and aliases go through
-Nova's own functions, and devices through the filter's own reader, so that a
-snapshot says what the scheduler would be told at this moment.
+The entry point ``nova_hpc.readers``: the commands of nova-hpc find it there. Nova's own HostManager
+builds host states, flavors and aliases go through Nova's own functions, and devices through the
+filter's own reader. So a snapshot contains the data that the scheduler would use at this moment.
 """
 
 from __future__ import annotations
@@ -62,8 +61,8 @@ _CELL_OFF: Final = "cell {} did not answer, so its hosts are missing"
 class _SnapshotHostManager(host_manager.HostManager):
     """Nova's host manager without filters, weighers and records of instances.
 
-    A filter that cannot be loaded is a matter of the scheduler, and what
-    servers a host has is read with their devices.
+    A filter that cannot be loaded concerns only the scheduler, and the servers of a host are read
+    with their devices.
     """
 
     def __init__(self) -> None:
@@ -77,12 +76,11 @@ class _SnapshotHostManager(host_manager.HostManager):
 
 
 def read_snapshot(arguments: Sequence[str] = (), image: str | None = None) -> Snapshot:
-    """Read the cloud that Nova's configuration names.
+    """Read the cloud in Nova's configuration.
 
-    :param arguments: ``--config-file=FILE`` and ``--config-dir=DIR`` as Nova's services
-        take them; none: where Nova's own commands look.
-    :param image: name or ID of an image with whose properties flavors are
-        read once more.
+    :param arguments: ``--config-file=FILE`` and ``--config-dir=DIR`` as for Nova's services;
+        empty for the default paths of Nova's own commands.
+    :param image: name or ID of an image; each flavor is read once more with its properties.
     :raises SnapshotError: it cannot be read; the text names the cure.
     """
     configure_nova(arguments)
@@ -92,9 +90,9 @@ def read_snapshot(arguments: Sequence[str] = (), image: str | None = None) -> Sn
 
 @contextlib.contextmanager
 def explain_read_errors() -> Iterator[None]:
-    """Say what is wrong when the cloud cannot be read.
+    """Explain the error if the cloud cannot be read.
 
-    :raises SnapshotError: in place of what Nova and its libraries raise.
+    :raises SnapshotError: in place of the errors of Nova and its libraries.
     """
     try:
         yield
@@ -117,10 +115,10 @@ def explain_read_errors() -> Iterator[None]:
 def configure_nova(arguments: Sequence[str]) -> None:
     """Read Nova's configuration, as its own commands do.
 
-    :raises SnapshotError: there is none, or it is not that of a scheduler.
+    :raises SnapshotError: the configuration is missing, or is not a scheduler's.
     """
     try:
-        # A command may have several questions, and Nova's options are registered once.
+        # A command may read several things, and Nova's options are registered once.
         if _in_force != [tuple(arguments)]:
             config.parse_args(["nova-hpc", *arguments])
             _in_force[:] = [tuple(arguments)]
@@ -179,7 +177,7 @@ def take_cloud_snapshot(image: str | None = None) -> Snapshot:
             for compute in computes.get(cell.uuid, ()):
                 state = states.get((compute.host, compute.hypervisor_hostname))
                 if state is None:
-                    continue  # Nova has no service for it, and says so in the log
+                    continue  # Nova has no service for it, and logs that
                 node, its_servers = snapshot_hosts.read_snapshot_host(
                     cell_context,
                     compute,
@@ -198,7 +196,7 @@ def take_cloud_snapshot(image: str | None = None) -> Snapshot:
         flavors=_read_flavors(context, image),
         aliases=pci_aliases,
         servers=tuple(servers[uuid] for uuid in sorted(servers)),
-        # The devices that were just read tell which role an alias plays.
+        # The devices that were just read show the role of each alias.
         profile=CLOUD_PROFILES.current().profile,
         port_roles=tuple(CONF.hpc.port_roles),
         problems=tuple(problems),
@@ -248,7 +246,7 @@ def read_pci_aliases() -> tuple[tuple[SnapshotAlias, ...], server.ServerTask]:
 def _read_flavors(context: Any, image: str | None) -> tuple[Flavor, ...]:
     """Every flavor, and with *image* every flavor once more.
 
-    :raises SnapshotError: there is no such image.
+    :raises SnapshotError: the image does not exist.
     """
     flavors = []
     properties: list[tuple[str | None, objects.ImageMeta]] = [(None, server.no_image())]
@@ -267,7 +265,7 @@ def read_snapshot_flavor(
 ) -> Flavor:
     """One flavor for a snapshot, with an image of these properties.
 
-    :param image: its name; None: *meta* asks for nothing.
+    :param image: its name; None if *meta* has no requirements.
     """
     read, problem = ServerSpec({}), None
     try:
@@ -291,10 +289,10 @@ def read_snapshot_flavor(
 def _find_glance_image(image: str) -> objects.ImageMeta:
     """The image with this name or ID, read with Nova's own service credentials.
 
-    Nova's services read images with the token of the user who asks; an operator's
+    Nova's services read images with the token of the user who makes a request. An operator's
     command has none, so it takes the first credentials of nova.conf that work.
 
-    :raises SnapshotError: there is none, or several, or Glance does not answer.
+    :raises SnapshotError: no image or several match, or Glance does not answer.
     """
     adapter = _open_glance()
     if uuidutils.is_uuid_like(image):
@@ -308,7 +306,7 @@ def _find_glance_image(image: str) -> objects.ImageMeta:
     if len(records) > 1:
         which = ", ".join(str(record.get("id")) for record in records[:5])
         raise SnapshotError(f"{len(records)} images are called {image!r}; give an ID: {which}")
-    # Nova picks the properties that it knows from what Glance shows flatly.
+    # Nova takes its own properties from Glance's flat record.
     record = dict(records[0])
     return objects.ImageMeta.from_dict(
         {"id": record.get("id"), "name": record.get("name"), "properties": record}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One compute node for a snapshot: what is free, and what servers have."""
+"""One compute node for a snapshot: its free resources, and its servers' devices."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _TAKEN: Final = (fields.PciDeviceStatus.CLAIMED, fields.PciDeviceStatus.ALLOCATE
 
 
 def ask_free_devices(task: ServerTask) -> tuple[dict[DeviceKind, Free | None], list[str]]:
-    """Ask Placement for the free devices of every alias; and what it does not say."""
+    """The free devices of every alias from Placement, and a text for each missing answer."""
     free = {kind: providers.free_providers(kind, providers.MOST) for kind in task.kinds}
     problems = [
         f"Placement could not be asked which {kind.resource_class} are free; going by "
@@ -107,11 +107,12 @@ def read_snapshot_host(
 def _without_shared_cpus(
     nodes: Sequence[HostNode], state: host_manager.HostState
 ) -> tuple[HostNode, ...]:
-    """The NUMA nodes with the dedicated CPUs that Placement has an inventory of.
+    """The NUMA nodes with the dedicated CPUs in Placement's inventories.
 
-    Without ``[compute]cpu_dedicated_set`` there is none, and Nova's topology of the host calls
-    its shared CPUs dedicated, too (``_get_host_numa_topology`` of nova/virt/libvirt/driver.py,
-    releases 32 to 34). They count only if Nova asks Placement a second time, for VCPU.
+    Without ``[compute]cpu_dedicated_set`` Placement has no dedicated CPUs, but Nova's topology of
+    the host counts its shared CPUs as dedicated, too (``_get_host_numa_topology`` of
+    nova/virt/libvirt/driver.py, releases 32 to 34). They count only if Nova queries Placement
+    a second time, for VCPU.
     """
     if not has_no_dedicated_cpus(state.numa_topology):
         return tuple(nodes)
@@ -140,9 +141,8 @@ def _copy_with_all_free(
 ) -> host_manager.HostState:
     """The same node with all its devices free, for the filter's reader.
 
-    The pools of devices in use are gone from what a node reports. They are
-    made again from Nova's records, which carry the tags of the device as long
-    as this project's driver runs on the node.
+    The node does not report pools whose devices are all in use. They are made again from Nova's
+    records, which carry the tags of the device as long as this project's driver runs on the node.
     """
     empty = host_manager.HostState(state.host, state.nodename, state.cell_uuid)
     empty.numa_topology = state.numa_topology
@@ -183,7 +183,13 @@ def _merge_devices(
     records: Iterable[objects.PciDevice],
     pools: Mapping[str, Mapping[str, Any]],
 ) -> tuple[SnapshotDevice, ...]:
-    """Free and used devices, by provider."""
+    """Free and used devices, by provider.
+
+    :param free_pools: pools with the devices that are free now.
+    :param whole: the same pools as if all devices were free.
+    :param records: Nova's records of devices in use. A device without a pool has only its address
+        and NUMA node.
+    """
     free = {pool.id: pool for pool in free_pools}
     full = {pool.id: pool for pool in whole}
     used: dict[str, list[FunctionUse]] = collections.defaultdict(list)
@@ -228,7 +234,7 @@ def _merge_devices(
 def _role_and_class_of_pool(
     pool: Mapping[str, Any] | None,
 ) -> tuple[str | None, str | None, frozenset[str]]:
-    """Role, resource class and traits of a pool; tags that cannot be read say nothing."""
+    """Role, resource class and traits of a pool; tags that cannot be read count as missing."""
     if pool is None:
         return None, None, frozenset()
     try:
@@ -239,7 +245,7 @@ def _role_and_class_of_pool(
 
 
 def _public_metadata_of(metadata: Mapping[str, str]) -> dict[str, str]:
-    """The metadata of an aggregate without what operators keep to themselves."""
+    """The metadata of an aggregate without the entries that only operators may read."""
     return {key: value for key, value in metadata.items() if key != SALT_KEY}
 
 
@@ -273,8 +279,8 @@ def _read_servers_with_devices(
 
 def _read_snapshot_server(instance: objects.Instance, state: host_manager.HostState) -> Server:
     flavor = instance.flavor
-    # A server that is being moved has devices on both nodes; here it is where
-    # Nova says that it is, or on its way to this one.
+    # A server that is being moved has devices on both nodes; the snapshot shows it on the host in
+    # Nova's record, or else on this one.
     return Server(
         uuid=instance.uuid,
         name=make_printable_text(instance.display_name or instance.uuid),

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NVIDIA's *Requirements for AI Clouds*, held against this cloud id by id."""
+"""NVIDIA's *Requirements for AI Clouds*, compared with this cloud id by id."""

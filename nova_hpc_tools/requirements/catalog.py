@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The requirements that this project answers, as a table.
 
-Ids are those of NVIDIA's *Requirements for AI Clouds* as its validation suite numbers them
-(ai-cloud-validation 0.11.0, ``docs/test-plan.yaml``); what is required and how it is tried is
-said in words of our own.
+NVIDIA's *Requirements for AI Clouds* define the ids, with the numbers of its validation suite
+(ai-cloud-validation 0.11.0, ``docs/test-plan.yaml``). The requirements and their tests are in our
+own words.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import attrs
 
 
 class RequirementRights(enum.StrEnum):
-    """What it takes to try a requirement."""
+    """The rights that the test of a requirement needs."""
 
     #: The rights of a project's member.
     TENANT = "member"
     #: The admin role, as for ``openstack aggregate``.
     ADMIN = "admin"
-    #: Root on the machine that knows.
+    #: Root on the machine that has the evidence.
     HOST = "root on the host"
-    #: Nobody can try it with this project.
+    #: This project cannot test it.
     NOBODY = "nobody"
 
 
@@ -31,11 +31,11 @@ class RequirementRights(enum.StrEnum):
 class Requirement:
     """One requirement.
 
-    :ivar says: what is required, in words of our own.
-    :ivar asks: what has to be seen before it counts as met.
-    :ivar steps: names of the steps whose outputs it is judged by.
+    :ivar says: the requirement, in our own words.
+    :ivar asks: the evidence that is needed before it counts as met.
+    :ivar steps: names of the steps whose outputs decide.
     :ivar command: a line that shows the evidence.
-    :ivar weaker: where the suite's own check passes with less than that; "": it does not.
+    :ivar weaker: how the suite's own check passes with less evidence; "" if it does not.
     :ivar checked: the suite has a check of its own for it.
     """
 

@@ -171,7 +171,7 @@ class ListRequirements(ListCommand):
         steps = trial.list_steps(requirements)
         need = set(steps) - files.keys() - WITHOUT_CLOUD
         if need and not files:
-            # Without a cloud there is nothing to say, but for what was handed in.
+            # Without a cloud, only evidence from files can be judged.
             try:
                 _ = context.connection
             except EvidenceError as error:
@@ -218,7 +218,7 @@ def print_verdicts(
 
 
 def tell_progress(text: str) -> None:
-    """Say to a person at a terminal what is done now."""
+    """Print the present step if standard error is a terminal."""
     if sys.stderr.isatty():
         print(f"... {printable_text(text)}", file=sys.stderr)
 
@@ -226,7 +226,7 @@ def tell_progress(text: str) -> None:
 def load_trial(args: argparse.Namespace, **more: str) -> tuple[Any, Any]:
     """The module that runs steps, and their context.
 
-    :raises CommandError: what it talks to clouds with is not installed.
+    :raises CommandError: the client libraries for clouds are not installed.
     """
     try:
         from nova_hpc_tools.requirements import step_context, trial

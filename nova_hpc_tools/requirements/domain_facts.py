@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a guest domain is made of, by libvirt's own XML: its pins, and devices nobody needs.
+"""Facts of a guest domain from libvirt's own XML: its pins, and its unnecessary devices.
 
-Pure: text in, facts out. The XML comes from the host and has names from servers in it.
+Pure: text in, facts out. The XML comes from the host and contains names from servers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from nova_hpc_tools.requirements.verdicts import EvidenceError
 _LONGEST: Final = 1 << 22
 #: More host CPUs than a host has.
 _MOST_CPU: Final = 1 << 16
-#: Elements below ``<devices>`` that a server for computing needs none of -> what they are.
+#: Elements below ``<devices>`` that a server for computing does not need -> their names.
 _NEEDLESS: Final = {
     "sound": "a sound card",
     "audio": "an audio backend",
@@ -34,9 +34,9 @@ class DomainFacts:
     """One domain.
 
     :ivar pins: virtual CPU -> the host's CPUs that it may run on.
-    :ivar usb: what of USB it has; (): nothing.
-    :ivar clipboard: what can share a clipboard with it.
-    :ivar needless: other devices that a server for computing needs none of.
+    :ivar usb: its USB devices and controllers; () for none.
+    :ivar clipboard: devices that can share a clipboard with it.
+    :ivar needless: other devices that a server for computing does not need.
     """
 
     uuid: str
@@ -51,7 +51,7 @@ class DomainFacts:
 def read_domain_facts(text: str) -> DomainFacts:
     """Read the XML of one domain, as ``virsh dumpxml`` prints it.
 
-    :raises EvidenceError: it is no domain, or makes no sense.
+    :raises EvidenceError: the text is not a domain, or makes no sense.
     """
     domain = _parse_domain(text)
     devices = domain.find("devices")
@@ -115,8 +115,8 @@ def _iterate_passed(devices: etree._Element) -> list[etree._Element]:
 
 
 def _list_usb(devices: etree._Element) -> list[str]:
-    # libvirt adds a controller of its own where the XML does not say model none; in what it
-    # prints of a running domain it is there.
+    # libvirt adds a controller of its own unless the XML has model none; the XML of a running
+    # domain contains it.
     usb = [
         f"a USB controller ({controller.get('model') or 'of the default model'})"
         for controller in devices.iterfind("controller[@type='usb']")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Evidence that was taken elsewhere: on a node, beside the subnet manager, in a guest."""
+"""Evidence that was recorded elsewhere: on a node, beside the subnet manager, in a guest."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a guest says over ssh: one fixed program of the shell, and its answer as data.
+"""A guest's answer over ssh: one fixed program of the shell, and its output as data.
 
-Whoever owns the guest writes the answer: it is bounded, and what makes no sense is left out.
+The owner of the guest controls the answer: it is bounded, and parts without sense are left out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from nova_hpc.outside.text import printable_text
 
 _MARK: Final = "=nova-hpc="
 _METADATA: Final = "http://169.254.169.254/openstack/latest/meta_data.json"
-#: Part of the answer -> what says it in the guest.
+#: Part of the answer -> command for it in the guest.
 _PARTS: Final = {
     "uptime": "cat /proc/uptime",
     "kernel": "uname -r",
@@ -37,13 +37,13 @@ _LONGEST: Final = 1 << 18
 _LONGEST_COMPLAINT: Final = 200
 _WORD: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}", re.ASCII)
 _VERSION: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+~-]{0,79}", re.ASCII)
-#: What cloud-init says of itself before it has ended (``cloud-init status``).
+#: Status of cloud-init before it has ended (``cloud-init status``).
 CLOUD_INIT_UNFINISHED: Final = ("running", "not started", "not run")
-#: How it names where it has a server's metadata from (``subplatform`` of its OpenStack and
-#: ConfigDrive data sources), and what ``describe_instance`` says of that.
+#: cloud-init's names for the source of a server's metadata (``subplatform`` of its OpenStack and
+#: ConfigDrive data sources), and the corresponding words of ``describe_instance``.
 _SOURCES: Final = {"metadata (http": "address", "config-disk (": "device"}
 _PAUSE: Final = 5.0
-#: Seconds that one answer has; nova-hpc-guest takes its time in emulated guests.
+#: Seconds for one answer; nova-hpc-guest is slow in emulated guests.
 _PATIENCE: Final = 120.0
 
 
@@ -52,9 +52,9 @@ class GuestAnswer:
     """The answer of a guest.
 
     :ivar facts: for ``describe_instance``.
-    :ivar uptime: seconds; None: it does not say.
-    :ivar report: of ``nova-hpc-guest check``; None: it printed none.
-    :ivar complaint: why it printed none, in the guest's words; may be empty.
+    :ivar uptime: seconds; None if missing.
+    :ivar report: of ``nova-hpc-guest check``; None if it printed none.
+    :ivar complaint: the reason for that, in the guest's words; may be empty.
     """
 
     facts: Mapping[str, Any]
@@ -64,10 +64,10 @@ class GuestAnswer:
 
 
 class NoLoginError(Exception):
-    """Nobody can log in; the text says why."""
+    """A login is not possible; the text gives the reason."""
 
 
-#: Runs a program: its words and seconds in, exit status and what it wrote out.
+#: Runs a program: its words and seconds in; exit status, standard output and error out.
 Runner = Callable[[list[str], float], tuple[int, str, str]]
 
 
@@ -93,7 +93,7 @@ def run_program(words: list[str], seconds: float) -> tuple[int, str, str]:
 
 
 def build_ssh_words(address: str, user: str, key_file: str) -> list[str]:
-    """The command line that asks a guest.
+    """The command line that runs the program in a guest.
 
     :raises NoLoginError: one of the words must not reach another program.
     """
@@ -105,7 +105,7 @@ def build_ssh_words(address: str, user: str, key_file: str) -> list[str]:
         raise NoLoginError(f"{printable_text(user)!r} is no name of a user")
     if not Path(key_file).is_file():
         raise NoLoginError(f"there is no key file {printable_text(key_file)}")
-    # The guest is new: nobody knows its host key yet.
+    # The guest is new: its host key is not known yet.
     options = (
         *("BatchMode=yes", "StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null"),
         *("GlobalKnownHostsFile=/dev/null", "ConnectTimeout=10", "LogLevel=ERROR"),
@@ -124,9 +124,9 @@ def ask_guest(
     clock: Callable[[], float] = time.monotonic,
     pause: Callable[[float], None] = time.sleep,
 ) -> GuestAnswer:
-    """Log in, and ask; again until *patience* seconds are over, while cloud-init is not done, too.
+    """Log in, and read the answer; try again for *patience* seconds, also while cloud-init runs.
 
-    :raises NoLoginError: it was in vain.
+    :raises NoLoginError: no login succeeded.
     """
     if not user:
         raise NoLoginError("no user is named: --ssh-user USER")
@@ -136,8 +136,8 @@ def ask_guest(
     deadline = clock() + patience
     while True:
         status, out, err = run(words, _PATIENCE)
-        # ssh says 255 where it does not come that far (ssh(1)); the program's own status is
-        # that of its last part, which the guest may not have.
+        # ssh exits with 255 if it cannot connect (ssh(1)). The program's own status is the status
+        # of its last part, which the guest may not have.
         late = clock() + _PAUSE > deadline
         if status != 255:
             answer = parse_guest_answer(out, err)
@@ -152,7 +152,7 @@ def ask_guest(
 def parse_guest_answer(text: str, errors: str = "") -> GuestAnswer:
     """The parts of an answer that make sense.
 
-    :param errors: what the guest's programs wrote beside it.
+    :param errors: standard error of the guest's programs.
     """
     parts: dict[str, str] = {}
     for piece in text[:_LONGEST].split(f"\n{_MARK}")[1:]:
@@ -194,7 +194,7 @@ def _read_cloud_init(text: str) -> str | None:
 
 
 def _read_source(text: str) -> str | None:
-    """Where from; ``other``: neither an address nor a device; None: cloud-init does not say."""
+    """The source; ``other`` for neither address nor device; None if cloud-init names none."""
     other = "other" if text else None
     return next((name for begin, name in _SOURCES.items() if text.startswith(begin)), other)
 

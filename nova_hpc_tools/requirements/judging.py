@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One verdict for each requirement. Pure; whatever evidence says, a verdict comes out."""
+"""One verdict for each requirement. Pure; any evidence leads to a verdict."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LONGEST: Final = 400
 
 
 class UnknownRequirementError(Exception):
-    """There is no such requirement; the text names those that there are."""
+    """The requirement does not exist; the text lists the existing ones."""
 
 
 def choose_requirements(ids: Sequence[str]) -> tuple[Requirement, ...]:
@@ -59,7 +59,7 @@ def judge_requirement(
     except EvidenceError as error:
         verdict = judge_unknown(str(error), requirement.command)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        # Evidence is a file from elsewhere: what makes no sense is not known, and never met.
+        # Evidence is a file from elsewhere: evidence without sense is unknown, and never met.
         text = f"the evidence makes no sense: {type(error).__name__}: {error}"
         verdict = judge_unknown(text, requirement.command)
     return RequirementVerdict(

@@ -20,7 +20,7 @@ from nova_hpc_tools.requirements.verdicts import (
     judge_unknown,
 )
 
-#: Seconds: a report that is older says nothing about now (Nova's own service_down_time is 60).
+#: Seconds; an older report proves nothing about now (Nova's own service_down_time is 60).
 MOST_AGE: Final = 600
 _PKEY_BITS: Final = 0x7FFF
 _DEFAULT_PARTITION: Final = 0x7FFF
@@ -33,7 +33,7 @@ KEYS: Final = {
     "n2n_key": "node2node_key",
     "m2n_key": "manager2node_key",
 }
-#: Its row that says whether partitions are in force in the ports.
+#: The row that shows whether partitions are in force in the ports.
 TABLES: Final = "tables"
 _ISOLATION: Final = "SDN04-04"
 _MAP: Final = "nova-hpc fabric sync MAP, with all hosts in the map"
@@ -113,9 +113,9 @@ def judge_isolation(evidence: RequirementEvidence) -> RequirementVerdict:
 
 
 def find_shared_keys(partitions: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What is wrong with the P_Keys of a cloud's networks.
+    """The faults of the P_Keys of a cloud's networks.
 
-    :raises EvidenceError: one of them cannot be read.
+    :raises EvidenceError: a P_Key cannot be read.
     """
     wrong = []
     owners: dict[int, set[str]] = defaultdict(set)
@@ -414,7 +414,7 @@ def _read_acceptance_rows(evidence: RequirementEvidence) -> Mapping[str, str]:
     return {row["probe"]: row["verdict"] for row in rows}
 
 
-#: Id -> what judges it.
+#: Id -> function that judges it.
 CLOUD_JUDGES: Final[Mapping[str, Callable[[RequirementEvidence], RequirementVerdict]]] = {
     "NET01-01": judge_switches,
     "NET02-02": judge_nvlink,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verdicts on the requirements of single VMs, by what steps have printed. Pure."""
+"""The verdicts on the requirements of single VMs, from the output of steps. Pure."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _DEVICE_TESTS: Final = {
     "unnecessary_virtual_devices_absent": "images without hw_cdrom_bus of drives that stay empty, "
     "and without floppy drives",
 }
-#: Where cloud-init has a server's metadata from.
+#: Words for the sources of a server's metadata in cloud-init.
 _SOURCES: Final = {"address": "at a link-local address", "device": "on a device"}
 _GUEST_COMMAND: Final = (
     "hand in what nova-hpc-guest check --format json printed in the guest: --evidence guest_check="
@@ -153,7 +153,7 @@ def judge_hardening(evidence: RequirementEvidence) -> RequirementVerdict:
 def read_tests(evidence: RequirementEvidence, step: str, names: Iterable[str]) -> dict[str, bool]:
     """The sub-tests of a step.
 
-    :raises EvidenceError: one of them is missing, or says neither yes nor no.
+    :raises EvidenceError: a sub-test is missing, or is neither passed nor failed.
     """
     tests = evidence.read_step(step).get("tests")
     results = {}
@@ -313,7 +313,7 @@ def judge_pinning(evidence: RequirementEvidence) -> RequirementVerdict:
 
 
 def _find_wrong_pins(evidence: RequirementEvidence) -> list[str]:
-    """What is wrong with the pins of a domain."""
+    """The faults of a domain's pins."""
     pins = evidence.read_field("vcpu_pinning", "pins", dict)
     vcpus = evidence.read_field("vcpu_pinning", "vcpus", int)
     hosts = {key: _read_host_cpus(value) for key, value in pins.items()}
@@ -348,7 +348,7 @@ def _read_host_cpus(value: object) -> list[int]:
 
 
 def _read_guest(evidence: RequirementEvidence) -> Mapping[str, Any] | None:
-    """What the guest said over ssh; None: nobody could log in."""
+    """The guest's answer over ssh; None if no login was possible."""
     guest = evidence.read_step("describe_instance").get("guest")
     if guest is None:
         return None
@@ -366,7 +366,7 @@ def _require_guest(evidence: RequirementEvidence) -> Mapping[str, Any]:
 
 
 def _read_report(evidence: RequirementEvidence) -> Mapping[str, Any]:
-    """What ``nova-hpc-guest check --format json`` printed."""
+    """The output of ``nova-hpc-guest check --format json``."""
     report = evidence.steps.get("guest_check")
     output = None if report is None else report.output
     if output is None:
@@ -385,7 +385,7 @@ def _read_report(evidence: RequirementEvidence) -> Mapping[str, Any]:
     return output
 
 
-#: Id -> what judges it.
+#: Id -> function that judges it.
 SERVER_JUDGES: Final[Mapping[str, Callable[[RequirementEvidence], RequirementVerdict]]] = {
     "CNP01-09": judge_created,
     "CNP01-11": judge_listed,

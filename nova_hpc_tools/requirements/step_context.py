@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a step works with: its options, and the cloud with the rights of whoever calls."""
+"""The input of a step: its options, and the cloud with the rights of the caller."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ _STATES: Final = {
     "SOFT_DELETED": "terminated",
 }
 _PAUSE: Final = 3.0
-#: How Nova, Neutron and Keystone refuse who has not the rights; a quota is refused with 403, too.
+#: Words of Nova, Neutron and Keystone if rights are missing; a quota also leads to status 403.
 _FORBIDDEN: Final = ("Policy doesn't allow", "disallowed by policy", "not authorized")
 
 
 @attrs.frozen(kw_only=True)
 class StepOptions:
-    """The options of a step; "" is not said."""
+    """The options of a step; "" if not given."""
 
     os_cloud: str | None = None
     server: str = ""
@@ -54,7 +54,7 @@ class StepOptions:
     key_name: str = ""
     security_group: str = ""
     node: str = ""
-    #: Those that are InfiniBand.
+    #: The physical networks that are InfiniBand.
     physical_networks: tuple[str, ...] = ()
     #: Seconds.
     timeout: float = 900.0
@@ -78,7 +78,7 @@ class StepContext:
     def connection(self) -> Any:
         """The connection of openstacksdk.
 
-        :raises EvidenceError: there is no such cloud.
+        :raises EvidenceError: the cloud cannot be used.
         """
         return self.connect()
 
@@ -130,7 +130,7 @@ class StepContext:
         raise EvidenceError(waiting)
 
     def wait_until_gone(self, server: str) -> None:
-        """Wait until there is no such server any more."""
+        """Wait until the server no longer exists."""
         waiting = f"server {server} is still there after {self.options.timeout:g} s"
         for _ in sdk_utils.iterate_timeout(self.options.timeout, waiting, _PAUSE):
             try:
@@ -149,7 +149,7 @@ class StepContext:
 
 
 def describe_server(record: dict[str, Any]) -> dict[str, Any]:
-    """What every step says of a server."""
+    """The part about a server in the output of every step."""
     addresses = list(_list_addresses(record))
     fixed = next((text for text, kind in addresses if kind != "floating"), "")
     floating = next((text for text, kind in addresses if kind == "floating"), "")
@@ -175,7 +175,7 @@ def _list_addresses(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
 def open_cloud(name: str | None) -> Any:
     """Connect to a cloud, and log in.
 
-    :param name: in clouds.yaml; None: by the environment.
+    :param name: in clouds.yaml; None for the environment's.
     :raises EvidenceError: it cannot be done; the text names the cure.
     """
     import openstack
@@ -192,9 +192,9 @@ def open_cloud(name: str | None) -> Any:
 
 @contextlib.contextmanager
 def explain_step_errors() -> Iterator[None]:
-    """Turn what libraries raise into one line with the cure.
+    """Turn errors of libraries into one line with the cure.
 
-    :raises EvidenceError: anything of that.
+    :raises EvidenceError: for any such error.
     """
     try:
         yield
@@ -203,7 +203,7 @@ def explain_step_errors() -> Iterator[None]:
     except (keystone.ClientException, sdk.SDKException, OSError) as error:
         raise EvidenceError(_with_cure(_one_line(error))) from error
     except (AttributeError, LookupError, TypeError, ValueError) as error:
-        # A service's answer without what its API promises.
+        # A service's answer that lacks a part of its API.
         text = f"{type(error).__name__}: {_one_line(error)}"
         raise EvidenceError(f"an answer that makes no sense: {text}") from error
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The names of steps and of other evidence. Data only: nothing of a cloud's client is loaded."""
+"""The names of steps and of other evidence. Data only: the module loads no client of a cloud."""
 
 from __future__ import annotations
 
@@ -37,22 +37,22 @@ CHANGING: Final = frozenset(
         *("reboot_instance", "migrate_instance", "teardown"),
     )
 )
-#: They read a server, and say nothing without one.
+#: They read a server, and give nothing without one.
 READING: Final = frozenset(
     (
         *("list_instances", "verify_tags", "describe_instance", "serial_console"),
         *("component_key_access", "topology_placement"),
     )
 )
-#: They are run on the compute node that knows.
+#: They run on the compute node that has the evidence.
 ON_NODE: Final = frozenset(("virtual_device_hardening", "vcpu_pinning", "query_sanitization"))
-#: Those of them that ask no cloud.
+#: Those of them that need no cloud.
 WITHOUT_CLOUD: Final = frozenset(("virtual_device_hardening", "query_sanitization"))
 
 GUEST_CHECK: Final = "guest_check"
 ACCEPTANCE: Final = "acceptance"
 FABRIC_CHECK: Final = "fabric_check"
-#: What is no step, but a document that another command prints -> that command.
+#: Document that is not a step's -> the command that prints it.
 DOCUMENTS: Final = {
     GUEST_CHECK: "nova-hpc-guest check --format json",
     ACCEPTANCE: "nova-hpc-guest accept --format json",

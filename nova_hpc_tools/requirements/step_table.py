@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each step does, and how one is run."""
+"""The function of each step, and how one is run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nova_hpc_tools.requirements import steps_console, steps_fabric, steps_life,
 from nova_hpc_tools.requirements.step_context import StepContext, explain_step_errors
 from nova_hpc_tools.requirements.verdicts import EvidenceError, StepEvidence
 
-#: Name -> what prints; it raises EvidenceError, and what libraries raise.
+#: Name -> function that returns the output; it raises EvidenceError, and errors of libraries.
 STEPS: Final[Mapping[str, Callable[[StepContext], dict[str, Any]]]] = {
     "launch_instance": steps_life.launch_instance,
     "list_instances": steps_life.list_instances,
@@ -38,7 +38,7 @@ STEPS: Final[Mapping[str, Callable[[StepContext], dict[str, Any]]]] = {
 
 
 def run_step(name: str, context: StepContext) -> StepEvidence:
-    """Run one step; what goes wrong is its reason. Never raises but for interrupts."""
+    """Run one step; an error becomes its reason. Never raises, except for interrupts."""
     try:
         with explain_step_errors():
             return StepEvidence(STEPS[name](context))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who reaches a server's console, tried with a user that is made for it."""
+"""Access to a server's console, tested with a user that is made for the test."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ACTION: Final = "os_compute_api:os-console-output"
 
 
 def serial_console(context: StepContext) -> Output:
-    """Read the console, and ask for one that can be typed into."""
+    """Read the console, and request one that takes input."""
     text = wait_for_console(context)
     output: Output = {
         "success": True,
@@ -62,7 +62,7 @@ def component_key_access(context: StepContext) -> Output:
 
 @attrs.frozen
 class ConsoleUser:
-    """A user that was made to be refused.
+    """A temporary user, first without rights.
 
     :ivar ask: project in, HTTP status of Nova's answer out.
     :ivar give_role: gives it a role in a project.
@@ -74,7 +74,7 @@ class ConsoleUser:
 
 
 def console_rbac(context: StepContext) -> Output:
-    """Ask for the console as a user of another project, and as one of the server's."""
+    """Request the console as a user of another project, and as one of the server's."""
     server = context.server_id
     owner = str(context.read_server()["tenant_id"])
     with make_console_user(context, server) as user:
@@ -86,12 +86,12 @@ def console_rbac(context: StepContext) -> Output:
 
 
 def describe_console_rights(before: int, allowed: int, scoped: int) -> Output:
-    """What three answers of Nova say.
+    """The conclusions from three answers of Nova.
 
     :param before: to a user of another project.
     :param allowed: to the same user, with a role in the server's project.
     :param scoped: to that user, with a token for the other project.
-    :raises EvidenceError: one of them says neither yes nor no.
+    :raises EvidenceError: an answer is neither a success nor a refusal.
     """
     for status in (before, allowed, scoped):
         if status != _OK and status not in _REFUSALS:
@@ -119,9 +119,9 @@ def describe_console_rights(before: int, allowed: int, scoped: int) -> Output:
 
 @contextlib.contextmanager
 def make_console_user(context: StepContext, server: str) -> Iterator[ConsoleUser]:
-    """A project and a user of it; both are gone afterwards.
+    """Make a project and a user of it; both are deleted afterwards.
 
-    :raises EvidenceError: whoever calls may not make them.
+    :raises EvidenceError: the caller may not make them.
     """
     identity = context.connection.identity
     name, password = f"{NAME}-{secrets.token_hex(4)}", secrets.token_urlsafe(24)

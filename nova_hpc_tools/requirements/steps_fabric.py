@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Nova and Neutron say of fabric, topology, capacity and health of the whole cloud."""
+"""Data of Nova and Neutron on fabric, topology, capacity and health of the whole cloud."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def backend_switch_fabric(context: StepContext) -> Output:
 def read_places(
     hosts: Iterable[str], aggregates: Iterable[CloudAggregate]
 ) -> tuple[list[FabricPlace], list[str]]:
-    """The place of each host, and what makes no sense in the aggregates."""
+    """The place of each host, and the problems in the aggregates."""
     metadata: dict[str, list[Mapping[str, str]]] = defaultdict(list)
     for aggregate in aggregates:
         for host in aggregate.hosts:
@@ -61,7 +61,7 @@ def read_places(
 
 
 def describe_switches(places: Sequence[FabricPlace], problems: Sequence[str], node: str) -> Output:
-    """The places as the suite asks for one of them, and all of them as they are."""
+    """One place in the suite's form, and all places in their own."""
     place = _choose_place(places, node)
     tiers = {level.word: place.domain(level) for level in TREE}
     fabric = {
@@ -105,7 +105,7 @@ def nvlink_domain(context: StepContext) -> Output:
     places, problems = read_places(hosts, aggregates)
     place = _choose_place(places, context.options.node)
     named = place.nvlink_domain is not None
-    # The map says where NVLink domains are; that a host has no NVLink it cannot say.
+    # The map contains NVLink domains; a host without one may still have NVLink.
     detected: Output = {"passed": True} if named else {"passed": False, "error": _NOT_NAMED}
     output: Output = {
         "success": True,
@@ -126,7 +126,7 @@ def nvlink_domain(context: StepContext) -> Output:
 
 
 def topology_placement(context: StepContext) -> Output:
-    """The level that a server's flavor asks for, and the one that its node has recorded."""
+    """The level that a server's flavor requires, and the level that its node has recorded."""
     server = context.cloud.server(context.server_id)
     devices = server.devices
     asked = None if devices is None or devices.asked is None else devices.asked.word
@@ -151,7 +151,7 @@ def topology_placement(context: StepContext) -> Output:
 
 
 def query_ib_tenant_isolation(context: StepContext) -> Output:
-    """The partitions that Neutron's networks are, and whose they are."""
+    """The partitions of Neutron's networks, and their projects."""
     names = context.options.physical_networks
     if not names:
         raise EvidenceError(
@@ -172,7 +172,7 @@ def query_ib_tenant_isolation(context: StepContext) -> Output:
 def describe_partitions(
     networks: Iterable[Mapping[str, Any]], physical: Collection[str], shared: Collection[str] = ()
 ) -> Output:
-    """The networks that are partitions, as the suite asks for them.
+    """The networks that are partitions, in the suite's form.
 
     :param physical: names of the physical networks that are InfiniBand.
     :param shared: ids of networks that other projects may use.
@@ -206,7 +206,7 @@ def describe_partitions(
 
 
 def describe_keys(rows: Sequence[Mapping[str, Any]]) -> Output:
-    """What ``nova-hpc fabric check -f json`` says of the seven keys, as the suite asks for it."""
+    """The seven keys in ``nova-hpc fabric check -f json``, in the suite's form."""
     states = {str(row.get("Name")): row for row in rows}
     keys: Output = {
         key: {
@@ -231,7 +231,7 @@ def describe_keys(rows: Sequence[Mapping[str, Any]]) -> Output:
 
 
 def _configured_of(state: object) -> bool | None:
-    """What the subnet manager does not have, and what is not met, is not configured."""
+    """A key counts as not configured if it is missing or not met."""
     states = {
         AuditState.MET.value: True,
         AuditState.NOT_MET.value: False,
@@ -268,7 +268,13 @@ def read_isolation(config: Sequence[str]) -> bool:
 
 
 def describe_reservations(aggregates: Iterable[CloudAggregate], enforced: bool | None) -> Output:
-    """The aggregates of projects, as the suite asks for them."""
+    """The aggregates of projects, in the suite's form.
+
+    The suite expects one reservation: the first aggregate with hosts and a single project. The key
+    ``groups`` contains all of them.
+
+    :param enforced: whether Nova's filter keeps other projects off; None if unknown.
+    """
     groups = []
     for aggregate in aggregates:
         projects = sorted(
@@ -312,7 +318,10 @@ def topology_block_atomic_allocation(context: StepContext) -> Output:
 
 
 def describe_block(cluster: Cluster, project: str) -> Output:
-    """The cluster as the suite asks for a block."""
+    """The cluster in the suite's form of a block.
+
+    It counts as allocated as a unit if all wanted members run in one domain.
+    """
     running = [member for member in cluster.members if member.status == "ACTIVE"]
     level, domain = _find_shared_domain(cluster)
     wanted = len(cluster.wanted)
@@ -349,7 +358,7 @@ def describe_block(cluster: Cluster, project: str) -> Output:
 
 
 def _find_shared_domain(cluster: Cluster) -> tuple[str, str]:
-    """The narrowest level of which all members say the same domain; "": none."""
+    """The narrowest level with one domain of all members, and the domain; "" without one."""
     for level in _BLOCKS:
         names = {member.position.domains.get(level, "") for member in cluster.members}
         if len(names) == 1 and (name := names.pop()):
@@ -358,7 +367,7 @@ def _find_shared_domain(cluster: Cluster) -> tuple[str, str]:
 
 
 def query_host_health(context: StepContext) -> Output:
-    """What each compute host says of its devices, and how old that is."""
+    """Each compute host's report on its devices, and its age."""
     services = context.rest.nova("GET", "/os-services", binary="nova-compute")["services"]
     try:
         health = read_health(context.options.config)
@@ -374,7 +383,7 @@ def describe_health(
     health: Iterable[NodeHealth],
     now: datetime.datetime,
 ) -> Output:
-    """The hosts as the suite asks for them."""
+    """The hosts in the suite's form."""
     by_host = {report.host: report for report in health}
     hosts = []
     for service in services:
@@ -406,7 +415,7 @@ def _list_alerts(report: NodeHealth) -> list[Output]:
 
 
 def _age_of(text: object, now: datetime.datetime) -> int | None:
-    """Seconds since a time of Nova's; None: it says none."""
+    """Seconds since a time of Nova's; None if the text is not a time."""
     try:
         moment = datetime.datetime.fromisoformat(str(text))
     except ValueError:

@@ -29,12 +29,12 @@ from nova_hpc_tools.requirements.verdicts import EvidenceError
 Output = dict[str, Any]
 _SSH_PORT: Final = 22
 _TAGS: Final = {"CreatedBy": "nova-hpc requirements"}
-#: Of Nova: the first microversion in which a live migration chooses its host and its disks.
+#: Nova's first microversion in which a live migration chooses its host and its disks.
 _MOVES: Final = "2.30"
 
 
 def launch_instance(context: StepContext) -> Output:
-    """Make a key pair, where there is a network a security group, and a server."""
+    """Make a key pair, a security group if a network is given, and a server."""
     options = context.options
     if not options.flavor or not options.image:
         raise EvidenceError("say what to make: --flavor FLAVOR --image IMAGE")
@@ -54,7 +54,7 @@ def launch_instance(context: StepContext) -> Output:
             # The suite's next check logs in once, and does not wait.
             _ask_over_ssh(context, record, str(made["key_file"]))
     except BaseException:
-        # Nothing stays behind, whatever has happened; the first error is the one to tell.
+        # Nothing stays behind, whatever has happened; the first error is the one to report.
         with contextlib.suppress(Exception):
             remove_made(context, made, name)
         raise
@@ -124,7 +124,7 @@ def _make_server(context: StepContext, name: str, flavor: str, image: str, made:
 
 
 def list_instances(context: StepContext) -> Output:
-    """List the servers of the server's network, or of the project where it has none."""
+    """List the servers of the server's network, or of the project if it has no network."""
     record = context.read_server()
     networks = {port["device_id"]: port["network_id"] for port in _list_ports(context)}
     own = networks.get(record["id"])
@@ -164,7 +164,7 @@ def verify_tags(context: StepContext) -> Output:
 
 
 def describe_instance(context: StepContext) -> Output:
-    """Describe the server, and ask its guest over ssh where that is possible."""
+    """Describe the server, and read its guest's answer over ssh if possible."""
     record = context.read_server()
     output = {**describe_server(record), **_own_options(context), "success": True}
     answer, error = _ask_over_ssh(context, record)
@@ -186,9 +186,9 @@ def _own_options(context: StepContext) -> Output:
 def _ask_over_ssh(
     context: StepContext, record: dict[str, Any], key_file: str = ""
 ) -> tuple[GuestAnswer | None, str]:
-    """What the guest answers, or why it does not.
+    """The guest's answer, or the reason if it gives none.
 
-    :param key_file: of a server that was just made; otherwise the caller has named it.
+    :param key_file: of a server that was just made; "" for the caller's option.
     """
     options = context.options
     key_file = key_file or options.key_file
@@ -223,7 +223,7 @@ def start_instance(context: StepContext) -> Output:
 
 
 def wait_for_console(context: StepContext) -> str:
-    """The console's text, once there is one; "": the guest writes nothing, or Nova refuses."""
+    """The console's text, once it has one; "" if the guest writes nothing, or Nova refuses."""
     from openstack import exceptions as sdk
     from openstack import utils as sdk_utils
 
@@ -239,7 +239,7 @@ def wait_for_console(context: StepContext) -> str:
 
 
 def reboot_instance(context: StepContext) -> Output:
-    """Reboot the server, and look whether its guest has started anew."""
+    """Reboot the server, and check whether its guest has started again."""
     record = context.read_server()
     before, _ = _ask_over_ssh(context, record)
     console = wait_for_console(context)
@@ -253,7 +253,7 @@ def reboot_instance(context: StepContext) -> Output:
         "reboot_initiated": True,
         "ssh_ready": after is not None,
         "ssh_error": error,
-        # QEMU's log of the console is emptied only where QEMU starts anew.
+        # QEMU's log of the console is emptied only if QEMU starts again.
         "console_restarted": length < len(console),
         "success": True,
     }
@@ -273,7 +273,7 @@ def _read_console_or_nothing(context: StepContext) -> str:
 
 
 def migrate_instance(context: StepContext) -> Output:
-    """Move the server to another host: live, or cold where Nova refuses that."""
+    """Move the server to another host: live, or cold if Nova refuses that."""
     before = context.read_server()
     host = before.get("OS-EXT-SRV-ATTR:host")
     output: Output = {
@@ -299,7 +299,7 @@ def migrate_instance(context: StepContext) -> Output:
 
 
 def _move_server(context: StepContext) -> tuple[str, str]:
-    """How it was asked to move, and what Nova said against it."""
+    """The kind of move that was requested, and Nova's objection."""
     try:
         live = {"host": None, "block_migration": "auto", "force": False}
         _ask_for(context, "os-migrateLive", live, _MOVES)
@@ -328,7 +328,7 @@ def _ask_for(
 
 
 def tear_down(context: StepContext) -> Output:
-    """Delete what :func:`launch_instance` has made."""
+    """Delete the things that :func:`launch_instance` has made."""
     options = context.options
     made = {
         "instance_id": context.options.server,
@@ -346,9 +346,9 @@ def tear_down(context: StepContext) -> Output:
 
 
 def remove_made(context: StepContext, made: Output, key: str) -> tuple[list[str], list[str]]:
-    """Delete what was made, the rest also where one thing stays.
+    """Delete everything that was made; a deletion that fails does not stop the others.
 
-    :returns: what is gone, and what is not, with the reason.
+    :returns: the deleted things, and the remaining ones with the reason.
     """
     deleted: list[str] = []
     failed: list[str] = []

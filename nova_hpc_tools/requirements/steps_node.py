@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What only a compute node knows: libvirt's XML of a server, and how its devices were cleaned."""
+"""Evidence on a compute node: libvirt's XML of a server, and the cleaning of its devices."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ _DISKS: Final = {
 
 
 def virtual_device_hardening(context: StepContext) -> Output:
-    """Look in libvirt's XML of a server on this node for what nobody needs."""
+    """Look for unnecessary devices in libvirt's XML of a server on this node."""
     return describe_hardening(_read_domain(context))
 
 
 def describe_hardening(domain: DomainFacts) -> Output:
-    """The XML as the suite asks for it."""
+    """The XML's facts in the suite's form."""
     findings = {
         "usb_devices_disabled": domain.usb,
         "clipboard_disabled": domain.clipboard,
@@ -63,7 +63,7 @@ def describe_hardening(domain: DomainFacts) -> Output:
 
 
 def vcpu_pinning(context: StepContext) -> Output:
-    """The host CPUs of each vCPU by libvirt's XML, and by Nova's record where it is told."""
+    """The host CPUs of each vCPU in libvirt's XML, and in Nova's record if it can be read."""
     domain = _read_domain(context)
     recorded = None
     if context.options.os_cloud is not None:
@@ -81,7 +81,7 @@ def vcpu_pinning(context: StepContext) -> Output:
 
 
 def read_recorded_pins(topology: Mapping[str, Any]) -> dict[str, int] | None:
-    """Nova's record of the pins; None: it does not tell, or has none."""
+    """Nova's record of the pins; None if it is hidden, or empty."""
     pins: dict[str, int] = {}
     for node in topology.get("nodes") or ():
         pins.update(
@@ -107,7 +107,7 @@ def _read_domain(context: StepContext) -> DomainFacts:
 
 
 def query_sanitization(context: StepContext) -> Output:
-    """What this node's ledger says of each device: whom it served, and whether it was cleaned."""
+    """Each device in this node's ledger: its last server, and whether it was cleaned."""
     try:
         node = ManagedNode.read_existing(context.options.config)
         disks = _read_disks(context)
@@ -139,9 +139,9 @@ def _is_gpu(node: ManagedNode, address: str) -> bool:
 
 
 def describe_device(address: str, device: LedgerDevice, free: bool, gpu: bool) -> Output:
-    """One device as the suite asks for a machine.
+    """One device in the suite's form of a machine.
 
-    A device that is not offered to anybody has not come back from its last server.
+    A device that is not offered has not come back from its last server.
     """
     stage = device_stage.load_stage(device.stage)
     passed = stage is not None and stage.phase is StagePhase.CLEAN and stage.seconds is not None

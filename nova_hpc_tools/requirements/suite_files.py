@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The configuration of NVIDIA's validation suite for this project's steps.
 
-A file of it imports one of the suite's own lists of checks, and says which command each step
-is; how such a file is built says the suite's guide to its configuration
-(ai-cloud-validation 0.11.0, ``docs/guides/configuration.md``).
+A file of it imports one of the suite's own lists of checks, and names the command of each step. The
+suite's guide to its configuration describes the format (ai-cloud-validation 0.11.0,
+``docs/guides/configuration.md``).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import yaml
 
 from nova_hpc.outside.text import printable_text
 
-#: Where a checkout has its lists of checks.
+#: Path of the lists of checks in a checkout.
 SUITES: Final = Path("isvctl", "configs", "suites")
 _COMMAND: Final = "nova-hpc requirements step"
 _LAUNCHED: Final = "{{steps.launch_instance."
@@ -33,7 +33,7 @@ class SuiteFileError(Exception):
 
 @attrs.frozen
 class SuiteWishes:
-    """What the files are made of."""
+    """The values for the files."""
 
     suite: Path
     flavor: str
@@ -41,7 +41,7 @@ class SuiteWishes:
     network: str = ""
     ssh_user: str = ""
     cluster: str = ""
-    #: Step or document -> file with what it printed elsewhere.
+    #: Step or document -> file with its saved output.
     files: Mapping[str, Path] = attrs.field(factory=dict, hash=False)
     physical_networks: tuple[str, ...] = ()
     #: Nova's configuration, as ``add_config_options`` leaves it.
@@ -108,7 +108,7 @@ def _build_step(name: str, phase: str, *args: str, keep_on: bool = True) -> dict
         "command": f"{_COMMAND} {name}",
         "args": list(args),
         "timeout": _LIMIT,
-        # What one step cannot do says nothing of the others.
+        # A step that fails proves nothing about the others.
         "continue_on_failure": keep_on,
     }
 
@@ -174,7 +174,7 @@ def _list_fleet_steps(wishes: SuiteWishes) -> list[dict[str, Any]]:
 
 
 def _list_recorded(wishes: SuiteWishes, source: str, name: str = "") -> list[dict[str, Any]]:
-    """The step that prints a file; none where there is no such file."""
+    """The step that prints a file; empty if no file is given."""
     file = wishes.files.get(source)
     if file is None:
         return []

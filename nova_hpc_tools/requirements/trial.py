@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps in their order, and the evidence that they leave."""
+"""Runs steps in their order, and collects their evidence."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _ELSEWHERE: Final = (
 
 
 def list_steps(requirements: Iterable[Requirement]) -> tuple[str, ...]:
-    """The steps that requirements are judged by, in the order in which they are run."""
+    """The steps that decide on requirements, in the order in which they run."""
     wanted = {step for requirement in requirements for step in requirement.steps}
     return tuple(name for name in STEP_NAMES if name in wanted)
 
@@ -58,9 +58,9 @@ def gather_evidence(
 ) -> RequirementEvidence:
     """Run steps.
 
-    :param files: evidence that is there already, and is not taken again.
-    :param trying: servers may be made and changed; what was made is deleted.
-    :param said: is told of each step before it runs.
+    :param files: evidence that exists already, and is not collected again.
+    :param trying: servers may be made and changed; they are deleted afterwards.
+    :param said: called with the name of each step before it runs.
     """
     evidence = {FABRIC_CHECK: _NO_CHECK, **files}
     wanted = [name for name in steps if name not in evidence]
@@ -99,7 +99,7 @@ def _run_without_trying(
 def _try_life(
     names: Iterable[str], context: StepContext, said: Callable[[str], None]
 ) -> dict[str, StepEvidence]:
-    """Make a server, do with it what is wanted, and delete it."""
+    """Make a server, run the steps on it, and delete it."""
     said(_LAUNCH)
     evidence = {_LAUNCH: run_step(_LAUNCH, context)}
     made = evidence[_LAUNCH].output
@@ -129,7 +129,7 @@ def _try_life(
 
 @contextlib.contextmanager
 def _requests_to_end_ignored() -> Iterator[None]:
-    """What is being deleted is deleted: a service manager may send SIGTERM more than once.
+    """Protect a deletion from signals: a service manager may send SIGTERM more than once.
 
     Ctrl-C still ends it.
     """
@@ -147,7 +147,7 @@ def _requests_to_end_ignored() -> Iterator[None]:
 
 
 def _take_guest_report(evidence: dict[str, StepEvidence]) -> None:
-    """What the guest printed of its own check is evidence of its own."""
+    """The guest's report on its own check becomes evidence of its own."""
     described = evidence.get("describe_instance")
     output = None if described is None else described.output
     if GUEST_CHECK in evidence or not output:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The words in which a requirement is judged, and the evidence that is judged. Data only."""
+"""The states of requirements, the verdicts, and the evidence for them. Data only."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class RequirementState(enum.StrEnum):
 
 
 class EvidenceError(Exception):
-    """A step can say nothing; the text names the thing and the cure."""
+    """A step has no result; the text names the thing and the cure."""
 
 
 @attrs.frozen
@@ -31,7 +31,7 @@ class RequirementVerdict:
     """The verdict on one requirement.
 
     :ivar found: the evidence, or the reason.
-    :ivar cure: what would make it met, or known; "": nothing has to be done.
+    :ivar cure: the steps to make it met, or known; "" if nothing has to be done.
     """
 
     state: RequirementState
@@ -41,9 +41,9 @@ class RequirementVerdict:
 
 @attrs.frozen
 class StepEvidence:
-    """What one step has said.
+    """The output of one step.
 
-    :ivar output: the object that it printed; None: nothing, for :attr:`reason`.
+    :ivar output: the object that it printed; None if it printed none, for :attr:`reason`.
     """
 
     output: Mapping[str, Any] | None = None
@@ -56,14 +56,14 @@ def _freeze_steps(steps: Mapping[str, StepEvidence]) -> Mapping[str, StepEvidenc
 
 @attrs.frozen
 class RequirementEvidence:
-    """What all steps have said, by the names that the suite has for them."""
+    """The outputs of all steps, by the suite's names."""
 
     steps: Mapping[str, StepEvidence] = attrs.field(converter=_freeze_steps, factory=dict)
 
     def read_step(self, name: str) -> Mapping[str, Any]:
         """The output of a step that has done its work.
 
-        :raises EvidenceError: there is none, or the step says itself that it failed.
+        :raises EvidenceError: the output is missing, or reports that the step failed.
         """
         evidence = self.steps.get(name)
         if evidence is None:
@@ -109,5 +109,5 @@ def judge_not_met(found: str, cure: str) -> RequirementVerdict:
 
 
 def judge_unknown(found: str, cure: str = "") -> RequirementVerdict:
-    """A requirement of which nobody can tell."""
+    """A requirement whose state is unknown."""
     return RequirementVerdict(RequirementState.UNKNOWN, found, cure)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What alembic runs; the versions lie in folders named after releases of Neutron."""
+"""Scripts that alembic runs; the versions are in folders named after releases of Neutron."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How alembic reaches Neutron's database for this branch; run by ``neutron-db-manage``.
+"""Alembic's access to Neutron's database for this branch; run by ``neutron-db-manage``.
 
-The branch has a version table of its own, so that it never stands in the way of
-Neutron's or of another project's.
+The branch has a version table of its own, so it does not conflict with Neutron's or another
+project's.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _run_migrations(**target: Any) -> None:
 
 
 def run_branch() -> None:
-    """Migrate, or write the SQL of it where alembic was asked for that."""
+    """Migrate, or write the SQL of the migration if alembic runs offline."""
     database = context.config.neutron_config.database
     if context.is_offline_mode():
         where = (

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""InfiniBand partitions: who is to be in which, and what the subnet manager makes of it."""
+"""InfiniBand partitions: the desired members of each, and their state at the subnet manager."""

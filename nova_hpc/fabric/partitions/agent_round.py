@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent beside the subnet manager: rounds that make the desired partitions true.
+"""The agent beside the subnet manager: rounds that put the desired partitions in force.
 
-One round reads the desired state whole, has the subnet manager make it true, looks until it
-is, and reports. Whatever is lost between the processes (a message, a report, a signal) is made
-good by the next round: it compares states, and no delta. Nothing but the end of the process ends
-the rounds.
+One round reads the whole desired state, gives it to the subnet manager, reads the ports until they
+are as desired, and reports. A round compares states, not changes, so the next round makes up for
+a lost message, report or signal. Only the end of the process ends the rounds.
 """
 
 from __future__ import annotations
@@ -49,15 +48,15 @@ from nova_hpc.fabric.partitions.watched_files import WATCH_INTERVAL, WatchedFile
 
 LOG: Final = log.getLogger(__name__)
 
-#: Seconds for which a round looks for what is still to come.
+#: Seconds for which a round keeps looking for rows that are not right yet.
 LOOK_BOUND: Final = 1.5
 #: Seconds between two looks: a sweep of a small fabric takes about as long.
 _LOOK_PAUSE: Final = 0.02
 #: Seconds from a round after which something is missing to the next one.
 _BEHIND_PAUSE: Final = 0.2
-#: Seconds to the next round while the subnet manager cannot be told.
+#: Seconds to the next round while the subnet manager cannot take a change.
 _FAULT_PAUSE: Final = 0.5
-#: Seconds for which a round waits for a row that this agent has seen; then it only asks.
+#: A row younger than this (seconds) makes a round look again; an older one is read once a round.
 _FRESH: Final = 30.0
 #: How often a stale reading is read again at once.
 _STALE_TRIES: Final = 5
@@ -66,10 +65,10 @@ _AUDIT_INTERVAL: Final = 60.0
 
 
 class PartitionServer(Protocol):
-    """Neutron's server, which has the desired state. Each method raises what its transport does.
+    """Neutron's server, which has the desired state. Each method raises its transport's errors.
 
-    Each calls *meanwhile* twice a second while it waits: a server that does not answer must not
-    keep the agent from a file that others edit.
+    Each method calls its callback twice a second while it waits, so that the agent still notices
+    a file that others edit while the server does not answer.
     """
 
     def read_desired(self, meanwhile: Callable[[], None]) -> DesiredPartitions:
@@ -82,7 +81,7 @@ class PartitionServer(Protocol):
 
 
 class WakeSignal(Protocol):
-    """What ends the agent's sleep, such as :class:`threading.Event`."""
+    """A flag that ends the agent's sleep, such as :class:`threading.Event`."""
 
     def is_set(self) -> bool:
         """Whether something has happened since it was cleared."""
@@ -96,11 +95,11 @@ class WakeSignal(Protocol):
 
 @attrs.frozen
 class AgentStatus:
-    """What the heartbeat says.
+    """The agent's state, as its heartbeat reports it.
 
-    :ivar ticket: of the last reading that is in force; 0: none.
+    :ivar ticket: of the last reading that is in force; 0 if none is.
     :ivar faults: sentences, the same as those of alarms.
-    :ivar managers: GUIDs of all ports with a subnet manager; None: unknown.
+    :ivar managers: GUIDs of all ports with a subnet manager; None if unknown.
     :ivar full: GUIDs of ports without a place for a network's key.
     """
 
@@ -115,8 +114,8 @@ class AgentStatus:
 class PartitionAgent:
     """The rounds of one agent, from one thread.
 
-    :ivar tell_alarms: gets sentences that are new, and those that hold no longer.
-    :ivar now: seconds of a clock that never goes back.
+    :ivar tell_alarms: gets the sentences that are new, and the sentences that no longer hold.
+    :ivar now: a monotonic clock, in seconds.
     :ivar pause: sleeps, and wakes early when the process has to end.
     """
 
@@ -152,12 +151,12 @@ class PartitionAgent:
     def check_start(self) -> tuple[AuditRow, ...]:
         """Audit the subnet manager before anything is changed.
 
-        A file of partitions that was damaged while no agent ran is closed first, if this fabric
-        had an agent before. Without the desired state it gets no network: an older copy could have
-        keys of ports that other projects have by now. An open fabric without an agent before is
-        the operator's to close: ports that use the default partition would be cut off.
+        A file of partitions that was damaged while no agent ran is closed first, if this fabric had
+        an agent before. It gets no network, because the desired state is not read yet: an older
+        copy could have keys of ports that belong to other projects by now. If the fabric never had
+        an agent, only the operator may close it: ports in the default partition would be cut off.
 
-        :returns: the rows for which the agent must not work; (): it may.
+        :returns: the rows for which the agent must not work; () if it may.
         """
         rows = hardening.list_open_rows(self.manager.audit())
         if file_audit.DEFAULT_PARTITION in {row.name for row in rows}:
@@ -184,7 +183,7 @@ class PartitionAgent:
             return rows
         try:
             self.manager.plan_first_write(self.server.read_desired(lambda: None))
-        except Exception as error:  # Broker, Neutron: what they say of losses is unknown then.
+        except Exception as error:  # Broker, Neutron: the keys of networks are unknown then.
             LOG.warning("Keys of networks count as losses, as Neutron does not answer: %s", error)
             return rows
         return hardening.list_open_rows(self.manager.audit())
@@ -192,7 +191,7 @@ class PartitionAgent:
     # -- the loop ------------------------------------------------------------------------
 
     def run(self, stopped: Callable[[], bool]) -> None:
-        """Make rounds until *stopped* says so; nothing else ends it."""
+        """Make rounds until *stopped* returns True; nothing else ends it."""
         while not stopped():
             self.wake.clear()
             self._sleep(self.try_round(), stopped)
@@ -223,7 +222,7 @@ class PartitionAgent:
         while not stopped() and (left := end - self.now()) > 0:
             if self.wake.wait(min(left, WATCH_INTERVAL)) or self.files.find_changes():
                 break
-        # Whoever binds at the same time comes with the same change.
+        # Ports that are bound at about the same time become part of the same change.
         while not stopped() and (left := self.spacing.time_left(self.now())) > 0:
             self.pause(left)
 
@@ -297,7 +296,7 @@ class PartitionAgent:
             self._histories = count_repeats(self._histories, part)
 
     def _choose_pause(self, desired: DesiredPartitions, reading: ReadBack) -> float:
-        """What is new is looked after at once, what does not come for long less and less."""
+        """Look often after new rows, and less and less often after rows that stay pending."""
         moment = self.now()
         pauses = [self.poll_interval, max(_BEHIND_PAUSE, self._watch.choose_pause(moment))]
         ages = [self._age_of(row) for row in list_pending_rows(desired, reading)]
@@ -317,9 +316,9 @@ class PartitionAgent:
         return 0.0 if history is None else moment - history.first_seen
 
     def _enforce_desired(self) -> tuple[DesiredPartitions, bool, list[str]]:
-        """Read the desired state and have it made true; again, if another agent has read later.
+        """Put the desired state in force; read it again if another agent read it later.
 
-        :returns: the desired state, whether the manager was told of a change, and faults.
+        :returns: the desired state, whether the manager got a change, and faults.
         """
         for _ in range(_STALE_TRIES):
             desired = self._read_desired()
@@ -340,9 +339,9 @@ class PartitionAgent:
         )
 
     def _enforce(self, served: DesiredPartitions) -> bool:
-        """Have a desired state made true, without the rows that are kept back.
+        """Put a desired state in force, without the rows that are kept back.
 
-        :returns: whether the manager was told of a change.
+        :returns: whether the manager got a change.
         :raises SubnetManagerError: it cannot be done.
         """
         before = self._in_force
@@ -359,7 +358,7 @@ class PartitionAgent:
         return changed
 
     def _read_desired(self) -> DesiredPartitions:
-        """Ask the server; while it does not answer, what was in force last is kept in force."""
+        """Read the server's rows; while it does not answer, keep the last state in force."""
         try:
             return self.server.read_desired(self._keep_in_force)
         except Exception:
@@ -367,15 +366,15 @@ class PartitionAgent:
             raise
 
     def _keep_in_force(self) -> None:
-        """Undo what others have changed in the manager's files since the last change."""
+        """Undo changes of others to the manager's files since the last change."""
         if self._in_force is not None and self.files.find_changes():
-            # The next round compares the file again, and names what the manager refuses.
+            # The next round compares the file again, and reports a change that the manager refuses.
             with contextlib.suppress(SubnetManagerError):
                 self.manager.enforce(self._in_force)
             self.files.mark_files()
 
     def _note_right_before(self, served: DesiredPartitions) -> None:
-        """Read what is right already: the first change must not harm it either."""
+        """Note the rows that are right already: the first change must not harm them either."""
         try:
             reading = self.manager.read_back(served)
         except SubnetManagerError as error:
@@ -403,7 +402,7 @@ class PartitionAgent:
             if not (patient and hopeful) or left <= 0 or woken:
                 self._passing_faults = tuple(faults)
                 return reading
-            # Some are said once, such as of a file that was edited.
+            # Some faults occur in one reading only, such as a file that was edited.
             faults |= dict.fromkeys(reading.faults)
             self.pause(min(pause, left))
             pause = min(2 * pause, _BEHIND_PAUSE)
@@ -429,7 +428,7 @@ class PartitionAgent:
         lost: Sequence[PartitionMember],
         reading: ReadBack,
     ) -> list[str]:
-        """Take rows out of the file whose change did harm, and tell the manager at once.
+        """Undo the rows whose change did harm, and have the manager read the file at once.
 
         :returns: faults.
         """

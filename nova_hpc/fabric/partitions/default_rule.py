@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rule for the default partition: all reach the subnet manager and not one another.
+"""The rule for the default partition: all ports reach the subnet manager, not one another.
 
-Memberships in it are the agent's. Its multicast groups are the site's: IPoIB of the whole fabric
-has the MTU and rate that the first definition with ``ipoib`` states, so they stay as they were.
+The agent sets the memberships. The multicast groups belong to the site and stay as they were: the
+first definition with ``ipoib`` sets MTU and rate for IPoIB on the whole fabric.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _PLAIN: Final = GroupFlags()
 
 @attrs.frozen
 class DefaultRule:
-    """What the default partition has beside its members.
+    """The content of the default partition except its members.
 
-    :ivar groups: MGID and flags of each of its groups beside that of IPoIB, as written. There is
-        at least one flag: opensm takes what is behind the line for those of a group without any.
+    :ivar groups: MGID and flags of each group except IPoIB's, as written. Each has at least one
+        flag: opensm reads the bytes behind the line as the flags of a group without any.
     """
 
     ipoib: bool = True
@@ -63,7 +63,7 @@ class DefaultRule:
 
 
 def take_default_rule(definitions: Iterable[PartitionDefinition]) -> DefaultRule:
-    """What a file that opensm takes makes of the default partition."""
+    """The default partition as defined by a file that opensm accepts."""
     rules = [rule for rule in definitions if rule.pkey == DEFAULT_PKEY]
     first = next((rule for rule in rules if rule.ipoib), None)
     groups: dict[str, str] = {}
@@ -82,7 +82,7 @@ def _flags_of(rules: list[PartitionDefinition]) -> GroupFlags:
 
 
 def read_default_rule(text: str | None) -> DefaultRule:
-    """The same of a file; of one that opensm does not take, what it makes then."""
+    """The same for a file's text; opensm's own default if it does not accept the file."""
     try:
         return take_default_rule(parse_partitions(text or "").definitions)
     except (PartitionGrammarError, UncertainGrammarError):

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What opensm makes of a file of partitions that anyone may have written.
+"""Audit of a file of partitions that anyone may have written, as opensm reads it.
 
-:mod:`nova_hpc.fabric.partitions.own_partitions` reads what the administrator gives the agent, and
-takes only what leaves no doubt. Here any file is judged that opensm may have in force before an
-agent is there. The verdict is opensm's: its grammar decides, and where that leaves a doubt, a run
-of opensm on a simulated fabric.
+:mod:`nova_hpc.fabric.partitions.own_partitions` reads the file that the administrator gives the
+agent, and refuses text that leaves a doubt. This module judges any file that opensm may have in
+force before an agent is there. The verdict is opensm's: its grammar decides, and if that leaves
+a doubt, a run of opensm on a simulated fabric.
 """
 
 from __future__ import annotations
@@ -47,23 +47,23 @@ _DEFAULT_CURE: Final = (
 )
 _OPEN: Final = "every port is a full member of 0x7fff"
 
-#: The state, and what was found.
+#: The state, and the finding in words.
 _Verdict = tuple[AuditState, str]
-#: Gives a file to opensm: why it does not take it, or None.
+#: Gives a file to opensm; returns why opensm does not take it, or None.
 FileTrial = Callable[[str], str | None]
 
 
 def read_partitions(text: str, trial: FileTrial | None = None) -> PartitionText:
-    """Read a file as opensm does; where releases differ, as the one that is installed.
+    """Read a file as opensm does; if releases differ, as the installed one.
 
-    :param trial: None: opensm cannot be run.
-    :raises PartitionGrammarError: opensm drops it.
+    :param trial: None if opensm cannot be run.
+    :raises PartitionGrammarError: opensm drops the file.
     :raises UncertainGrammarError: the trial does not decide it either.
     """
     try:
         return parse_partitions(text)
     except UncertainGrammarError as doubt:
-        # What no line decides differs from one run to the next.
+        # Without candidates the result differs from one run of opensm to the next.
         if trial is None or not doubt.candidates:
             raise
         try:
@@ -81,9 +81,9 @@ def read_partitions(text: str, trial: FileTrial | None = None) -> PartitionText:
 def audit_default_partition(text: str | None, trial: FileTrial | None = None) -> AuditRow:
     """Whether all but the subnet manager and ports that the file names are limited in 0x7fff.
 
-    opensm makes every port a full member where the file is missing, empty or cannot be parsed.
+    opensm makes every port a full member if the file is missing, empty or cannot be parsed.
 
-    :param text: the file of partitions; None: there is none.
+    :param text: the file of partitions; None if it does not exist.
     """
     verdict = _judge_default_partition(text, trial)
     cure = "" if verdict[0] is AuditState.MET else _DEFAULT_CURE
@@ -133,14 +133,14 @@ def audit_own_partitions(
     trial: FileTrial | None = None,
     accepted: Iterable[str] = (),
 ) -> AuditRow:
-    """Whether the agent would take something away that is not its own.
+    """Whether the agent would remove settings that are not its own.
 
-    It writes the file whole. So what an administrator has in the file that is in force has to be
-    in the file of own partitions before the agent is started for the first time.
+    The agent writes the whole file. So before its first start the file of own partitions has to
+    contain the administrator's lines of the file in force.
 
-    :param text: the file of partitions; None: there is none.
-    :param own_text: the file of own partitions; None: there is none.
-    :param own_path: where that is.
+    :param text: the file of partitions; None if it does not exist.
+    :param own_text: the file of own partitions; None if it does not exist.
+    :param own_path: path of that file.
     :param accepted: losses that the operator has accepted.
     """
     state, verdict, cure = AuditState.MET, "none would be lost", ""
@@ -175,10 +175,10 @@ def is_file_of_agent(text: str | None) -> bool:
 def list_file_losses(
     text: str | None, own_text: str | None, trial: FileTrial | None = None
 ) -> tuple[str, ...]:
-    """What ports and partitions lose when the agent writes its file for the first time.
+    """The losses of ports and partitions when the agent writes its file for the first time.
 
-    :raises PartitionGrammarError: opensm drops the file that is there.
-    :raises UncertainGrammarError: what opensm makes of it is unknown.
+    :raises PartitionGrammarError: opensm drops the present file.
+    :raises UncertainGrammarError: opensm's reading of the file is unknown.
     :raises OwnPartitionsError: the own partitions cannot be used.
     """
     own = parse_own_partitions(own_text or "")
@@ -200,5 +200,5 @@ def list_file_losses(
 
 
 def plan_first_body(own: OwnPartitions, before: PartitionText) -> str:
-    """What the agent's first file has beside networks."""
+    """The agent's first file, without networks."""
     return render_body(PartitionLayout(), own.with_default(take_default_rule(before.definitions)))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What opensm gives the ports of a fabric for a file of partitions that it takes.
+"""The P_Keys that opensm gives to ports for a file of partitions that it accepts.
 
-Before it reads the file, all ports are limited members of the default partition and its own is a
-full one (``opensm/osm_prtn.c``, ``prtn_make_default``). Then rules hold in their order: the last
-one on a port and a P_Key decides (``osm_prtn_add_port``).
+Before opensm reads the file, all ports are limited members of the default partition, and its own
+port is a full one (``opensm/osm_prtn.c``, ``prtn_make_default``). Then it applies the rules in
+their order: the last rule on a port and a P_Key decides (``osm_prtn_add_port``).
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ MANAGER: Final = RulePort(0, manages=True)
 
 @attrs.frozen
 class PortEntries:
-    """All rules of some definitions, to be asked port by port."""
+    """All rules of some definitions, evaluated port by port."""
 
     definitions: tuple[PartitionDefinition, ...]
     #: opensm's option ``allow_both_pkeys``.
@@ -99,7 +99,7 @@ class PortEntries:
                 yield pkey, rule
 
     def entries_of(self, port: RulePort) -> frozenset[int]:
-        """The entries of a port's P_Key table that come of these definitions alone."""
+        """The entries of a port's P_Key table that result from these definitions only."""
         held: dict[int, frozenset[Membership]] = {}
         for pkey, rule in self.list_rules(port):
             full = rule.membership is not RuleMembership.LIMITED
@@ -121,9 +121,9 @@ class PortEntries:
         return entries | {table_entry(DEFAULT_PKEY, base)}
 
     def named_ports(self) -> tuple[RulePort, ...]:
-        """The ports that rules name, one of each kind that none names, and the manager's.
+        """The ports that rules name, one port of each kind that is not named, and the manager's.
 
-        A GUID does not say the kind of its port. So it is there once for each where kinds matter.
+        A GUID does not show the kind of its port. So it occurs once per kind if rules name kinds.
         """
         groups = {rule.who for _, _, rule in self._of_groups}
         kinds = ("ca", *(("switch", "router") if groups & _KIND_OF_GROUP.keys() else ()))
@@ -132,7 +132,7 @@ class PortEntries:
 
 
 def find_open_rule(entries: PortEntries, port: RulePort) -> PortRule | None:
-    """The rule that makes a port a full member of the default partition; None: it is not one."""
+    """The rule that makes a port a full member of the default partition; None if it is not one."""
     full = table_entry(DEFAULT_PKEY, Membership.FULL)
     if full not in entries.entries_of(port):
         return None
@@ -141,10 +141,10 @@ def find_open_rule(entries: PortEntries, port: RulePort) -> PortRule | None:
 
 
 def describe_properties(definitions: Iterable[PartitionDefinition]) -> Mapping[str, str]:
-    """What a partition has beside its members, from all of its definitions, in opensm's order.
+    """Settings of a partition except its members, from all its definitions, in opensm's order.
 
-    The first definition with ``ipoib`` makes the broadcast group, and its numbers stay; the
-    service level of paths is that of the last one.
+    The first definition with ``ipoib`` makes the broadcast group, and its numbers stay. The last
+    definition sets the service level of paths.
     """
     properties: dict[str, str] = {}
     for definition in definitions:
@@ -172,7 +172,7 @@ def _list_scopes(mask: int) -> tuple[int, ...]:
 
 
 def list_lost_properties(before: PartitionText, after: PartitionText) -> Iterator[str]:
-    """What partitions that stay lose beside members: an MTU, a group."""
+    """Lost settings of partitions that stay, except members: an MTU, a group."""
     kept = {definition.pkey for definition in after.definitions}
     for pkey in sorted({definition.pkey for definition in before.definitions} & kept):
         properties = describe_properties(_of_key(after, pkey))
@@ -187,7 +187,7 @@ def _of_key(text: PartitionText, pkey: int) -> Iterator[PartitionDefinition]:
 
 
 def list_lost_entries(port: object, before: frozenset[int], after: frozenset[int]) -> Iterator[str]:
-    """What a port loses where its table changes: a P_Key, or full membership of one."""
+    """The losses of a port whose table changes: a P_Key, or full membership of one."""
     for entry in sorted(before - after):
         beside = [other_entry for other_entry in after if (other_entry ^ entry) & DEFAULT_PKEY == 0]
         if beside and max(beside) > entry:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the agent's first write takes away from a fabric that others have managed so far.
+"""The losses by the agent's first write on a fabric that was managed by others so far.
 
-The first write replaces the file of partitions whole. So each port that would lose a P_Key, or
-full membership of one, is named before, and the operator decides. The decision is kept in a file:
-it holds for exactly those losses, and for the file of partitions as it was. A longer list, or
-another file, needs the operator again.
+The first write replaces the whole file of partitions. So the check first names each port that
+would lose a P_Key, or full membership of one, and the operator decides. The decision is kept in
+a file: it holds only for exactly those losses, and for the file of partitions as it was. A longer
+list, or another file, needs a new decision.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class PlansFirstWrite(Protocol):
     """A subnet manager whose first write is judged with the members of networks."""
 
     def plan_first_write(self, desired: DesiredPartitions) -> None:
-        """Count what members have from now on for no loss."""
+        """From now on, do not count keys of the desired members as losses."""
 
 
 def list_table_losses(
@@ -40,11 +40,11 @@ def list_table_losses(
     own: OwnPartitions,
     networks: PartitionLayout,
 ) -> Iterator[str]:
-    """What ports have now and would not have after the first write; a sentence each.
+    """P_Keys that ports have now and would lose by the first write; a sentence each.
 
     :param own: the administrator's own partitions.
-    :param networks: what Neutron's networks have, as far as that is known. Another agent of the
-        fabric may serve them already.
+    :param networks: the members of Neutron's networks, if known. Another agent of the fabric may
+        serve them already.
     """
     keys = networks.pkeys_by_guid()
     for guid, port in sorted(fabric.ports.items()):
@@ -61,10 +61,10 @@ def list_table_losses(
 
 
 def audit_first_write(losses: Collection[str], accepted: Collection[str]) -> AuditRow:
-    """The row for what the first write takes away.
+    """The row on the losses by the first write.
 
-    :param losses: all of them.
-    :param accepted: those that the operator has accepted.
+    :param losses: all losses.
+    :param accepted: losses that the operator has accepted.
     """
     left = [loss for loss in losses if loss not in accepted]
     if left:
@@ -90,9 +90,9 @@ def render_accepted_losses(text: str | None, losses: Collection[str]) -> str:
 
 
 def parse_accepted_losses(decision: str | None, text: str | None) -> frozenset[str]:
-    """The losses that are accepted; none where the decision is about another file.
+    """The accepted losses; none if the decision is about another file.
 
-    :param decision: the operator's; None: there is none.
+    :param decision: the operator's decision; None if there is none.
     :param text: the file of partitions as it is.
     """
     title, *losses = (decision or "").split("\n")

@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The settings of a subnet manager that the isolation of partitions rests on, one row each.
+"""The settings of a subnet manager that the isolation of partitions depends on, one row each.
 
-A P_Key is worth what guards the tables in which it stands: with M_Key 0 whoever may send
-subnet management packets writes them; with the well-known SA_Key whoever asks reads them;
-with the well-known SM_Key a second subnet manager takes the fabric over. Sources: ``opensm
---create-config`` and ``man opensm`` of release 3.3.23; NVIDIA's *InfiniBand - Security Overview
-and Guidelines*; appendix *Security Features* of UFM's user manual, release 6.23.1.
-Requirements are numbered as in NVIDIA's *Requirements for AI Clouds*: SDN04-04 is the isolation
-of partitions, SDN04-05 the seven keys (P_Key, M_Key, and those of the aggregation manager, of
-vendor-specific MADs, congestion control, node to node and manager to node).
+P_Keys protect only if the P_Key tables are protected. With M_Key 0, anyone who can send subnet
+management packets can write the tables. With the well-known SA_Key, anyone can read them by
+a query. With the well-known SM_Key, a second subnet manager can take over the fabric.
 
-Values of keys never leave this module: a row says what is wrong with one.
+Sources: ``opensm --create-config`` and ``man opensm`` of release 3.3.23; NVIDIA's *InfiniBand -
+Security Overview and Guidelines*; appendix *Security Features* of UFM's user manual, release
+6.23.1. Requirements have their numbers from NVIDIA's *Requirements for AI Clouds*: SDN04-04 is the
+isolation of partitions, SDN04-05 the seven keys (P_Key, M_Key, and the keys for the aggregation
+manager, vendor-specific MADs, congestion control, node to node and manager to node).
+
+Values of keys never leave this module: a row only describes the weakness of a key.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ from nova_hpc.fabric.partitions.manager_options import (
 )
 from nova_hpc.fabric.partitions.qos_audit import audit_service_levels
 
-#: Where upstream opensm looks when its file of options does not say it.
+#: Upstream opensm's file of partitions if its file of options names none.
 _DEFAULT_PARTITIONS_FILE: Final = "/etc/opensm/partitions.conf"
 #: NVIDIA's manager makes a random key of its own for this value.
 _GENERATED: Final = 0xFFFF_FFFF_FFFF_FFFF
-#: Keys that stand in manuals and examples.
+#: Keys that are printed in manuals and examples.
 _PUBLISHED: Final = frozenset(
     (0x771D2FE77F553D47, 0x0011223344556677, 0x1122334455667788, 0x1234567890ABCDEF)
 )
-#: Below this a key can be tried out.
+#: A key below this number can be found by trying.
 _LEAST_KEY: Final = 1 << 40
 
 _ISOLATION: Final = "SDN04-04"
@@ -53,16 +54,16 @@ _OF_COMMAND_LINE: Final = {
     "sm_key": {"sm_key"},
 }
 
-#: The state, and what was found.
+#: The state, and the finding in words.
 _Verdict = tuple[AuditState, str]
 _UNREADABLE: Final[_Verdict] = (AuditState.UNKNOWN, "the file of options cannot be read")
 
 
 @attrs.frozen
 class _AuditedSetting:
-    """How one row comes about.
+    """The rule for one row.
 
-    :ivar judge: what the options of the manager say of it.
+    :ivar judge: returns the verdict on the options of the manager.
     :ivar cure: as of :class:`AuditRow`.
     """
 
@@ -73,7 +74,7 @@ class _AuditedSetting:
     needed: bool = False
 
     def judge_options(self, options: Mapping[str, str] | None) -> AuditRow:
-        """The row; *options* None: the file cannot be read."""
+        """The row; UNKNOWN if *options* is None, that is, if the file cannot be read."""
         verdict = _UNREADABLE if options is None else self.judge(options)
         cure = "" if verdict[0] is AuditState.MET else self.cure
         return AuditRow(self.name, self.requirement, *verdict, cure, self.needed)
@@ -88,11 +89,11 @@ def audit_opensm(
 ) -> tuple[AuditRow, ...]:
     """Audit upstream opensm (3.3.23).
 
-    :param config_text: its file of options; None: it cannot be read.
-    :param partitions_text: its file of partitions; None: there is none, or it cannot be read.
-    :param partitions_path: where that file is; "": not asked.
-    :param running: of the manager that runs.
-    :param trial: gives opensm a file of which its grammar alone does not decide; None: none can.
+    :param config_text: its file of options; None if it cannot be read.
+    :param partitions_text: its file of partitions; None if it is absent or cannot be read.
+    :param partitions_path: path of that file; "" if the path is not judged.
+    :param running: options of the running manager.
+    :param trial: gives opensm a file that its grammar does not decide; None if none can run.
     """
     return _audit_files(config_text, partitions_text, partitions_path, _UPSTREAM, running, trial)
 
@@ -111,9 +112,10 @@ def audit_nvidia_manager(
 def audit_virtualisation(options: Mapping[str, str] | None) -> AuditRow:
     """Whether NVIDIA's manager gives functions ports of their own (``virt_enabled``).
 
-    Without, a function is a member of nothing: that is closed. So the agent works on.
+    Without them a function is not a member of any partition, so the fabric is closed and the
+    agent continues to work.
 
-    :param options: of the subnet manager; None: they cannot be read.
+    :param options: of the subnet manager; None if they cannot be read.
     """
     cure = "virt_enabled 2: else functions have no ports of their own, and are in no partition"
     value = None if options is None else options.get("virt_enabled", "not set")
@@ -155,7 +157,7 @@ def _name_other_config(running: RunningOptions) -> Iterator[AuditRow]:
 
 
 def _judge_running(row: AuditRow, running: RunningOptions) -> AuditRow:
-    """The row, with what the command line of the manager makes of it."""
+    """The row, changed by the options on the manager's command line."""
     if row.name not in _OF_COMMAND_LINE or row.state is AuditState.UNKNOWN:
         return row
     if running.unknown is not None:
@@ -171,7 +173,7 @@ def _judge_running(row: AuditRow, running: RunningOptions) -> AuditRow:
 
 
 def list_open_rows(rows: Iterable[AuditRow]) -> tuple[AuditRow, ...]:
-    """The rows for which the agent refuses to work; what is not known fails closed."""
+    """The rows for which the agent refuses to work; an unknown state fails closed."""
     return tuple(row for row in rows if row.needed and row.state is not AuditState.MET)
 
 
@@ -186,7 +188,7 @@ def format_open_row(row: AuditRow) -> str:
 
 
 def _describe_weak_key(number: int | None) -> str | None:
-    """What is wrong with a key; None: nothing that can be seen from here."""
+    """The weakness of a key; None if this check finds none."""
     if number is None:
         return "no number"
     if number == 0:
@@ -311,7 +313,7 @@ def _settings_of_file(partitions_path: str) -> tuple[_AuditedSetting, ...]:
 
 
 _RANDOM: Final = "0x and 16 random hex digits, e.g. of: openssl rand -hex 8"
-#: What both managers have, under the same names.
+#: The settings that both managers have under the same names.
 _COMMON: Final = (
     _AuditedSetting(
         "part_enforce",

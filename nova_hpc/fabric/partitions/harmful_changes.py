@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find the change that did harm, and keep its rows back for a while.
 
-A change can only harm rows of the GUIDs and P_Keys that it touches, unless the subnet manager does
-not take the whole file. Every other difference has another cause: an adapter that hangs, or a node
-that writes its own table. No change is undone for those.
+A change can only harm rows of the GUIDs and P_Keys that it touches, unless the subnet manager
+rejects the whole file. Every other difference has another cause: an adapter that hangs, or a node
+that writes its own table. Those differences do not undo a change.
 
 Example: rows 1 (GUID A, P_Key 0x101) and 2 (B, 0x102) were right. A change adds row 3 (C, 0x102).
 Now A and B lack their keys. Row 2 shares the P_Key with row 3, so row 3 is kept back. Row 1 shares
@@ -21,25 +21,25 @@ import attrs
 from nova_hpc.fabric.partitions.backends.base import MemberReading, MemberState, ReadBack
 from nova_hpc.fabric.partitions.members import DesiredPartitions, PartitionMember
 
-#: Seconds for which harm is put down to a change, if not all of its rows have come.
+#: Seconds for which harm is attributed to a change while some of its rows are not right yet.
 _PROBATION: Final = 60.0
-#: Seconds after which the subnet manager has certainly read the file: so long an open fabric is
-#: put down to a change of which all rows are right.
+#: Seconds after which the subnet manager has certainly read the file. For that time an open fabric
+#: is attributed to a change even if all of its rows are right.
 _SETTLING: Final = 5.0
-#: Seconds between two looks meanwhile.
+#: Seconds between two looks during that time.
 _PROOF_PAUSE: Final = 1.0
 #: Seconds for which a row that did harm is kept back: the first time, and at most.
 _HOLD_LEAST, _HOLD_MOST = 5.0, 60.0
 
-#: A row's part of the file: GUID, P_Key, membership; None: the row is not wanted.
+#: A row's part of the file: GUID, P_Key, membership; None if the row is not wanted.
 _Entry = tuple[int, int, str] | None
 
 
 @attrs.frozen
 class PartitionChange:
-    """A change that the subnet manager was told.
+    """A change of the file that was given to the subnet manager.
 
-    :ivar at: seconds of the agent's clock.
+    :ivar at: time of the agent's clock, in seconds.
     :ivar added: rows that the file did not contain before, with GUID and P_Key.
     :ivar was_open: the fabric was open before the change.
     :ivar is_done: all of its rows were read back as right.
@@ -51,7 +51,7 @@ class PartitionChange:
     is_done: bool = False
 
     def list_rows_beside(self, harmed: Collection[PartitionMember]) -> frozenset[int]:
-        """Added rows that share GUID or P_Key with a harmed one. The others harm none of them."""
+        """Added rows that share GUID or P_Key with a harmed one; other rows cannot have harmed."""
         guids = {member.guid for member in harmed}
         pkeys = {member.pkey for member in harmed}
         return frozenset(
@@ -79,7 +79,7 @@ def _entry_of(member: PartitionMember | None) -> _Entry:
 
 
 def keep_rows(desired: DesiredPartitions, rows: Collection[int]) -> DesiredPartitions:
-    """A desired state in which all other rows are unwanted."""
+    """The desired state with only these rows wanted."""
     members = tuple(
         member if member.row in rows else attrs.evolve(member, wanted=False)
         for member in desired.members
@@ -90,7 +90,7 @@ def keep_rows(desired: DesiredPartitions, rows: Collection[int]) -> DesiredParti
 def find_lost_rows(
     desired: DesiredPartitions, reading: ReadBack, settled: Collection[int]
 ) -> tuple[PartitionMember, ...]:
-    """Rows that were right and whose key is certainly not in their port's tables any more."""
+    """Rows that were right and whose key is certainly missing from their port's tables now."""
     return tuple(
         member
         for member in desired.wanted()
@@ -160,9 +160,9 @@ class ChangeWatch:
         reading: ReadBack,
         moment: float,
     ) -> None:
-        """Forget what a reading settles: changes that worked, and holds of rows that are right.
+        """Forget the changes that worked, and the holds of rows that are right now.
 
-        :param served: *desired* without held rows; the reading is of it.
+        :param served: *desired* without held rows, for which the reading was made.
         """
         kept = {member.row for member in desired.wanted()}
         wanted = {member.row for member in served.wanted()}
@@ -196,9 +196,11 @@ class ChangeWatch:
         """
         young = [change for change in self._changes if moment - change.at < _PROBATION]
         if reading.opened is not None:
+            # Every young change that began while the fabric was closed may have opened it.
             guilty = [change for change in young if not change.was_open]
             if guilty:
                 return frozenset().union(*(change.added for change in guilty))
+        # A lost row undoes a change only once, until it has been right again.
         harmed = [member for member in lost if member.row not in self._answered]
         rows: frozenset[int] = frozenset().union(
             *(change.list_rows_beside(harmed) for change in young if not change.is_done)
@@ -210,8 +212,8 @@ class ChangeWatch:
     def keep_back(self, rows: Collection[int], moment: float) -> None:
         """Keep rows out of the file, for longer each time.
 
-        The second half waits twice as long. So a row that does no harm is soon tried without the
-        one that does.
+        The second half waits twice as long as the first. So a row that does no harm is soon in the
+        file without the row that does.
         """
         self._changes.clear()
         ordered = sorted(rows)

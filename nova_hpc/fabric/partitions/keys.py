@@ -2,8 +2,8 @@
 """P_Keys and GUIDs as numbers and as text.
 
 A P_Key has 15 bits, which name the partition, and above them the membership bit (InfiniBand
-Architecture Specification, volume 1, 10.9.1). Numbers here are the 15 bits alone, unless a
-name says *table entry*.
+Architecture Specification, volume 1, 10.9.1). Numbers in this module are only the 15 bits, unless
+a name contains *table entry*.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ FULL_MEMBER_BIT: Final = 0x8000
 #: The P_Keys that a network can have: Neutron's segments of type vlan end here.
 LEAST_PKEY: Final = 1
 LARGEST_PKEY: Final = 4094
-#: Partitions of one port beside the default one: a block of a P_Key table has 32 entries, and
-#: a table that shrinks from more than one block keeps stale entries (seen with opensm 3.3.23).
+#: Partitions of one port beside the default one. A block of a P_Key table has 32 entries. A table
+#: that shrinks from more than one block keeps stale entries (seen with opensm 3.3.23).
 MOST_PKEYS_OF_A_PORT: Final = 31
 
 _GUID: Final = re.compile(r"(?:0x)?([0-9a-fA-F]{1,16})")
@@ -28,11 +28,11 @@ _MAC: Final = re.compile(r"[0-9a-f]{2}(?::[0-9a-f]{2}){5}", re.ASCII)
 
 
 class Membership(enum.StrEnum):
-    """Whom a member of a partition may talk to."""
+    """The members of a partition that a member can exchange packets with."""
 
-    #: Everybody in the partition.
+    #: All members.
     FULL = "full"
-    #: Full members alone.
+    #: Only full members.
     LIMITED = "limited"
 
 
@@ -65,10 +65,10 @@ def parse_guid(text: object) -> int:
 def derive_guid(mac: str) -> int:
     """The GUID that ``ebrctl`` gives a function for the MAC of its Neutron port.
 
-    The rule is that of networking-mlnx 21.0.0 (eswitchd/utils/ib_utils.py, mlx5): the first half,
+    networking-mlnx 21.0.0 defines the rule (eswitchd/utils/ib_utils.py, mlx5): the first half,
     two bytes of zero, the second half.
 
-    :raises ValueError: it has no six bytes, or all of them are zero.
+    :raises ValueError: the MAC does not have six bytes, or all of them are zero.
     """
     digits = mac.lower().replace(":", "") if isinstance(mac, str) else ""
     if not isinstance(mac, str) or not _MAC.fullmatch(mac.lower()) or not int(digits, 16):

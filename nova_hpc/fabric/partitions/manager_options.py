@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options of a subnet manager: of its file, and of its command line, which wins."""
+"""The options of a subnet manager: its command line wins over its file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def is_switched_on(options: Mapping[str, str], option: str) -> bool:
 
 
 def parse_number(text: str) -> int | None:
-    """Parse a number as opensm does (strtoull(3) with base 0); None: it is none."""
+    """Parse a number as opensm does (strtoull(3) with base 0); None if it is not a number."""
     number, rest = read_number(text.strip().encode("utf-8", "surrogateescape"))
     return None if rest or not text.strip() else number
 
@@ -54,11 +54,11 @@ def _clean_value(text: str) -> str:
 
 @attrs.frozen
 class RunningOptions:
-    """What is known of the options of the manager that runs, beside its file of options.
+    """The options of the running manager that its file of options does not contain.
 
     :ivar values: options that its command line sets: they win.
-    :ivar other_config: the file of options that it reads instead of the one that is looked at.
-    :ivar unknown: why its command line is unknown; None: it is known, or it does not run.
+    :ivar other_config: the file of options that it reads, if it is not the inspected one.
+    :ivar unknown: why its command line is unknown; None if it is known, or no manager runs.
     """
 
     values: Mapping[str, str] = attrs.field(factory=dict)
@@ -66,7 +66,7 @@ class RunningOptions:
     unknown: str | None = None
 
     def overlay_options(self, config_text: str | None) -> Mapping[str, str] | None:
-        """All options as they are in force; None: the file cannot be read."""
+        """All options as they are in force; None if the file cannot be read."""
         if config_text is None:
             return None
         return {**read_manager_options(config_text), **self.values}

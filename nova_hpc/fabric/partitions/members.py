@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The desired state of one fabric: which port is to be a member of which partition.
+"""The desired state of one fabric: the ports that are to be members of each partition.
 
-Neutron's database owns it. An agent beside the subnet manager reads it whole, has the
-subnet manager make it true, reads back what is in the ports' tables, and reports.
+Neutron's database owns it. An agent beside the subnet manager reads the whole state, has the
+subnet manager put it in force, reads the ports' tables back, and reports.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ ACTIVE, DOWN, ERROR = "ACTIVE", "DOWN", "ERROR"
 class PartitionMember:
     """One row of Neutron's database: a port of a network as member of its partition.
 
-    With a subnet manager that cannot tell the functions of a physical port apart, several
-    rows have the GUID of one physical port; all of them are of one partition then.
+    If the subnet manager cannot separate the functions of a physical port, several rows have its
+    GUID. Then all of them are in one partition.
     """
 
     row: int
     port_id: str
-    #: What the subnet manager is told: the GUID of a physical port or of a function.
+    #: The GUID for the subnet manager: of a physical port or of a function.
     guid: int
     pkey: int
     membership: Membership = Membership.FULL
-    #: False: the membership has to go. Such a row outlives its port, until the table is read
-    #: back without the key; GUID and key are not given to another network before.
+    #: False if the membership has to go. Such a row outlives its port, until the table is read
+    #: back without the key; until then no other network gets the GUID and key.
     wanted: bool = True
-    #: Neutron's status of the port; None: the port is gone.
+    #: Neutron's status of the port; None if the port is gone.
     port_status: str | None = None
 
 
 @attrs.frozen
 class PartitionPolicy:
-    """What the operator has configured for the partition of a network."""
+    """The operator's settings for the partition of a network."""
 
-    #: 0 to 15; None: the subnet manager's own.
+    #: 0 to 15; None for the subnet manager's own.
     service_level: int | None = None
     #: Static rate in the encoding of the InfiniBand specification, e.g. 3 for 10 Gb/s.
     rate: int | None = None
-    #: MTU in that encoding, 1 (256 bytes) to 5 (4096); None: opensm makes it 2048 bytes.
+    #: MTU in that encoding, 1 (256 bytes) to 5 (4096); None for opensm's default, 2048 bytes.
     mtu: int | None = None
 
 
@@ -60,16 +60,16 @@ class DesiredPartitions:
     """All rows of one fabric.
 
     :ivar ticket: counts the readings of this fabric's rows. Neutron gives a reading its ticket
-        before it reads, one after the other: who has the higher ticket has read later and has
-        seen all that the other has. A subnet manager's file is never replaced by what an
-        earlier reading made.
+        before it reads, one after the other. So the agent with the higher ticket has read later
+        and has seen all rows that the other has. An earlier reading never replaces a subnet
+        manager's file.
     """
 
     ticket: int
     members: tuple[PartitionMember, ...] = ()
-    #: P_Key -> policy, where one is configured.
+    #: P_Key -> policy, if one is configured.
     policies: Mapping[int, PartitionPolicy] = attrs.field(factory=dict, converter=_freeze_policies)
 
     def wanted(self) -> tuple[PartitionMember, ...]:
-        """The members that are to be there."""
+        """The members that have to be in force."""
         return tuple(member for member in self.members if member.wanted)

@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """opensm's own grammar of ``partitions.conf``.
 
-The reader here follows opensm 3.3.23 step by step (``opensm/osm_prtn_config.c``,
+The reader follows opensm 3.3.23 step by step (``opensm/osm_prtn_config.c``,
 ``osm_prtn_config_parse_file`` to ``partition_add_port``), because its grammar is not written down
-and differs from what its manual suggests: words may be abbreviated (``A`` is ``ALL``), a number
-first is a P_Key, ``ALL=`` is full, a carriage return is an error, and some forms read on in what an
-earlier line has left in the buffer. One error makes opensm drop the whole file and give every port
-full membership of the default partition.
+and differs from its manual:
 
-A line longer than opensm's buffer counts as several. The size differs by release, so that a file
-with such a line is read with each; where the results differ, nothing is sure.
+* words may be abbreviated (``A`` is ``ALL``), and a number at the start is a P_Key;
+* ``ALL=`` is full, and a carriage return is an error;
+* some forms read on in the rest of an earlier line in the buffer.
+
+One error makes opensm drop the whole file and give every port full membership of the default
+partition.
+
+A line longer than opensm's buffer counts as several. The size differs by release, so this module
+reads a file with such a line once for each size; if the results differ, the reading is uncertain.
 """
 
 from __future__ import annotations
@@ -53,9 +57,9 @@ _MOST: Final = (1 << 64) - 1
 def parse_partitions(text: str) -> PartitionText:
     """Read a file of partitions as opensm does.
 
-    :param text: bytes that are no UTF-8 are surrogates.
+    :param text: the file; bytes that are not valid UTF-8 are surrogates.
     :raises PartitionGrammarError: opensm drops the file; the text names the line.
-    :raises UncertainGrammarError: what it does is not in the file.
+    :raises UncertainGrammarError: the file does not determine opensm's result.
     """
     data = text.encode("utf-8", "surrogateescape")
     longest = max(map(len, data.split(b"\n")))
@@ -78,7 +82,7 @@ def parse_partitions(text: str) -> PartitionText:
 
 
 def _try_to_read(data: bytes, size: int) -> PartitionText | PartitionGrammarError:
-    """The same without numbers of lines: they differ where one line counts as two."""
+    """The same without numbers of lines: they differ if one line counts as two."""
     try:
         read = _FileReader(size).read(data)
     except PartitionGrammarError as error:
@@ -100,7 +104,7 @@ def _try_to_read(data: bytes, size: int) -> PartitionText | PartitionGrammarErro
 def read_number(text: bytes) -> tuple[int, bytes]:
     """Read a number as strtoul(3) with base 0 does.
 
-    :returns: the number, and what follows it; everything follows where there is none.
+    :returns: the number, and the text behind it; 0 and the whole text if it is not a number.
     """
     match = _NUMBER.match(text)
     if match is None:
@@ -127,11 +131,11 @@ def _text_of(word: bytes) -> str:
 
 
 class _LineBuffer:
-    """The bytes of one line, after which those of longer ones before it are still there."""
+    """The bytes of one line; behind them the ends of longer earlier lines are still there."""
 
     def __init__(self, size: int) -> None:
         self._bytes = bytearray(size)
-        #: Bytes that lines have filled so far; behind them is what was on the stack.
+        #: Number of bytes that lines have filled so far; old stack contents are behind them.
         self._known = 0
         self._end = 0
         self.strays = False
@@ -147,16 +151,16 @@ class _LineBuffer:
         self.strays = False
 
     def terminator(self, start: int) -> int:
-        """Where the string from *start* on ends.
+        """Index of the zero byte that ends the string at *start*.
 
-        :raises UncertainGrammarError: it begins where no line has been.
+        :raises UncertainGrammarError: no such byte in the memory that lines have filled.
         """
         at = self._bytes.find(b"\0", start, self._known)
         if at < 0:
             raise UncertainGrammarError(
                 "opensm reads on behind a line, in memory that no line has filled"
             )
-        # Behind the end alone there may be nothing.
+        # A string that starts exactly at the end of the line may be empty; it is not a stray.
         self.strays = self.strays or start > self._end
         return at
 
@@ -170,7 +174,7 @@ class _LineBuffer:
         self._bytes[at] = 0
 
     def skip_spaces(self, start: int) -> int:
-        """Where something else than spaces begins."""
+        """Index of the first byte that is not a space."""
         end = self.terminator(start)
         while start < end and self._bytes[start] in _SPACES:
             start += 1
@@ -179,7 +183,7 @@ class _LineBuffer:
     def take_trimmed(self, start: int) -> tuple[bytes, int]:
         """Cut the spaces off at the end of a string.
 
-        :returns: what is left, and where it ended before.
+        :returns: the trimmed string, and the index of its former end.
         """
         end = at = self.terminator(start)
         while at != start and self._bytes[at] in b"\0" + _SPACES:
@@ -190,7 +194,7 @@ class _LineBuffer:
     def take_token(self, start: int) -> tuple[bytes, bytes | None, int]:
         """Read NAME or NAME=VALUE (``parse_name_token``).
 
-        :returns: name, value, and where the next token begins.
+        :returns: name, value, and the index of the next token.
         """
         name_at = self.skip_spaces(start)
         equals = self.find(b"=", name_at)
@@ -204,7 +208,7 @@ class _LineBuffer:
         return name, value, end + 1
 
     def split_comma(self, start: int) -> bool:
-        """Cut a string at its first comma; False: it has none."""
+        """Cut a string at its first comma; False if it has none."""
         comma = self.find(b",", start)
         if comma is None:
             return False
@@ -245,10 +249,10 @@ class _FileReader:
         self._line = 0
 
     def read(self, data: bytes) -> PartitionText:
-        """Read it whole.
+        """Read the whole file.
 
         :raises PartitionGrammarError: opensm drops it.
-        :raises UncertainGrammarError: what it does is not in the file.
+        :raises UncertainGrammarError: the file does not determine opensm's result.
         """
         finished: list[PartitionDefinition] = []
         strayed: list[int] = []
@@ -258,6 +262,7 @@ class _FileReader:
             self._line = number
             self._buffer.load(line)
             at = 0
+            # Each turn reads one piece: up to a semicolon, or to the end of the line.
             while True:
                 at = self._buffer.skip_spaces(at)
                 if self._buffer.terminator(at) == at:
@@ -293,10 +298,10 @@ class _FileReader:
     def _read_piece(self, partition: _OpenDefinition, start: int) -> int:
         """Read a definition, or more of one, up to its semicolon or the end of the line.
 
-        :returns: where opensm reads on.
+        :returns: the index at which opensm reads on.
         """
         if self._buffer.terminator(start) == start:
-            start += 1  # An empty piece: opensm reads what follows the semicolon as a part of it.
+            start += 1  # An empty piece: opensm reads the text after the semicolon as a part of it.
         at = start
         if partition.head is None:
             at = self._read_head(partition, at)
@@ -345,7 +350,7 @@ class _FileReader:
     def _choose_pkey(
         self, head: PartitionDefinition, name: bytes, key: bytes | None
     ) -> PartitionDefinition:
-        """The P_Key that is stated, or that of an earlier name, or the next one that is free."""
+        """The stated P_Key, or the P_Key of an earlier definition with that name, or a free one."""
         if key is None and name[:1].isdigit():
             name, key = b"", name
             head = attrs.evolve(head, name="", key=_text_of(key))
@@ -408,7 +413,7 @@ class _FileReader:
         )
 
     def _read_group(self, partition: _OpenDefinition, mgid: bytes | None, at: int) -> int:
-        """Read what follows ``mgid=...`` (``mgroup_create``)."""
+        """Read the flags after ``mgid=...`` (``mgroup_create``)."""
         if mgid is None:
             raise FatalFileError(f"line {self._line}: opensm ends at an mgid without a value")
         try:
@@ -421,7 +426,7 @@ class _FileReader:
         inherited = flags = attrs.evolve(partition.head.flags, t_class=0)
         stated = []
         more, strays = True, self._buffer.strays
-        # A group without flags takes for its flags what is behind the line; that is no member.
+        # opensm reads the bytes behind the line as flags of a group without any; not as members.
         with contextlib.suppress(UncertainGrammarError):
             while more:
                 more = self._buffer.split_comma(at)
@@ -437,7 +442,7 @@ class _FileReader:
 
 
 def _membership_of(stated: bytes) -> RuleMembership:
-    """Beginnings count, and of nothing opensm makes full; of what it does not know, limited."""
+    """opensm accepts the beginning of a word: an empty one is full, an unknown one is limited."""
     if _is_beginning(stated, b"full"):
         return RuleMembership.FULL
     return RuleMembership.BOTH if _is_beginning(stated, b"both") else RuleMembership.LIMITED
@@ -453,7 +458,7 @@ _NUMBERS: Final[Mapping[bytes, str]] = {
     b"sl": "service_level",
     b"FlowLabel": "flow_label",
 }
-#: Flags with a largest value; what is not one is left out.
+#: Flags with a largest value; a value that is not a valid number is left out.
 _LIMITS: Final = {"service_level": 15, "flow_label": 0xFFFFF}
 
 
@@ -474,7 +479,7 @@ def _add_flag(head: PartitionDefinition, flag: bytes, value: bytes | None) -> Pa
 
 
 def _set_group_flag(flags: GroupFlags, flag: bytes, value: bytes | None) -> GroupFlags | None:
-    """None: it is no flag of a group."""
+    """The flags with one more; None if the word is not a flag of a group."""
     for word, field in _NUMBERS.items():
         if _is_beginning(flag, word):
             return _set_number(flags, field, value)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Subnet managers with another ``sm_key``, as opensm's log tells of them.
+"""Subnet managers with another ``sm_key``, found in opensm's log.
 
-opensm 3.3.23 ignores such a manager and says so in two lines (``opensm/osm_sminfo_rcv.c``). The
-first of them shows the other's key, so nothing of a line but the place is passed on.
+opensm 3.3.23 ignores such a manager and logs two lines (``opensm/osm_sminfo_rcv.c``). The first
+line contains the other manager's key, so this module passes on only the place in a line.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _FOUND: Final = re.compile(
 
 
 def find_manager_places(text: str) -> tuple[str, ...]:
-    """Where managers with another key are, in the words of opensm's log.
+    """Places of managers with another key, as opensm's log writes them.
 
-    A run of opensm that has ended may have met one that is gone.
+    Only lines of opensm's last run count: an earlier run may have met a manager that is gone.
     """
     return tuple(dict.fromkeys(_FOUND.findall(text.rpartition(_START)[2])))
 
 
 def describe_other_manager(place: str, fabric: FabricPorts) -> str:
-    """A manager with another key for people, with its GUID where the place says it.
+    """A sentence on a manager with another key, with its GUID if the place identifies the port.
 
     :param fabric: as read from the port of opensm's own host.
     """

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The administrator's own partitions: text in the words of opensm's ``partitions.conf``.
+"""The administrator's own partitions: text in the syntax of opensm's ``partitions.conf``.
 
-It is read with opensm's own grammar (:mod:`nova_hpc.fabric.partitions.opensm_grammar`), and of that
-only what leaves no doubt: no abbreviation, no P_Key that opensm makes, no flag that it leaves out.
-The text goes into opensm's file as it is, or not at all.
+It is read with opensm's own grammar (:mod:`nova_hpc.fabric.partitions.opensm_grammar`). Text with
+a doubt is refused: an abbreviation, a P_Key that opensm makes, a flag that it leaves out. The text
+goes into opensm's file as it is, or not at all.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ _SERVERS: Final = (PortGroup.SELF, PortGroup.ALL_SWITCHES)
 
 
 class OwnPartitionsError(ValueError):
-    """The administrator's own partitions cannot be used; the text says where and why."""
+    """The administrator's own partitions cannot be used; the text names the place and reason."""
 
 
 @attrs.frozen
 class OwnPartitions:
-    """All definitions, and the text that they are read from.
+    """All definitions, and their text.
 
-    :ivar default: what the default partition has beside its members.
+    :ivar default: the content of the default partition except its members.
     """
 
     text: str = ""
@@ -64,9 +64,9 @@ class OwnPartitions:
         return frozenset(each.pkey for each in self.partitions) - {DEFAULT_PKEY}
 
     def entries_of(self, guid: int, kind: str = "ca", manages: bool = False) -> frozenset[int]:
-        """The entries of a port's P_Key table that come of them.
+        """The entries of a port's P_Key table that result from these partitions.
 
-        The last word on a port and a P_Key holds, as for opensm (``osm_prtn_add_port``).
+        The last rule on a port and a P_Key holds, as for opensm (``osm_prtn_add_port``).
         """
         return self._entries.entries_of(RulePort(guid, kind, manages))
 
@@ -104,9 +104,9 @@ def parse_own_partitions(text: str) -> OwnPartitions:
 
 
 def find_long_line(text: str) -> int | None:
-    """The number of a line that may be too long for opensm, comments included; None: all fit.
+    """The number of a line that may be too long for opensm, comments included; None if all fit.
 
-    :param text: bytes that are no UTF-8 are surrogates.
+    :param text: the file; bytes that are not valid UTF-8 are surrogates.
     """
     for number, line in enumerate(text.split("\n"), 1):
         if len(line.encode("utf-8", "surrogateescape")) > LONGEST_LINE:
@@ -138,7 +138,7 @@ def _check_lines(text: str) -> None:
 
 
 def _check_definition(partition: PartitionDefinition) -> None:
-    """Refuse what opensm takes and nobody would mean.
+    """Refuse a definition that opensm takes, but that is certainly a mistake.
 
     :raises OwnPartitionsError: names the line.
     """
@@ -214,14 +214,14 @@ def _check_membership(text: str, number: int) -> None:
 
 
 def _read_number(text: str, what: str) -> int:
-    """Read a number as opensm does; octal ones are refused, they are meant by nobody."""
+    """Read a number as opensm does; octal numbers are refused, as they are certainly mistakes."""
     if _NUMBER.fullmatch(text) is None:
         raise OwnPartitionsError(f"{what}: {text[:60]!r} is no number")
     return int(text, 0)
 
 
 def _refuse_open_rule(partition: PartitionDefinition, rule: PortRule) -> None:
-    """Refuse what lets everybody reach everybody."""
+    """Refuse a rule that lets all ports reach one another."""
     if isinstance(rule.who, int):
         return
     if partition.pkey == DEFAULT_PKEY:

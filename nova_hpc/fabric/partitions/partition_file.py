@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""opensm's ``partitions.conf``, whole: the default partition, the administrator's own ones and
-those of Neutron's networks.
+"""opensm's ``partitions.conf`` as a whole: the default partition, the administrator's own ones and
+the partitions of Neutron's networks.
 
-Three parts, in this order, each after a comment of the agent's; the comments say the ticket of
-the reading, and a digest by which a file that others have changed is known.
+Three parts, in this order, each after a comment of the agent's. The comments contain the ticket of
+the reading, and a digest that shows whether others have changed the file.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _MEMBER: Final = re.compile(r" 0x([0-9a-f]{16})=(full|limited)([,;])")
 
 
 class PartitionFileError(ValueError):
-    """It is not as the agent writes it; the text says where."""
+    """The file has another form than the agent's; the text names the place."""
 
 
 def _freeze_partitions(
@@ -61,10 +61,10 @@ def _freeze_partitions(
 
 @attrs.frozen
 class PartitionLayout:
-    """What goes into the subnet manager's file.
+    """The content of the subnet manager's file.
 
     :ivar partitions: P_Key -> GUID of each member -> its membership.
-    :ivar refused: row -> why it is not among them.
+    :ivar refused: row -> the reason why *partitions* lacks it.
     """
 
     partitions: Mapping[int, Mapping[int, Membership]] = attrs.field(
@@ -86,7 +86,7 @@ class PartitionLayout:
 class PartitionFile:
     """A file that the agent has written.
 
-    :ivar unchanged: nobody else has changed it since: its digest is right.
+    :ivar unchanged: its digest is right, so no other program or person changed it since.
     """
 
     ticket: int
@@ -101,9 +101,9 @@ def lay_out_partitions(
     most_pkeys: int = MOST_PKEYS_OF_A_PORT,
     managers: frozenset[int] = frozenset(),
 ) -> PartitionLayout:
-    """Decide the content of the file. Each row is judged alone; a refused row stops no other.
+    """Decide the content of the file. Each row is judged by itself; a refused row stops no other.
 
-    Rows of one physical port and P_Key share a table entry, which has one membership: that of the
+    Rows of one physical port and P_Key share a table entry, which has the membership of the
     earliest row. A later row never changes it.
 
     :param managers: GUIDs of ports with a subnet manager.
@@ -203,9 +203,9 @@ def _digest_body(body: str, ticket: int) -> str:
 
 
 def body_of_file(text: str) -> str | None:
-    """What opensm reads of a file that the agent has written; None: it has not.
+    """The part of an agent's file that opensm reads; None if the file is not an agent's.
 
-    Only a file that nobody has changed since has a body.
+    Only a file that was not changed since it was written has a body.
     """
     head = text.split("\n", 3)
     if len(head) < 4 or head[0] != _TITLE:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The meaning of a ``partitions.conf`` as data: definitions, rules, groups and flags.
 
-:mod:`nova_hpc.fabric.partitions.opensm_grammar` makes it of text.
+:mod:`nova_hpc.fabric.partitions.opensm_grammar` parses the text.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class EmptyFileError(PartitionGrammarError):
 
 
 class UncertainGrammarError(ValueError):
-    """Nothing in the file decides what opensm makes of it.
+    """The file does not determine how opensm reads it.
 
-    :ivar candidates: what releases that take the file make of it, where only their buffers differ.
-    :ivar may_drop: whether a release may drop the file as well.
+    :ivar candidates: the readings of releases that take the file, if only their buffers differ.
+    :ivar may_drop: whether a release may also drop the file.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class UncertainGrammarError(ValueError):
 
 
 class RuleMembership(enum.StrEnum):
-    """What a rule gives its ports; ``both`` is ``full`` unless ``allow_both_pkeys`` is set."""
+    """A rule's membership for its ports; ``both`` is ``full`` without ``allow_both_pkeys``."""
 
     LIMITED = "limited"
     FULL = "full"
@@ -51,7 +51,7 @@ class RuleMembership(enum.StrEnum):
 
 
 class PortGroup(enum.StrEnum):
-    """opensm's words for many ports, or for its own; in the order in which it compares them."""
+    """opensm's words for many ports, or its own, in the order in which it compares them."""
 
     ALL = "ALL"
     ALL_CAS = "ALL_CAS"
@@ -64,9 +64,9 @@ class PortGroup(enum.StrEnum):
 class PortRule:
     """One member as stated.
 
-    :ivar who: a port GUID, or a word for many.
-    :ivar word: as it is written.
-    :ivar stated: the membership as it is written; None: the definition's default.
+    :ivar who: a port GUID, or a word for a group of ports.
+    :ivar word: its text in the file.
+    :ivar stated: the text of the membership in the file; None for the definition's default.
     """
 
     line: int
@@ -96,8 +96,8 @@ class GroupFlags:
 class MulticastGroup:
     """A group that the file makes.
 
-    :ivar stated: its flags as they are written.
-    :ivar flags: those, and the partition's where it has none of its own.
+    :ivar stated: the text of its flags in the file.
+    :ivar flags: its flags, and the partition's for those that it lacks.
     """
 
     line: int
@@ -110,11 +110,11 @@ class MulticastGroup:
 class PartitionDefinition:
     """One definition, from its name to its semicolon.
 
-    :ivar key: the P_Key as it is written; None: it is found by the name, or made.
-    :ivar made: whether opensm makes one, which then depends on what it has had before.
-    :ivar stated: flags as they are written, with their values.
-    :ivar left_out: line and text of members that opensm leaves out without a word.
-    :ivar ended: False: the file ends before its semicolon; opensm takes it as it is.
+    :ivar key: the text of the P_Key in the file; None if it is found by the name, or made.
+    :ivar made: whether opensm makes the P_Key, which then depends on earlier definitions.
+    :ivar stated: flags and values as in the file.
+    :ivar left_out: line and text of members that opensm leaves out silently.
+    :ivar ended: False if the file ends before its semicolon; opensm takes it as it is.
     """
 
     line: int
@@ -135,9 +135,9 @@ class PartitionDefinition:
 
 @attrs.frozen
 class PartitionText:
-    """What opensm makes of a file.
+    """opensm's reading of a file.
 
-    :ivar strayed: lines at whose end opensm reads on in what an earlier line has left.
+    :ivar strayed: lines at whose end opensm reads on in the rest of an earlier line.
     """
 
     definitions: tuple[PartitionDefinition, ...]

@@ -8,16 +8,16 @@ import attrs
 
 @attrs.define
 class PassSpacing:
-    """Time between changes, so that many binds at once are few changes.
+    """Time between changes, so that many binds at once lead to few changes.
 
     The first change is made at once. While changes follow one another the time between them
-    doubles, and it is at least what the last round took with its reports, up to 4 s: where Neutron
-    is slow, more comes with one change. After a quiet time it begins anew.
+    doubles. It is at least the duration of the last round with its reports, up to 4 s: if Neutron
+    is slow, one change covers more binds. After a quiet time it starts from the least again.
     """
 
     least: float = 0.1
     most: float = 1.6
-    #: Below ``[hpc_partitions]bind_wait``: who binds waits for that long.
+    #: Below ``[hpc_partitions]bind_wait``, the time for which a bind waits for its row.
     most_of_slow: float = 4.0
     _gap: float = 0.0
     _last: float = float("-inf")

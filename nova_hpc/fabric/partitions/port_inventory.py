@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operator's list of physical ports: which GUID is behind a PCI slot of a host.
+"""The operator's list of physical ports: the GUID behind each PCI slot of a host.
 
 ``nova-hpc fabric ports`` writes it, as YAML::
 
@@ -70,12 +70,12 @@ class PortInventory:
         return {port.guid: port for port in self.ports}
 
     def find_port(self, host: str, slot: object) -> PhysicalPort | None:
-        """The physical port behind a PCI slot, of it or of one of its functions; None: unknown."""
+        """The physical port behind a PCI slot of a port or its functions; None if unknown."""
         address = try_normalise_address(slot)
         return None if address is None else self._by_slot.get((host, address))
 
     def port_of_guid(self, guid: int) -> PhysicalPort | None:
-        """The physical port with a GUID; None: unknown."""
+        """The physical port with a GUID; None if unknown."""
         return self._by_guid.get(guid)
 
 
@@ -187,9 +187,9 @@ def _refuse_doubles(ports: Iterable[PhysicalPort]) -> None:
 
 
 class PortInventoryFile:
-    """The inventory as its file has it now; one that breaks later leaves the last good one.
+    """The inventory in its file; if the file breaks later, the last good inventory stays.
 
-    :ivar complaint: what is wrong with the file as it is; None: nothing.
+    :ivar complaint: the fault in the present file; None if it has none.
     """
 
     def __init__(self, path: Path) -> None:

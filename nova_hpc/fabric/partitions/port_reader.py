@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads ports and P_Key tables of a fabric, by a process of its own.
 
-That process is :mod:`nova_hpc.fabric.partitions.port_reader_call`. One that dies or does not
-answer in time is replaced, and the caller is told.
+That process is :mod:`nova_hpc.fabric.partitions.port_reader_call`. If it dies or does not answer in
+time, the next call starts another one, and the caller gets an error.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from nova_hpc.fabric.partitions import port_reader_call
 from nova_hpc.fabric.partitions.backends.base import SubnetManagerError
 from nova_hpc.fabric.partitions.port_tables import EndPort, FabricPorts, PortTables
 
-#: Seconds for which a question may take; questions that are left are answered as unread.
+#: Seconds for a request; the process returns the ports left after that as unread.
 _SECONDS: Final = 20.0
-#: And those that the process itself needs beside.
+#: Further seconds for the process itself.
 _MARGIN: Final = 10.0
 _PATIENCE: Final = 2.0
 _CALL: Final = str(Path(port_reader_call.__file__))
-#: Where distributions put ibsim's library.
+#: Path of ibsim's library in the library folders of distributions.
 _SIMULATOR: Final = "umad2sim/libumad2sim.so"
 _LIBRARY_FOLDERS: Final = ("/usr/lib", "/usr/lib64", "/usr/local/lib")
 
 
 class PortReaderError(SubnetManagerError):
-    """Nothing can be read of the fabric; the text says why."""
+    """The fabric cannot be read; the text gives the reason."""
 
 
 def find_simulator_library() -> Path | None:
-    """ibsim's library that stands between a program and the fabric; None: not installed."""
+    """ibsim's library, which simulates a fabric for a program; None if not installed."""
     for folder in map(Path, _LIBRARY_FOLDERS):
         for path in (folder / _SIMULATOR, *sorted(folder.glob(f"*-linux-gnu/{_SIMULATOR}"))):
             if path.is_file():
@@ -80,10 +80,10 @@ def find_local_port(guid: int, folder: Path = Path("/sys/class/infiniband")) -> 
 
 @attrs.frozen
 class ReaderSettings:
-    """Where the fabric is read from.
+    """The source of the reading.
 
-    :ivar guid: of the local port, as opensm's option ``guid``; 0: the first that is up.
-    :ivar m_key: without it, ports that are protected do not answer.
+    :ivar guid: of the local port, as opensm's option ``guid``; 0 for the first that is up.
+    :ivar m_key: the key for protected ports, which do not answer without it.
     :ivar simulated_host: see ``[hpc_fabric_agent]simulated_host``.
     """
 
@@ -93,9 +93,9 @@ class ReaderSettings:
 
 
 class PortReader:
-    """Reads what ports there are, and their P_Key tables.
+    """Reads the ports of a fabric, and their P_Key tables.
 
-    :ivar tables_read: for measurements: tables that were asked for.
+    :ivar tables_read: number of tables requested, for measurements.
     """
 
     def __init__(self, settings: ReaderSettings) -> None:
@@ -106,7 +106,7 @@ class PortReader:
         self._errors: IO[bytes] | None = None
 
     def use_settings(self, settings: ReaderSettings) -> None:
-        """Read by other settings from now on, where they are others."""
+        """Use other settings from now on; if they differ, the process is closed."""
         if settings != self.settings:
             self.close()
             self.settings = settings
@@ -144,8 +144,8 @@ class PortReader:
     ) -> Mapping[int, PortTables]:
         """Read the tables of ports, and of the switch ports facing them.
 
-        :param silent: GUIDs of ports of which only the switch port's table is read: their own
-            answers would be waited for in vain.
+        :param silent: GUIDs of ports for which only the switch port's table is read, because they
+            would not answer before the timeout.
         :raises PortReaderError: the process does not answer; a port that does not answer has
             tables of None.
         """
@@ -188,9 +188,9 @@ class PortReader:
         self._stack.close()
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Ask the process.
+        """Send a request to the process.
 
-        :raises PortReaderError: it does not answer, or says why it cannot.
+        :raises PortReaderError: it does not answer, or reports why it cannot read.
         """
         if self._process is not None and self._process.poll() is not None:
             self.close()
@@ -222,7 +222,7 @@ class PortReader:
     def _start(self) -> subprocess.Popen[bytes]:
         host = self.settings.simulated_host
         environment = dict(os.environ) if host is None else simulated_environment(host)
-        # The simulator's library leaves folders where it is started.
+        # The simulator's library leaves folders in its working directory.
         folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="nova-hpc-reader-"))
         errors = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
         self._errors = self._stack.enter_context(errors)
@@ -242,7 +242,7 @@ class PortReader:
         return self._process
 
     def _said(self) -> str:
-        """The end of what the process has written about errors."""
+        """The end of the process's standard error."""
         if self._errors is None or self._errors.closed:
             return ""
         with contextlib.suppress(OSError):
@@ -257,7 +257,7 @@ def _freeze(keys: Sequence[int] | None) -> frozenset[int] | None:
 
 
 def _send_line(process: subprocess.Popen[bytes], line: bytes, end: float) -> None:
-    """Ask; a process that hangs does not take what a pipe cannot hold.
+    """Send a line; a process that hangs stops reading, and the pipe fills up.
 
     :raises OSError: it was not taken in time, or the process has ended.
     """

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads ports and P_Key tables of a fabric by libibmad: a program of its own.
+"""A program that reads ports and P_Key tables of a fabric by libibmad.
 
-One JSON object a line in, one out; it leaves when its input ends. A process of its own, because
-a library that waits for an answer of the fabric cannot be interrupted, and because a simulated
-fabric (ibsim) wants a library loaded before all others. Only the standard library is used here.
+It reads one JSON object a line, writes one for each, and exits when its input ends. It is a process
+of its own for two reasons. A library that waits for an answer of the fabric cannot be interrupted,
+and a simulated fabric (ibsim) needs a library loaded before all others. The program uses only the
+standard library.
 
 Attributes and offsets: InfiniBand Architecture Specification, volume 1, 14.2.5 (NodeInfo,
 PortInfo, P_KeyTable), as in ``libibmad/src/fields.c``; structures: ``infiniband/mad.h``.
@@ -34,14 +35,14 @@ _INIT: Final = 2
 #: CapabilityMask: a subnet manager runs at the port.
 _IS_SM: Final = 0x2
 _MANAGER_STATES: Final = ("not active", "discovering", "standby", "master")
-#: Switches on a way, in hops (IB_SUBNET_PATH_HOPS_MAX).
+#: The most switches on a path, in hops (IB_SUBNET_PATH_HOPS_MAX).
 _MOST_HOPS: Final = 63
-#: Of one question, in ms, and how often it is asked.
+#: Timeout of one query in ms, and the number of tries.
 _TIMEOUT: Final = 200
 _TRIES: Final = 3
 
-#: Ports to leave by, from the local one on. All is asked by ways and not by LIDs: a LID may have
-#: been given to another port since, and of a cable that was moved only the way tells.
+#: Egress ports from the local port on. All queries use paths and not LIDs: a LID may belong to
+#: another port by now, and only the path shows that a cable was moved.
 
 Path = tuple[int, ...]
 
@@ -58,7 +59,7 @@ class _Route(ctypes.Structure):
 
 
 class _Destination(ctypes.Structure):
-    """``ib_portid_t``; the end is room for what a later release may add."""
+    """``ib_portid_t``, with room at the end for additions of a later release."""
 
     _fields_ = [
         ("lid", ctypes.c_int),
@@ -79,7 +80,7 @@ class _Mads:
     def __init__(self, device: str | None, port: int, m_key: int) -> None:
         """Open the local port.
 
-        :raises OSError: there is no such library, or no such port.
+        :raises OSError: the library is not installed, or the port does not exist.
         """
         library = ctypes.CDLL("libibmad.so.5")
         library.mad_rpc_open_port.restype = ctypes.c_void_p
@@ -105,7 +106,7 @@ class _Mads:
         self._answer = ctypes.create_string_buffer(256)
 
     def ask(self, path: Path, attribute: int, modifier: int) -> bytes | None:
-        """Ask the node at the end of a way; None: there is no answer."""
+        """Query the node at the end of a path; None if it does not answer."""
         destination = _Destination()
         destination.drpath.cnt = len(path)
         for hop, port in enumerate(path, 1):
@@ -122,7 +123,7 @@ class _Mads:
 
 
 class _NodeInfo:
-    """What a node says of itself, and of the port that the question came in by."""
+    """A node's own description, and the port that received the query."""
 
     def __init__(self, data: bytes) -> None:
         self.kind = _KINDS.get(data[2], "other")
@@ -135,7 +136,7 @@ class _NodeInfo:
 def _walk_fabric(mads: _Mads, end: float) -> dict[str, Any]:
     """Find all end ports, from the local port on, switch by switch.
 
-    :param end: no question is asked after it, by time.monotonic(); "whole" says whether all were.
+    :param end: no query starts after it, by time.monotonic(); "whole" is False if some are missing.
     """
     walk = _Walk(mads, end)
     walk.start()
@@ -187,7 +188,7 @@ class _Walk:
     def _leave_local(self, local: _NodeInfo, info: bytes | None) -> None:
         data = self._mads.ask((local.port,), _NODE_INFO, 0)
         if data is None:
-            # The cable is out: there is nobody but this port.
+            # The cable is unplugged: the fabric consists of this port only.
             if info is not None:
                 self._add_end_port(local, info, ())
             return
@@ -268,7 +269,7 @@ class _Walk:
 
 
 def _read_table(mads: _Mads, path: Path, port: int, entries: int) -> list[int] | None:
-    """Read all of a P_Key table without the empty entries; None: it could not be read whole."""
+    """Read a P_Key table without the empty entries; None if a part of it could not be read."""
     keys: set[int] = set()
     for block in range((entries + _ENTRIES_OF_A_BLOCK - 1) // _ENTRIES_OF_A_BLOCK):
         data = mads.ask(path, _PKEY_TABLE, port << 16 | block)
@@ -279,7 +280,7 @@ def _read_table(mads: _Mads, path: Path, port: int, entries: int) -> list[int] |
 
 
 class _Tables:
-    """Reads tables; remembers how large those of switches are."""
+    """Reads tables; remembers how large the tables of switches are."""
 
     def __init__(self, mads: _Mads) -> None:
         self._mads = mads
@@ -290,7 +291,7 @@ class _Tables:
 
         The switch port's table is read also if the port itself does not answer.
 
-        :param port: as the walk found it, and whether the port itself is asked.
+        :param port: its description from the walk, and whether to query the port itself.
         :returns: both tables, None for one that could not be read; whether the link is coming up.
         """
         guid, _, _, number, _, switch_port, way, is_asked = port
@@ -302,7 +303,7 @@ class _Tables:
             if int.from_bytes(data[20:28], "big") != guid:
                 return [None, None, False]
             # A link that went and came back keeps its tables, and carries no data until the
-            # manager has made it active. Where that cannot be read, the port is unread.
+            # manager has made it active. If the link's state cannot be read, the port is unread.
             info = self._mads.ask(path, _PORT_INFO, number)
             if info is not None:
                 is_coming_up = info[32] & 0xF == _INIT

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the P_Key tables of ports have to be, and what is wrong with those that were read.
+"""The expected P_Key tables of ports, and their differences from the tables read.
 
-Verdicts are equality of whole tables, of the port's and of the one of the switch port facing it:
-whether a key is there says nothing of a stale key beside it.
+A verdict compares whole tables, the port's and the facing switch port's: the presence of a key
+does not exclude a stale key beside it.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class EndPort:
 
     :ivar kind: ``ca``, ``switch`` (its port 0) or ``router``.
     :ivar number: of the port at its node.
-    :ivar facing: LID of the switch and number of its port that this one is connected to; None:
-        there is no switch at the other end.
-    :ivar path: ports to leave by on the way to it, from the reader's own port on.
+    :ivar facing: LID of the switch and number of its port that this one is connected to; None if
+        the other end is not a switch.
+    :ivar path: egress ports on the way to it, from the reader's own port on.
     """
 
     guid: int
@@ -50,9 +50,9 @@ class EndPort:
 class FabricPorts:
     """All end ports of a fabric.
 
-    :ivar manager: GUID of the master subnet manager's port; None: unknown.
+    :ivar manager: GUID of the master subnet manager's port; None if unknown.
     :ivar doubled: GUIDs that more than one port claims -> LID of the switch and number of its port
-        where each is.
+        for each claim.
     :ivar silent: number of ports that are up, do not answer, and whose GUIDs are unknown.
     :ivar silent_places: LID of the switch and number of its port for each port that is up and does
         not answer.
@@ -68,11 +68,11 @@ class FabricPorts:
     managers: Mapping[int, str] = attrs.field(factory=dict)
 
     def keep_silent_ports(self, before: FabricPorts | None) -> FabricPorts:
-        """Recognise silent ports by their places: the port that was there before is there now.
+        """Identify silent ports by their places: the port that was at a place is still there.
 
         A port whose link is down is at no silent place, so it is not kept.
 
-        :param before: the same fabric, as it was found before; None: unknown.
+        :param before: the same fabric, as it was found before; None if unknown.
         """
         if before is None or not self.silent_places:
             return self
@@ -90,8 +90,8 @@ class FabricPorts:
 class PortTables:
     """P_Key tables as read, without empty entries.
 
-    :ivar own: of the port; None: it could not be read.
-    :ivar facing: of the switch port facing it; None: it could not be read, or there is none.
+    :ivar own: of the port; None if it could not be read.
+    :ivar facing: of the switch port facing it; None if it could not be read, or does not exist.
     :ivar is_coming_up: the link is in INIT and carries no data; the manager may not have written
         the port's table yet.
     """
@@ -111,7 +111,7 @@ def expect_entries(
     keys: Mapping[int, Membership],
     own: OwnPartitions,
 ) -> frozenset[int]:
-    """The entries that the table of a port has to have, and no others.
+    """The exact entries of a port's table: it must have these and no others.
 
     :param keys: P_Key -> membership in networks.
     """
@@ -123,7 +123,7 @@ def expect_entries(
 
 @attrs.frozen
 class TableExpectations:
-    """What the tables of all ports have to be, for one layout.
+    """The expected tables of all ports, for one layout.
 
     :ivar is_enforced: switch ports let only the P_Keys of their own tables through (opensm's
         ``part_enforce both``). ibsim does not keep the bits of PortInfo that show this.
@@ -139,7 +139,7 @@ class TableExpectations:
         object.__setattr__(self, "_keys", self.layout.pkeys_by_guid())
 
     def entries_of(self, guid: int) -> frozenset[int]:
-        """What the table of a port has to be; see :func:`expect_entries`."""
+        """The expected table of a port; see :func:`expect_entries`."""
         port = self.fabric.ports.get(guid)
         return expect_entries(
             guid,
@@ -166,7 +166,7 @@ class TableExpectations:
         )
 
     def judge_port(self, guid: int, tables: PortTables) -> str | None:
-        """What is wrong with the tables of a port; None: they are exactly right."""
+        """The fault of a port's tables; None if they are exactly right."""
         port = self.fabric.ports[guid]
         if guid in self.fabric.doubled:
             return _describe_doubled(guid, self.fabric)
@@ -190,9 +190,9 @@ class TableExpectations:
     def find_strangers(
         self, read: Mapping[int, PortTables], leaving: frozenset[tuple[int, int]] = frozenset()
     ) -> Strangers:
-        """Look at all ports for keys that nobody has given them.
+        """Look at all ports for keys that neither a network nor the administrator gave them.
 
-        :param leaving: GUID and P_Key of rows that are not gone yet: no strangers.
+        :param leaving: GUID and P_Key of rows that are not gone yet; they are not strangers.
         """
         foreign: defaultdict[int, set[int]] = defaultdict(set)
         sentences = []
@@ -225,10 +225,10 @@ class TableExpectations:
         )
 
     def _list_passed_entries(self, guid: int, tables: PortTables) -> frozenset[int]:
-        """The entries with which packets of a port get into the fabric.
+        """The entries that let packets of a port into the fabric.
 
         An enforcing switch port drops packets with keys outside its own table, so the port's own
-        table counts only without one. An unread table has no entries.
+        table counts only if the switch port does not enforce. An unread table has no entries.
         """
         own, facing = tables.own or frozenset(), tables.facing or frozenset()
         stops = self.is_enforced and self.fabric.ports[guid].facing is not None
@@ -252,7 +252,7 @@ class TableExpectations:
 class Strangers:
     """Ports with keys that they were not given and that their switches let through.
 
-    :ivar by_pkey: P_Key -> GUIDs; under the default P_Key those that are full members of it.
+    :ivar by_pkey: P_Key -> GUIDs; under the default P_Key the GUIDs of its full members.
     :ivar sentences: the same for people, and ports whose switches stop such keys.
     """
 
@@ -290,8 +290,8 @@ def judge_member(
 ) -> MemberReading:
     """The state of one row, by its own port's tables.
 
-    :param tables: of its port; None: the fabric does not have the GUID.
-    :param file_in_force: why the written file is not in force; None: it is.
+    :param tables: of its port; None if the fabric does not have the GUID.
+    :param file_in_force: why the written file is not in force; None if it is.
     """
     name = f"port {format_guid(member.guid)}"
     reason = expectations.layout.refused.get(member.row)
@@ -337,7 +337,7 @@ def _judge_absent(name: str, silent: int) -> MemberReading:
 def _judge_silent(
     name: str, member: PartitionMember, expectations: TableExpectations, tables: PortTables
 ) -> MemberReading:
-    """The state of a row whose port is up and does not answer: the switch has the last word."""
+    """The state of a row whose port is up and does not answer: the switch port's table decides."""
     stopped = expectations.is_enforced and tables.facing == expectations.entries_of(member.guid)
     if not member.wanted and stopped:
         return MemberReading(MemberState.AS_DESIRED)
@@ -349,7 +349,7 @@ def _judge_silent(
 def _find_key(
     member: PartitionMember, expectations: TableExpectations, tables: PortTables | None
 ) -> bool | None:
-    """Whether both tables have a row's entry; None: that could not be read, or is not yet so."""
+    """Whether both tables have a row's entry; None if unread, or if the link is coming up."""
     if tables is None or tables.is_coming_up:
         return None
     entry = table_entry(member.pkey, member.membership)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the subnet manager's quality of service serves the service levels of partitions.
+"""Audit of the quality of service that the service levels of partitions need.
 
 A partition's ``sl`` is only a number in the path record. It separates traffic if the manager has
-``qos TRUE`` and maps the level to a virtual lane of its own to which arbitration gives a weight.
+``qos TRUE`` and maps the level to a virtual lane of its own, with a weight in the arbitration.
 Source: ``QoS Management in OpenSM`` (doc/opensm/QoS_management_in_OpenSM.txt of opensm 3.3.23) and
 the defaults of ``osm_subnet.c``: without a value, SL n is on VL n, and each VL has a weight.
 """
@@ -19,9 +19,9 @@ from nova_hpc.fabric.partitions.manager_options import is_switched_on
 _ROW: Final = "service_levels"
 _LEVEL: Final = re.compile(r"(?<![\w-])sl[ \t]*=[ \t]*(\d{1,2})(?!\w)", re.ASCII)
 _COMMENT: Final = re.compile(r"#.*$", re.MULTILINE)
-#: Management packets alone use it; data that is mapped to it is dropped.
+#: The virtual lane of management packets; data that is mapped to it is dropped.
 _DROPPED: Final = 15
-#: Prefixes of options for kinds of ports, each of which wins over the general one.
+#: Prefixes of options for kinds of ports; each option wins over the general one.
 _KINDS: Final = ("ca", "swe", "sw0", "rtr")
 _UNSET: Final = ("", "(null)")
 _DEFAULT_VLS: Final = tuple(range(15))
@@ -38,8 +38,8 @@ def audit_service_levels(
 ) -> tuple[AuditRow, ...]:
     """The row for the service levels of partitions; none if no partition has a level above 0.
 
-    :param options: of the manager; None: they cannot be read.
-    :param partitions_text: its file of partitions; None: there is none, or it cannot be read.
+    :param options: of the manager; None if they cannot be read.
+    :param partitions_text: its file of partitions; None if it is absent or cannot be read.
     """
     text = _COMMENT.sub("", partitions_text or "")
     levels = sorted({int(level) for level in _LEVEL.findall(text)} - {0})
@@ -67,9 +67,9 @@ def _judge_levels(options: Mapping[str, str] | None, levels: list[int]) -> tuple
 
 
 def _explain_kind(options: Mapping[str, str], kind: str, levels: list[int]) -> str | None:
-    """Why one kind of ports does not separate a level; None: it does.
+    """Why one kind of ports does not separate a level; None if it does.
 
-    :raises ValueError: a value is none that opensm would take.
+    :raises ValueError: opensm would not accept a value.
     """
     lanes = _read_map(options, kind)
     most = _read_most_lanes(options, kind)
@@ -89,7 +89,7 @@ def _explain_kind(options: Mapping[str, str], kind: str, levels: list[int]) -> s
 
 
 def _read_option(options: Mapping[str, str], kind: str, name: str) -> tuple[str, str]:
-    """The option that counts for a kind of ports, and its value; "" where none is set."""
+    """The option in force for a kind of ports, and its value; "" if none is set."""
     own = f"qos_{kind}_{name}"
     if options.get(own, "") not in _UNSET:
         return own, options[own]

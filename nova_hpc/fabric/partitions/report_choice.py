@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The reports of an agent to Neutron after it has looked at the fabric.
 
-A row is reported until Neutron's status of the port is right: a report that was lost, or a
-server that ended half-way through one, is made good by the next round.
+A row is reported until Neutron's status of the port is right. So the next round makes up for
+a report that was lost, or a server that ended half-way through one.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from nova_hpc.fabric.partitions.backends.base import MemberReading, MemberState,
 from nova_hpc.fabric.partitions.keys import format_pkey
 from nova_hpc.fabric.partitions.members import ACTIVE, ERROR, DesiredPartitions, PartitionMember
 
-#: Seconds after a port became ``ACTIVE`` at which Nova is told again. Nova drops an event for
-#: which nobody waits yet, and one that comes while its API is away is lost; it waits for 300 s
+#: Seconds after a port became ``ACTIVE`` at which Nova gets the event again. Nova drops an event
+#: that its server does not wait for yet, and loses one while its API is away; it waits for 300 s
 #: (``vif_plugging_timeout``).
 REPEATS: Final = (1.0, 3.0, 10.0, 30.0, 60.0, 120.0, 240.0)
 
 
-#: The most rows that one report has: Neutron takes up to 0.3 s for each.
+#: The most rows of one report: Neutron takes up to 0.3 s for each.
 MOST_REPORTED: Final = 8
 
 
@@ -37,13 +37,13 @@ class ReportOptions:
 
 @attrs.frozen
 class RowHistory:
-    """What an agent has seen of one row, by its own clock in seconds.
+    """An agent's observations of one row, by its own clock in seconds.
 
-    :ivar waiting_since: since when it is not as desired; None: it is.
+    :ivar waiting_since: the time since which it is not as desired; None if it is.
     :ivar seen_on_fabric: the tables of its port were read at least once.
-    :ivar active_since: when the port was first seen ``ACTIVE``, by an agent that has seen it
-        otherwise before: its server may still be in the building.
-    :ivar repeats: how often Nova was told again.
+    :ivar active_since: when the agent first saw the port ``ACTIVE``, if it saw another status
+        before: the server may still be in the building.
+    :ivar repeats: number of repeated events for Nova.
     """
 
     first_seen: float
@@ -56,13 +56,13 @@ class RowHistory:
 
 @attrs.frozen
 class MemberReports:
-    """Rows, by what is to be said of them.
+    """Rows, by the kind of their report.
 
     :ivar present: the membership is in force: the port may be ``ACTIVE``.
-    :ivar gone: the membership is not there any more: the row may go.
+    :ivar gone: the membership is gone: the row may go.
     :ivar lost: with the reason: an ``ACTIVE`` port has no membership now and becomes ``DOWN``.
     :ivar failed: with the reason: the port becomes ``ERROR``.
-    :ivar repeat: ``ACTIVE`` already: Nova is told once more.
+    :ivar repeat: ``ACTIVE`` already: Nova gets the event once more.
     """
 
     present: tuple[int, ...] = ()
@@ -85,7 +85,7 @@ def update_histories(
 ) -> dict[int, RowHistory]:
     """Take a look into account; rows that are gone from *desired* are forgotten.
 
-    :param moment: seconds of a clock that never goes back.
+    :param moment: time of a monotonic clock, in seconds.
     """
     after = {}
     for member in desired.members:
@@ -117,7 +117,7 @@ def choose_reports(
     options: ReportOptions,
     moment: float,
 ) -> MemberReports:
-    """Choose what to say of each row.
+    """Choose the report on each row.
 
     :param histories: of all rows, up to this look; see :func:`update_histories`.
     """
@@ -144,9 +144,9 @@ def choose_reports(
 
 
 def split_reports(reports: MemberReports) -> Iterator[MemberReports]:
-    """The same in parts of at most :data:`MOST_REPORTED` rows; what is gone comes first.
+    """Split reports into parts of at most :data:`MOST_REPORTED` rows; *gone* comes first.
 
-    A key that is free may be waited for; and a failure is heard before what is only repeated.
+    Another row may wait for a key that becomes free, and failures matter more than repeated events.
     """
     entries: list[tuple[str, Any]] = [
         (kind, entry)
@@ -163,7 +163,7 @@ def split_reports(reports: MemberReports) -> Iterator[MemberReports]:
 def count_repeats(
     histories: Mapping[int, RowHistory], reports: MemberReports
 ) -> dict[int, RowHistory]:
-    """Take into account that *reports* were said."""
+    """Count the repeated events of *reports*, which were sent."""
     said = set(reports.repeat)
     return {
         row: attrs.evolve(history, repeats=history.repeats + 1) if row in said else history
@@ -186,7 +186,7 @@ def _is_right(
         return False
     if entry.state is MemberState.AS_DESIRED or not member.wanted:
         return True
-    # A port that was on the fabric and left it is not right, whatever the option says.
+    # A port that was on the fabric and left it is not right, whatever the option is.
     return options.activate_absent_ports and not history.seen_on_fabric
 
 

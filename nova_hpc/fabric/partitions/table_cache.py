@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was read of the fabric a moment ago, so that a look costs what has changed.
+"""The last readings of the fabric, so that a new look only reads the changed parts.
 
-The ports are found anew when one is missing or does not answer, and after a while. The tables of
-members are read until they are right, then once a second; those of all ports once in a poll
-interval, at once when a network has a P_Key for the first time, and while a stranger is seen.
-Of many that are to change a few are read first: as long as none of them has, nor have the others.
+The ports are searched again if one is missing or does not answer, and after a while. Tables of
+members are read until they are right, then once a second. Tables of all ports are read once in
+a poll interval. They are also read at once when a network has a P_Key for the first time, and while
+a stranger is seen. If many tables are to change, a few are read first: while none of them has
+changed, the others have not changed either.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ _TRUST: Final = 1.0
 _AGE_OF_PORTS: Final = 30.0
 _PAUSE_OF_WALKS: Final = 0.5
 _PAUSE_OF_SCANS: Final = 0.2
-#: Seconds for which a port that did not answer is not asked again: at first, and at most. Each
-#: question costs its timeout, and the other ports wait for it. Its switch is asked as always.
+#: Seconds for which a port that did not answer is not queried again: at first, and at most. Each
+#: query costs its timeout, and the other ports wait for it. Its switch is queried as always.
 _FIRST_SILENCE, _LONGEST_SILENCE = 1.0, 30.0
-#: Ports that are read first, of so many times more.
+#: Number of ports that are read first if more than ``_MANY`` times as many are to be read.
 _PROBE: Final = 16
 _MANY: Final = 4
 #: The part of time that may go into finding ports while one is missing.
@@ -38,7 +39,7 @@ _PART_OF_WALKS: Final = 0.1
 
 
 class TableSource(Protocol):
-    """What ports and tables are read by."""
+    """The source of ports and tables, e.g. a PortReader."""
 
     def read_ports(self) -> FabricPorts:
         """Find all ports of the fabric."""
@@ -48,7 +49,7 @@ class TableSource(Protocol):
     ) -> Mapping[int, PortTables]:
         """Read the tables of ports, by GUID.
 
-        :param silent: GUIDs of ports of which only the switch port's table is read.
+        :param silent: GUIDs of ports for which only the switch port's table is read.
         """
 
 
@@ -66,11 +67,11 @@ class TableCache:
         self._walked_at = 0.0
         self._walk_took = 0.0
         self._walk_again = False
-        #: GUID -> what was right, and when.
+        #: GUID -> the expected entries that were right, and the time of that reading.
         self._right: dict[int, tuple[frozenset[int], float]] = {}
         self._read: dict[int, PortTables] = {}
         self._scanned_at: float | None = None
-        #: When all that was asked for was read last.
+        #: The time at which all requested tables were read last.
         self._passed_at = float("-inf")
         self._pkeys: frozenset[int] = frozenset()
         #: GUID of a port that did not answer -> seconds of the pause, and its end.
@@ -78,13 +79,13 @@ class TableCache:
         self._strangers = Strangers()
 
     def distrust(self) -> None:
-        """Something was changed: what was right may not be right now."""
+        """Something was changed: tables that were right may not be right now."""
         self._right.clear()
 
     def refresh_ports(self, guids: frozenset[int]) -> FabricPorts:
-        """The ports of the fabric, found anew where that can help.
+        """The ports of the fabric; searches them again if that can help.
 
-        :param guids: those that are asked about.
+        :param guids: GUIDs of the requested ports.
         :raises SubnetManagerError: they cannot be read.
         """
         moment = time.monotonic()
@@ -143,10 +144,10 @@ class TableCache:
     def _read_ports(
         self, asked: Sequence[EndPort], expectations: TableExpectations, moment: float
     ) -> tuple[Mapping[int, PortTables], bool]:
-        """Read tables; whether all that were asked for.
+        """Read tables; returns them, and whether all requested tables were read.
 
-        What has not changed yet is looked at in a few of them, for as long as the others are
-        trusted.
+        Only a few of the tables that have not changed yet are read as long as the last complete
+        reading is trusted.
         """
         answers: dict[int, PortTables] = {}
         if len(asked) > _PROBE * _MANY and moment - self._passed_at < _TRUST:
@@ -174,7 +175,7 @@ class TableCache:
         pause, end = self._silent.get(guid, (0.0, 0.0))
         if moment < end:
             return
-        # A walk tells whether the port is gone; one walk is enough.
+        # A walk shows whether the port is gone; one walk is enough.
         self._walk_again = self._walk_again or not pause
         pause = min(max(_FIRST_SILENCE, 2 * pause), _LONGEST_SILENCE)
         self._silent[guid] = pause, time.monotonic() + pause

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Notice that others have changed a file: by its inode, size and time, asked twice a second.
+"""Notice that others have changed a file: by its inode, size and time, read twice a second.
 
-No inotify: it would watch a folder, see every draft of our own, and miss what another machine
-changes on a shared disk. Asking costs microseconds, and the bound is known.
+The module does not use inotify, which would report every draft of the agent's own in the folder.
+It would also miss changes by another machine on a shared disk. A look costs microseconds, and its
+delay is bounded.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import attrs
 #: Seconds between two looks: a change by others is noticed within this time.
 WATCH_INTERVAL: Final = 0.5
 
-#: Inode, size, time of the last change of the content, and of the inode; None: no such file.
+#: Inode, size, time of the last change of the content, and of the inode; None for an absent file.
 _Mark = tuple[int, int, int, int] | None
 
 
@@ -24,18 +25,18 @@ _Mark = tuple[int, int, int, int] | None
 class WatchedFiles:
     """Files whose change by others has to be noticed.
 
-    :ivar list_paths: what to watch; asked each time, because files may be named by others.
+    :ivar list_paths: the files to watch; called each time, because other files may name them.
     """
 
     list_paths: Callable[[], Sequence[Path]]
     _marks: dict[Path, _Mark] = attrs.field(factory=dict)
 
     def mark_files(self) -> None:
-        """Take the files as they are for known."""
+        """Mark the files in their present state."""
         self._marks = {path: _mark_of(path) for path in self.list_paths()}
 
     def find_changes(self) -> tuple[Path, ...]:
-        """The files that differ from what was marked; new ones among the watched are marked."""
+        """The files that differ from their marks; new ones among the watched are marked."""
         return tuple(
             path
             for path in self.list_paths()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Is this machine as fast as it should be, and if not, by which cause?
+"""Checks whether this machine is as fast as it should be, and names causes if it is not.
 
-Tools of the distribution measure; what is here starts them, compares, and names causes. It
-runs in guests: Python's standard library only, Python 3.8 or newer, without root, network or
-a directory to write in where a probe does not need one.
+Tools of the distribution measure; this package starts them, compares, and names causes. It runs in
+guests: it needs only Python 3.8 or newer with its standard library. It needs no root, no network
+and no writable directory unless a probe needs one.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A baseline in a file: rounds of a machine that is as it should be, and what machine it was."""
+"""A baseline in a file: rounds of a machine that is as it should be, and its description."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MEMORY_SHARE: Final = 0.10
 
 
 class AcceptanceBaseline(NamedTuple):
-    """What a file holds."""
+    """The content of a file."""
 
     #: The machine: another one is not compared with it.
     key: dict[str, Any]
@@ -30,9 +30,9 @@ class AcceptanceBaseline(NamedTuple):
 
 
 def build_key(facts: GuestFacts, versions: Mapping[str, str], scale: float = 1.0) -> dict[str, Any]:
-    """What has to be the same on both machines.
+    """The properties that have to be the same on both machines.
 
-    :param scale: part of the work that the probes were given.
+    :param scale: part of the full work that the probes did.
     """
     return {
         "model": facts.model,
@@ -50,9 +50,9 @@ def build_key(facts: GuestFacts, versions: Mapping[str, str], scale: float = 1.0
 def find_key_differences(
     base: Mapping[str, Any], test: Mapping[str, Any], tools: Sequence[str]
 ) -> list[str]:
-    """In what two machines differ that has to be the same, as texts.
+    """The differences of two machines in properties that have to be the same, as texts.
 
-    :param tools: those that the probes need; others do not matter.
+    :param tools: tools that the probes need; others do not matter.
     """
     differences = []
     for name in ("model", "cpus", "sockets", "nodes", "devices", "rdma", "scale"):
@@ -82,10 +82,10 @@ def write_baseline(key: Mapping[str, Any], samples: Sequence[Sample]) -> str:
 
 
 def read_baseline(text: str) -> AcceptanceBaseline:
-    """What a file holds.
+    """Read the content of a file.
 
-    :raises AcceptanceError: it is no baseline, was edited, has too few rounds, or is of a later
-        version.
+    :raises AcceptanceError: the text is not a baseline, was edited, has too few rounds, or is of
+        a later version.
     """
     data = load_object(text, SCHEMA, READS, "baseline")
     content = {"key": data.get("key"), "samples": data.get("samples")}
@@ -107,7 +107,7 @@ def read_baseline(text: str) -> AcceptanceBaseline:
 
 
 def join_baselines(baselines: Sequence[AcceptanceBaseline]) -> AcceptanceBaseline:
-    """Files of several machines of one kind as one: a single machine's luck is no baseline.
+    """Join files of several machines of one kind: a single machine may be fast or slow by chance.
 
     :raises AcceptanceError: they are of different kinds.
     """

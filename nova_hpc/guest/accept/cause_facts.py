@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The facts of causes: each function says its fact in words, or None where it is not there.
+"""The facts of causes: each function returns its fact in words, or None if it does not hold.
 
-They compare what was counted, and what both machines say of themselves. Where a fact is that
-nothing was counted, this command must have run itself: else it would take its own absence for
-the machine's.
+They compare counters, and the facts of both machines. If a fact is that a counter stayed at zero,
+this command must have had CPU time itself. Otherwise it would take its own missing samples for
+a fact of the machine.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ CPU_PROBES: Final = frozenset(("cpu_one", "cpu_all"))
 LEAST_WATCHED: Final = 0.30
 #: A probe that had this part of the time that it had at the baseline ran all the time.
 _RAN: Final = 0.90
-#: All CPUs together do no more than this of their sum: each two are one.
+#: All CPUs together do no more than this part of their sum if each two are one CPU.
 _HALF: Final = 0.57
-#: Of two CPUs that are one, each loses half; less than this says that few are.
+#: Two CPUs that are one lose half each; a smaller loss means that only few are pairs.
 _STOLEN: Final = 0.30
 _SLOW_CLOCKS: Final = frozenset(("hpet", "acpi_pm", "jiffies", "refined-jiffies", "pit"))
 
@@ -93,9 +93,9 @@ def find_shared_core(seen: Evidence) -> str | None:
 def find_shared_host_cpu(seen: Evidence) -> str | None:
     """All CPUs together lose half of their time to the host.
 
-    Where a host counts it, the CPUs of a machine that are one CPU of the host steal from each
-    other. One alone is not slow, though it may be short of as much as its sibling needs for
-    the system and for this command: a quarter of its time was seen.
+    If a host counts steal time, the CPUs of a machine that share one CPU of the host steal from
+    each other. One CPU by itself is not slow. It may still lose the time that its sibling needs
+    for the system and for this command: a quarter of its time was seen.
     """
     stolen = seen.share("cpu_all", "steal").more
     if "cpu_all" not in seen.slow or "cpu_one" not in seen.rows or not _may_use_all(seen):
@@ -149,7 +149,7 @@ def find_small_pages(seen: Evidence) -> str | None:
 
 
 def find_host_pages(seen: Evidence) -> str | None:
-    """The cloud's document says pages of 4 KiB."""
+    """The cloud's document lists pages of 4 KiB."""
     if seen.promise is None or not any(cell.page_kib == 4 for cell in seen.promise.cells):
         return None
     return "the host backs this machine's memory with pages of 4 KiB (the cloud's document)"

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All causes that can be named, as one table: symptom, fact, experiment, what it explains, cure.
+"""All causes that can be named, as one table: symptom, fact, experiment, explained probes, cure.
 
-A cause fires only where one of its symptoms is slow *and* its fact is there. Then one thing is
-changed that takes no rights, and the probe is run again: the experiment. The most specific
-cause comes first; each takes what it explains from those that follow.
+A cause fires only if one of its symptoms is slow *and* its fact holds. Then the experiment changes
+one thing, without further rights, and runs the probe again. The most specific cause comes first.
+The probes that it explains are taken from the causes that follow.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from .evidence import Evidence
 
 #: How an experiment proves its cause.
 CLOSES: Final = "closes"  # most of the gap is gone
-COSTS_NOTHING: Final = "costs-nothing"  # to do without is as fast
-CHANGES_NOTHING: Final = "changes-nothing"  # more of it is no faster
+COSTS_NOTHING: Final = "costs-nothing"  # the result is as fast without it
+CHANGES_NOTHING: Final = "changes-nothing"  # more of it is not faster
 
-#: A machine that lacks time of its CPUs is slow in everything.
+#: A machine whose CPUs lack time is slow in everything.
 _CPU: Final = (
     frozenset(
         (
@@ -53,7 +53,7 @@ class Cause(NamedTuple):
     name: str
     #: Any of these is slow.
     symptoms: frozenset[str]
-    #: The fact in words, or None where it is not there.
+    #: The fact in words, or None if it does not hold.
     find: Callable[[Evidence], str | None]
     #: The fact, for the documentation.
     fact: str
@@ -62,7 +62,7 @@ class Cause(NamedTuple):
     cure: str
     #: None of these is slow.
     unless: frozenset[str] = frozenset()
-    #: What is changed, and the first of these probes that is slow is run again.
+    #: The experiment's change; the first of these probes that is slow runs again.
     setting: str | None = None
     of: tuple[str, ...] = ()
     proves: str = CLOSES
@@ -71,7 +71,7 @@ class Cause(NamedTuple):
 
     @property
     def anchor(self) -> str:
-        """Where the documentation has it."""
+        """The anchor in the documentation."""
         return f"cause-{self.name}"
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program of its own: how long one reading of the time takes, in nanoseconds.
+"""A separate program that measures the duration of one reading of the time, in nanoseconds.
 
-The first argument is ``real`` for the clock that programs use, ``coarse`` for the one that
-never asks the hardware. The best of several runs counts.
+The first argument is ``real`` for the clock that programs use, ``coarse`` for the clock that
+never reads the hardware. The best of several runs counts.
 """
 
 import json

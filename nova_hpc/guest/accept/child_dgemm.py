@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program of its own: call the BLAS that users get, and print how fast it is.
+"""A separate program that calls the BLAS of users' programs, and prints its speed.
 
-``accept`` starts it by its text, so that a library that crashes takes nothing with it. The
-first argument is the library to load, the second the size of the matrices. It prints one JSON
-object: GFLOP/s of a product of matrices, and the name of the library that did it.
+``accept`` passes its text to Python, so a crash of the library does not end ``accept``. The first
+argument is the library to load, the second the size of the matrices. It prints one JSON object:
+GFLOP/s of a product of matrices, and the name of the library that computed it.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ _TIMES = 3
 
 
 def find_library() -> str:
-    """What kind of BLAS this process has loaded."""
+    """The kind of BLAS that this process has loaded."""
     kinds = ("openblas", "mkl", "blis", "atlas")
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:  # noqa: PTH123
         paths = {line.split()[-1] for line in maps if "/" in line}

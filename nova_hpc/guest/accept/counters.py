@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the kernel counts: time of CPUs, time that a quota took, bytes that left.
+"""The kernel's counters: CPU time, time lost to a quota, bytes sent.
 
-Read before and after a probe, they say what else happened to it. A machine that does not
-count something (no /proc/stat, no control groups) has 0 of it.
+Their difference before and after a probe shows how others disturbed it. A counter that a machine
+does not have (no /proc/stat, no control groups) is 0.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class CounterReading(NamedTuple):
 
 
 class Counters(NamedTuple):
-    """What was counted between two moments, on the CPUs of a probe."""
+    """The changes of counters between two moments, on the CPUs of a probe."""
 
-    #: Time of everything but the probe.
+    #: CPU time of everything but the probe.
     others: float
     steal: float
     throttled: float
@@ -61,7 +61,7 @@ def share_counters(
 ) -> Counters:
     """The difference of two moments.
 
-    :param cpus: those that the probe may have run on.
+    :param cpus: CPUs that the probe may have run on.
     :param own: CPU time of the probe itself, in seconds.
     """
     busy = steal = 0.0

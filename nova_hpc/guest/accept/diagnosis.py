@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From evidence to causes; the one way out is the experiment, which measures once more."""
+"""From evidence to causes. Only the experiment has an effect: it measures once more."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class NamedCause(NamedTuple):
 
     cause: str
     status: str
-    #: Part of the gap that the experiment closed; None: none was made, or it shows otherwise.
+    #: Part of the gap that the experiment closed; None if it proves otherwise, or was not made.
     recovered: float | None
     says: str
     cure: str
@@ -40,9 +40,9 @@ class Diagnosis(NamedTuple):
 def find_causes(
     seen: Evidence, again: Callable[[str, str], float | None] | None = None
 ) -> Diagnosis:
-    """Name the causes of what is slow.
+    """Name the causes of slow probes.
 
-    :param again: makes an experiment, as ``again("pages=large", "mem_stream")``; None: no
+    :param again: makes an experiment, as ``again("pages=large", "mem_stream")``; None if no
         experiment can be made.
     """
     left = set(seen.slow)
@@ -63,7 +63,7 @@ def find_causes(
 
 
 def match_cause(cause: Cause, seen: Evidence) -> str | None:
-    """What the cause says, where both its symptom and its fact are there; else None."""
+    """The cause's fact in words if its symptom and its fact hold; otherwise None."""
     slow = seen.slow
     if not slow & cause.symptoms or slow & cause.unless:
         return None
@@ -73,14 +73,14 @@ def match_cause(cause: Cause, seen: Evidence) -> str | None:
 def _make_experiment(
     cause: Cause, seen: Evidence, again: Callable[[str, str], float | None] | None
 ) -> tuple[str | None, float | None]:
-    """``proved``, ``indicated``, or None where the cause is taken back; and what was closed."""
+    """``proved``, ``indicated``, or None if the cause is refuted; and the gap's closed part."""
     unproved = None if cause.required else INDICATED
     probe = next((name for name in cause.of if name in seen.slow), None)
     if cause.setting is None or probe is None:
         return unproved, None
     row = seen.rows[probe]
     if row.against == cause.setting:
-        # The row itself is the experiment: that setting is what it is compared with.
+        # The row itself is the experiment: the setting is its baseline.
         return PROVED, 1.0
     value = None if again is None else again(cause.setting, probe)
     if value is None or value <= 0:
@@ -91,9 +91,9 @@ def _make_experiment(
 def judge_experiment(
     cause: Cause, row: AcceptanceRow, value: float
 ) -> tuple[str | None, float | None]:
-    """What an experiment says of its cause.
+    """The verdict of an experiment on its cause.
 
-    :param value: what the probe gave with one thing changed.
+    :param value: the probe's value with one thing changed.
     """
     back = value / row.test if row.higher else row.test / value
     if cause.proves == CHANGES_NOTHING:

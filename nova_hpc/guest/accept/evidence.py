@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of a machine when causes are looked for: rows, facts, and what was counted.
+"""The evidence on a machine for the search for causes: rows, facts, and counters.
 
-All of it is data: nothing here measures.
+All of it is data: this module does not measure.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from .probes import PROBE_OF, Probe
 from .ratio import LEVEL, SLOW, Ratio, compare_groups, compare_pairs, judge_ratio
 from .sample import Reading, Sample
 
-#: A row's baseline is another machine, in turns with this one; runs of a file; or what the other
-#: members of a cluster gave.
+#: A row's baseline is another machine, in turns with this one; runs of a file; or the values of the
+#: other members of a cluster.
 BESIDE: Final = "beside"
 FILE: Final = "file"
 REST: Final = "rest"
 _OTHERS: Final = (BESIDE, FILE, REST)
 _LEAST_SENT: Final = 40_000
 _SHARES: Final = ("own", "others", "steal", "waited", "watched", "throttled")
-#: What is taken from a probe; a machine that is its own baseline should lose none of it.
+#: Time that a probe lost; a machine that is its own baseline should lose none of it.
 _LOST: Final = ("others", "steal", "waited", "throttled")
 
 
@@ -77,13 +77,13 @@ class Evidence(NamedTuple):
     rows: Mapping[str, AcceptanceRow]
     base: GuestFacts
     test: GuestFacts
-    #: Probe -> what took its time -> the parts.
+    #: Probe -> kind of time -> its parts.
     shares: Mapping[str, Mapping[str, TimeShare]] = {}
     #: Probe -> interfaces that its bytes left by, at the baseline and here.
     wires: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {}
-    #: Probe -> part of its memory in large pages; a side that was not looked at is None.
+    #: Probe -> part of its memory in large pages; None for a side that was not looked at.
     large: Mapping[str, tuple[float | None, float | None]] = {}
-    #: Probe -> what its tool said of its way.
+    #: Probe -> words of its tool about its data path.
     words: Mapping[str, tuple[str, ...]] = {}
     promise: GuestDocument | None = None
     findings: Sequence[GuestFinding] = ()
@@ -100,7 +100,7 @@ class Evidence(NamedTuple):
         return frozenset(name for name, row in self.rows.items() if row.verdict == LEVEL)
 
     def share(self, probe: str, what: str) -> TimeShare:
-        """What took a probe's time; nothing where it was not counted."""
+        """The parts of a probe's time of one kind; 0 if it was not counted."""
         return self.shares.get(probe, {}).get(what, TimeShare(0.0, 0.0))
 
     def most(self, probes: Iterable[str], what: str) -> float:
@@ -144,9 +144,9 @@ def gather_evidence(
     findings: Sequence[GuestFinding] = (),
     links: LinkFaults | None = None,
 ) -> Evidence:
-    """What two series of samples say beside their values.
+    """The evidence of two series of samples, except their values.
 
-    :param base: one for each of *test*, or as many as a file has.
+    :param base: one sample for each of *test*, or as many as a file has.
     """
     names = [name for name in rows if name in PROBE_OF]
     shares, wires, large, words = {}, {}, {}, {}
@@ -185,7 +185,7 @@ def gather_evidence(
 def find_link_faults(promise: GuestDocument, places: Mapping[int, GuestFunction]) -> LinkFaults:
     """Compare the links of the devices that are there.
 
-    An idle device may lower its speed, which is no broken promise: under load it is one.
+    An idle device may lower its speed without breaking a promise: under load it must not.
     """
     narrow, slow = [], []
     for device in promise.devices:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this machine says of itself, as far as it bears upon speed.
+"""The facts of this machine that affect speed.
 
-No name of a host, no serial number, no address: these facts are stored and shown to others.
-Nothing raises; what cannot be read is None or empty.
+They contain no name of a host, no serial number, no address: these facts are stored and shown to
+others. No function raises; a fact that cannot be read is None or empty.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _MOST_CPUS: Final = 1 << 16
 
 
 class GuestFacts(NamedTuple):
-    """Facts of one machine, or what a sample says of them."""
+    """Facts of one machine, or those in a sample."""
 
     model: str | None = None
-    #: The CPU says that it is a virtual one.
+    #: The CPU reports that it is a virtual one.
     hypervisor: bool = False
     online: tuple[int, ...] = ()
     #: CPUs that this process may use.
@@ -46,16 +46,16 @@ class GuestFacts(NamedTuple):
     simd: tuple[str, ...] = ()
     clocksource: str | None = None
     thp: str | None = None
-    #: Large pages are switched off for this process alone.
+    #: Large pages are switched off only for this process.
     thp_disabled: bool = False
     governor: str | None = None
     idle: str | None = None
-    #: Threads of the first core that the kernel shows; None: not known.
+    #: Threads of the first core that the kernel shows; None if unknown.
     threads: int | None = None
     #: Quota of the nearest control group that has one, as the kernel writes it.
     quota: str | None = None
     disk_limit: str | None = None
-    #: ``openblas``, ``mkl``, ``blis``, ``reference``, ``atlas`` or ``other``; None: none.
+    #: ``openblas``, ``mkl``, ``blis``, ``reference``, ``atlas`` or ``other``; None without a BLAS.
     blas: str | None = None
     blas_core: str | None = None
     malloc: str | None = None

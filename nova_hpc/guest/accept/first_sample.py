@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a machine says of itself when others are about to measure it.
+"""A machine's description of itself for a machine that is about to measure it.
 
-``accept --sample --first`` prints it: a sample with one more key, so that whoever reads samples
-reads this as well.
+``accept --sample --first`` prints it: a sample with one more key, so a reader of samples can read
+it, too.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _MOST: Final = 4096
 
 
 class FirstSample(NamedTuple):
-    """A round, and what has to be known before the next."""
+    """A round, and the data that the next rounds need."""
 
     sample: Sample
     #: Part of the work of CPU and memory that suits the machine.
     scale: float = 1.0
-    #: What the cloud promised; None: nothing, or nothing that can be read.
+    #: The cloud's promise; None without one, or if it cannot be read.
     promise: GuestDocument | None = None
-    #: Why there is none.
+    #: Why the promise is missing.
     unpromised: str = ""
     findings: tuple[GuestFinding, ...] = ()
     links: LinkFaults = LinkFaults()
@@ -70,9 +70,9 @@ def write_first_sample(first: FirstSample, document: bytes | None) -> str:
 
 
 def read_first_sample(text: str) -> FirstSample:
-    """What :func:`write_first_sample` wrote on another machine.
+    """Read the output of :func:`write_first_sample`, for example from another machine.
 
-    :raises AcceptanceError: it is something else.
+    :raises AcceptanceError: the text is something else.
     """
     data = load_object(text, SCHEMA, READS, "sample")
     content = expect_object(data.get(KEY), f"{KEY} of the sample")
@@ -109,7 +109,7 @@ def _parse_promise(text: object) -> GuestDocument | None:
     try:
         return parse_guest_document(text.encode("utf-8", "replace"))
     except DocumentError:
-        # The machine itself has said so, in its findings.
+        # The machine itself reports that in its findings.
         return None
 
 

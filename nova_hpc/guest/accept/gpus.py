@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The GPUs of this machine: how many, near which NUMA node, and who else uses them."""
+"""The GPUs of this machine: their number, their NUMA node, and other processes that use them."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ def count_gpus(facts: GuestFacts) -> int:
 
 
 def find_gpu_cell(promise: GuestDocument | None) -> int | None:
-    """The NUMA node that all promised GPUs are near to; None: there is no such node."""
+    """The NUMA node that all promised GPUs are near to; None without such a node."""
     devices = () if promise is None else promise.devices
     cells = {device.cell for device in devices if device.vendor_id in _VENDORS}
     cells.discard(None)
-    # nvbandwidth measures all GPUs: of several nodes none would be near to all.
+    # nvbandwidth measures all GPUs: with several nodes none would be near to all of them.
     return cells.pop() if len(cells) == 1 else None
 
 
 def list_gpu_users(environment: Mapping[str, str]) -> list[int] | None:
     """Processes that compute on GPUs of NVIDIA's.
 
-    Empty without the tool, and in a container, which sees no process but its own; None: the
-    tool is there and does not answer.
+    Empty without the tool, and in a container, which sees only its own processes; None if the tool
+    does not answer.
     """
     tool = shutil.which(_USERS[0], path=environment.get("PATH"))
     if tool is None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One round on this machine: each probe's tool is run once, and the kernel's counters read.
+"""One round on this machine: runs each probe's tool once, and reads the kernel's counters.
 
-What can be changed without rights (large pages, another CPU, shared memory) is a *setting*,
-as ``pages=large``: with it the same probe is a counter-experiment.
+A *setting* is a change that needs no rights (large pages, another CPU, shared memory), such as
+``pages=large``: with it the same probe is a counter-experiment.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ _SMALL_MATRIX: Final = 256
 #: MiB of memory that is read again and again, and on a machine that is slow.
 _BLOCK: Final = 64
 _SMALL_BLOCK: Final = 8
-#: A first look at how slow the machine is: events a second of one CPU -> part of the work. A third
-#: of a second says little where the CPU is emulated: two of the same machine differ by half of it.
-#: No real CPU makes fewer than 600 events.
+#: Scale of the work by a first look: events a second of one CPU -> part of the work. A third of
+#: a second proves little if the CPU is emulated: two looks at the same machine differ by half. No
+#: real CPU makes fewer than 600 events.
 _TRIAL_EVENTS: Final = 60
 _TRIAL_LIMIT: Final = 5.0
 _SCALES: Final = ((600.0, 1.0), (200.0, 0.5), (75.0, 0.25), (30.0, 0.1), (0.0, 0.05))
@@ -62,13 +62,13 @@ _SPIN: Final = (
 
 
 class MeasuringOptions(NamedTuple):
-    """What the caller wishes of the probes."""
+    """The caller's options for the probes."""
 
-    #: Address of another machine that answers (``iperf3 -s`` and so on); None: this one does.
+    #: Address of another machine that answers (``iperf3 -s`` and so on); None for this machine.
     peer: str | None = None
-    #: Where the disk is read; None: the first place that will do.
+    #: Directory in which the disk is read; None for the first usable one.
     folder: str | None = None
-    #: Part of the work that probes of CPU and memory are given.
+    #: Part of the full work for probes of CPU and memory.
     scale: float = 1.0
     #: CPUs that this process may use are all that there are: a host is measured as its guest.
     within: bool = False
@@ -89,7 +89,7 @@ class LocalMachine:
         self._promise = promise
         self.scale = options.scale
         found = os.environ if environment is None else environment
-        #: Whatever the user's language is, tools print numbers with points.
+        #: Tools print numbers with decimal points, whatever the user's language is.
         self._environment = {
             **{name: value for name, value in found.items() if not name.startswith("LC_")},
             "LC_ALL": "C",
@@ -108,7 +108,7 @@ class LocalMachine:
     ) -> Sample:
         """Run each probe once.
 
-        :param settings: what to change, as ``{"pages": "large"}``.
+        :param settings: settings of the round, as ``{"pages": "large"}``.
         """
         settings = settings or {}
         values: dict[str, Reading] = {}
@@ -148,7 +148,7 @@ class LocalMachine:
         return next((scale for least, scale in _SCALES if rate >= least), _SCALES[-1][1])
 
     def _run_trial(self, command: Sequence[str]) -> float:
-        """Events a second; 0 where it does not end, and the most where nobody can tell."""
+        """Events a second; 0 if the tool does not end, and the most if its output is not clear."""
         done = run_tool(command, self._environment, _TRIAL_LIMIT, self.facts.allowed[-1:])
         try:
             return readings.read_sysbench_cpu(done.output, "", _TRIAL_EVENTS)
@@ -157,7 +157,7 @@ class LocalMachine:
 
     @contextlib.contextmanager
     def answer_probe(self, probe: Probe) -> Iterator[subprocess.Popen[bytes]]:
-        """Run what another machine's probe talks to; once it listens, the block begins.
+        """Run the server of another machine's probe; once it listens, the block begins.
 
         :raises AcceptanceError: it cannot be run here, or does not listen.
         """
@@ -168,7 +168,7 @@ class LocalMachine:
         fillings = {"port": str(port)}
         words = self._fill_words(probe.server, fillings)
         if "-B" in words:
-            # Of the loopback.
+            # The address of the loopback.
             at = words.index("-B")
             del words[at : at + 2]
         with start_helper(words, self._environment) as server:
@@ -177,18 +177,18 @@ class LocalMachine:
             yield server
 
     def diagnose_gpus(self) -> tuple[list[str], str | None]:
-        """Tests of NVIDIA's DCGM that failed, and why there is no answer."""
+        """Tests of NVIDIA's DCGM that failed, and the reason if DCGM did not run."""
         if not count_gpus(self.facts) or not self.toolbox.has("dcgmi"):
             return [], "no dcgmi, or no GPU"
         done = run_tool(DIAGNOSIS, self._environment, DIAGNOSIS_LIMIT)
         try:
-            # It ends with a status of its own where a test failed.
+            # The tool exits with a status of its own if a test failed.
             return readings.read_failed_tests(done.output), None
         except ValueError as error:
             return [], done.problem or f"dcgmi printed something else: {error}"
 
     def find_obstacle(self, probe: Probe) -> str | None:
-        """Why a probe cannot be made here, as in ``no tool fio``; None: it can."""
+        """Why a probe cannot be made here, as in ``no tool fio``; None if it can."""
         gpus = count_gpus(self.facts)
         if gpus < probe.needs.count("gpu") + probe.needs.count("gpus"):
             return "one GPU" if gpus else "no GPU"
@@ -225,7 +225,7 @@ class LocalMachine:
     def _run_probe(
         self, probe: Probe, wanted: Sequence[Probe], settings: Mapping[str, str]
     ) -> tuple[dict[str, Reading], str | None, str | None]:
-        """What a tool gave for each of *wanted*, why not, and the BLAS that it used."""
+        """A tool's values for each of *wanted*, the reason if it failed, and the BLAS used."""
         try:
             with contextlib.ExitStack() as stack:
                 return self._run_in_place(probe, wanted, settings, stack)
@@ -244,7 +244,7 @@ class LocalMachine:
         fillings = self._fill_in(probe, settings, cpus, stack)
         command = self._fill_words(probe.words, fillings)
         if settings.get("idle") == "busy":
-            # Whatever else wants the CPU comes before it.
+            # Any other process on the CPU has priority over it.
             stack.enter_context(start_helper([self.toolbox.python, "-c", _SPIN], environment, cpus))
         if probe.server and self._options.peer is None:
             server = self._fill_words(probe.server, fillings)
@@ -352,7 +352,7 @@ class LocalMachine:
         cpus: Sequence[int],
         stack: contextlib.ExitStack,
     ) -> dict[str, str]:
-        """What the words in braces stand for in this run."""
+        """The values of the words in braces for this run."""
         half = settings.get("cpus") in ("even", "first")
         threads = len(cpus) if half else len(self.facts.online)
         cell = 0
@@ -422,12 +422,12 @@ def _build_reading(
 
 
 class _MissingRightError(Exception):
-    """A tool may not do here what it wants to; the text says what, and the cure."""
+    """A tool lacks a right; the text names the right and the cure."""
 
 
 def _expect_rights(probe: Probe, done: ToolRun) -> None:
-    """Raise what a tool that failed may not do here, unless it failed for another reason."""
-    # Asked for no priority, the tools of rt-tests see all the same whether they might have one.
+    """Raise an error for the right that a failed tool lacks, unless it failed otherwise."""
+    # The tools of rt-tests check for the right to a priority, even if they need none.
     if "rights" not in probe.needs or done.problem is None or done.at_limit:
         return
     if "RLIMIT_RTPRIO" in done.output:
@@ -442,9 +442,9 @@ def _expect_rights(probe: Probe, done: ToolRun) -> None:
 def _read_value(
     probe: Probe, done: ToolRun, text: str, work: float
 ) -> tuple[float | None, str | None]:
-    """The value of one run, or why there is none."""
+    """The value of one run, or the reason why it has none."""
     if done.at_limit:
-        # It did less than all of its work in that time: at best this is what it is worth.
+        # It did less than all of its work in that time: this is the best value that it can have.
         if probe.of is None and probe.work > 0:
             rate = work / done.wall
             return (rate if probe.higher else _PER_SECOND[probe.unit] / rate), None
@@ -471,7 +471,7 @@ def _fill_word(word: str, fillings: Mapping[str, str]) -> str:
 
 
 def _load_program(name: str) -> str:
-    """The text of a program that lies beside this module, in a directory or in the one file."""
+    """The text of a program beside this module, in a directory or in the one file."""
     data = pkgutil.get_data(__package__ or "", name)
     if data is None:
         raise OSError(f"{name} is not part of this copy of the command")
@@ -479,7 +479,7 @@ def _load_program(name: str) -> str:
 
 
 def _find_best_blas() -> str | None:
-    """The best BLAS that this machine has, whatever the environment says."""
+    """The best BLAS that this machine has, whatever the environment names."""
     for folder in ("/usr/lib", "/usr/lib64", "/usr/local/lib"):
         for pattern in ("*/openblas-*/libblas.so.3", "libopenblas.so.0", "*/blis-*/libblas.so.3"):
             matches = sorted(Path(folder).glob(pattern))

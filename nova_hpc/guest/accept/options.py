@@ -12,14 +12,14 @@ from .causes import CAUSES
 from .probes import FULL, PROBE_OF, PROBES, QUICK
 
 FORMATS: Final = ("text", "json", "svg", "junit")
-#: What can be changed without rights: settings of causes, and halves of ``cpus=half``.
+#: Settings that need no rights: settings of causes, and halves of ``cpus=half``.
 SETTINGS: Final = tuple(
     sorted(
         {cause.setting for cause in CAUSES if cause.setting and cause.setting != "cpus=half"}
         | {"cpus=even", "cpus=first"}
     )
 )
-#: Probes to which another machine can answer.
+#: Probes that another machine can answer.
 SERVED: Final = tuple(probe.name for probe in PROBES if probe.server)
 #: Seconds that measuring may take.
 BUDGETS: Final = {QUICK: 240.0, FULL: 7200.0}
@@ -28,7 +28,7 @@ PAIRS: Final = {QUICK: 6, FULL: 25}
 
 
 class AcceptOptions(NamedTuple):
-    """What the caller wishes."""
+    """The caller's options."""
 
     tier: str = QUICK
     only: tuple[str, ...] = ()
@@ -46,11 +46,11 @@ class AcceptOptions(NamedTuple):
     sample: bool = False
     gate: bool = False
     published: bool = False
-    #: Part of the work that CPU and memory are given; None: as slow as the machine is.
+    #: Part of the work for CPU and memory; None to derive it from the machine's speed.
     scale: float | None = None
-    #: With a sample: also what has to be known before the next.
+    #: With a sample: also the data that the next rounds need.
     first: bool = False
-    #: With a sample: what is changed, as ``pages=large``.
+    #: With a sample: the setting to change, as ``pages=large``.
     setting: str | None = None
     #: The probe of another machine that is answered.
     serve: str | None = None
@@ -167,7 +167,7 @@ def add_accept_options(parser: argparse.ArgumentParser) -> None:
 
 
 def build_accept_options(parser: argparse.ArgumentParser, parsed: Any) -> AcceptOptions:
-    """The options, once argparse has read them; what does not go together ends the command."""
+    """The options, once argparse has read them; a contradiction ends the command."""
     tier: str = parsed.tier
     if tier == FULL and not (parsed.yes or parsed.gate):
         parser.error("--tier full takes up to two hours and all CPUs: say --yes")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The probes and the tools that make them, as tables.
 
-A word in braces is filled in for each run. A tool that is not there leaves its probes out; its
-package in Debian is said where Debian has one.
+A word in braces is filled in for each run. A missing tool leaves its probes out; the table names
+its package in Debian if Debian has one.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class Tool(NamedTuple):
     """A program that measures."""
 
     name: str
-    #: The package of Debian that has it; "": it comes from the maker of the device.
+    #: The package of Debian that has it; "" if it comes from the maker of the device.
     package: str
-    #: What makes it say its version; (): it cannot.
+    #: Arguments that make it print its version; () if it cannot.
     version: tuple[str, ...] = ()
-    #: Where the version is in what it says.
+    #: Pattern of the version in that output.
     pattern: str = r"(\d+\.\d+(?:\.\d+)?)"
-    #: Versions that were tried, by their beginnings; (): none, written from its documentation.
+    #: Tested versions, by their beginnings; () if none was tested, only its documentation read.
     tried: tuple[str, ...] = ()
 
 
@@ -60,12 +60,12 @@ class Probe(NamedTuple):
     cpus: str = "one"
     #: Seconds; a tool that takes longer is ended, and that is a result.
     limit: float = 20.0
-    #: How much work it is given, in the unit of its value times seconds, or in how often; what
-    #: a run at its limit is worth at best follows from it. 0: not known.
+    #: The amount of work, in the unit of its value times seconds, or as a count. The best value of
+    #: a run that reached its limit follows from it. 0 if unknown.
     work: float = 0.0
-    #: Another probe whose run gives this value as well.
+    #: Another probe whose run also gives this value.
     of: str | None = None
-    #: What runs beside it when no peer is named.
+    #: The server that runs beside it if no peer is named.
     server: tuple[str, ...] = ()
     #: Needs: ``dir`` a directory to write in, ``gpu``, ``gpus`` two of them, ``rdma``, ``cells``
     #: two NUMA nodes, ``peer`` another machine, ``rights`` of root, ``scratch`` files of its own.
@@ -74,13 +74,13 @@ class Probe(NamedTuple):
     files: tuple[tuple[str, str], ...] = ()
     #: The file in that directory that has the result.
     result: str | None = None
-    #: What makes the machine its own baseline; None: nothing does.
+    #: The setting that makes the machine its own baseline; None without one.
     alone: str | None = None
-    #: The floor for that; None: :attr:`floor`.
+    #: The floor for that; None for :attr:`floor`.
     alone_floor: float | None = None
-    #: Rounds at most; None: as many as a decision takes.
+    #: Rounds at most; None for as many as a decision takes.
     most: int | None = None
-    #: Tests of NVIDIA's requirements for AI clouds that this speaks to.
+    #: Tests of NVIDIA's requirements for AI clouds that this probe covers.
     ids: tuple[str, ...] = ()
 
 
@@ -140,7 +140,7 @@ PROBES: Final = (
         cpus="all",
         work=_EVENTS,
         alone="cpus=sum",
-        # Cores run slower together than alone, and threads of one core share it.
+        # Cores run slower together than one by itself, and threads of one core share it.
         alone_floor=0.60,
         ids=("BM01-02",),
     ),
@@ -353,7 +353,7 @@ PROBES: Final = (
         work=5.4,
         cpus="all",
         limit=120.0,
-        # One alone sends nothing: nccl-tests prints a bandwidth of 0.
+        # A single GPU sends nothing: nccl-tests prints a bandwidth of 0.
         needs=("gpu", "gpus"),
         ids=("VMAAS13-01",),
     ),
@@ -377,13 +377,13 @@ PROBES: Final = (
 
 TOOL_OF: Final = {tool.name: tool for tool in TOOLS}
 PROBE_OF: Final = {probe.name: probe for probe in PROBES}
-#: Tests that say pass or fail, and no number.
+#: Tests that pass or fail, without a number.
 DIAGNOSIS: Final = ("dcgmi", "diag", "-r", "1", "-j")
 DIAGNOSIS_LIMIT: Final = 300.0
 
 
 def list_probes(tier: str, only: tuple[str, ...] = ()) -> tuple[Probe, ...]:
-    """The probes of a tier, or those of them that *only* names."""
+    """The probes of a tier; only the named ones if *only* names some."""
     tiers = (QUICK,) if tier == QUICK else (QUICK, FULL)
     return tuple(
         probe for probe in PROBES if probe.tier in tiers and (not only or probe.name in only)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures that were published of virtual machines beside real ones, beside the user's own.
+"""Published ratios of virtual machines to real ones, beside the user's own ratios.
 
-A ratio of 1 is native speed. Few of them can be compared with what is measured today, and
-each says why.
+A ratio of 1 is native speed. Few published figures are comparable with today's measurements; the
+reason is given with each.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .evidence import BESIDE, FILE, AcceptanceRow
 from .facts import GuestFacts
 from .sample import AcceptanceError
 
-#: How a benchmark's name begins -> the probe that is nearest to it, and what differs.
+#: Beginning of a benchmark's name -> the closest probe, and the differences.
 _NEAREST: Final = (
     ("HPCC HPL", "hpl", "the same benchmark, at another size and on other CPUs"),
     ("LAMMPS LJ, 4 cores, 4 GPUs", "lammps_lj", "theirs ran on GPUs, ours on one CPU"),
@@ -50,9 +50,9 @@ def load_published() -> list[dict[str, Any]]:
 def compare_published(
     figures: Sequence[Mapping[str, Any]], rows: Mapping[str, AcceptanceRow], base: GuestFacts | None
 ) -> list[dict[str, Any]]:
-    """Each figure with the user's own ratio, where there is one, and what is to be known of it.
+    """Each figure with the user's own ratio, if there is one, and remarks on the comparison.
 
-    :param base: facts of the baseline; None: the machine is its own.
+    :param base: facts of the baseline; None if the machine is its own baseline.
     """
     lines = []
     for figure in figures:

@@ -29,7 +29,7 @@ class Ratio(NamedTuple):
     ratio: float
     low: float
     high: float
-    #: Of the interval; at least :data:`CONFIDENCE` where there were enough runs.
+    #: Of the interval; at least :data:`CONFIDENCE` if there were enough runs.
     confidence: float
     #: Pairs, or runs of the smaller group.
     pairs: int
@@ -38,10 +38,10 @@ class Ratio(NamedTuple):
 def compare_pairs(base: Sequence[float], test: Sequence[float], higher: bool) -> Ratio:
     """The ratio from runs that were made in turns.
 
-    :param base: what the baseline's runs gave, all above 0.
-    :param test: what the tested side gave beside each.
-    :param higher: more is better.
-    :raises ValueError: the two are not as many, or none.
+    :param base: values of the baseline's runs, all above 0.
+    :param test: the tested side's value beside each.
+    :param higher: True if more is better.
+    :raises ValueError: the numbers of runs differ, or are 0.
     """
     if len(base) != len(test) or not base:
         raise ValueError(f"{len(base)} runs of the baseline and {len(test)} beside them")
@@ -56,9 +56,9 @@ def compare_pairs(base: Sequence[float], test: Sequence[float], higher: bool) ->
 
 
 def compare_groups(base: Sequence[float], test: Sequence[float], higher: bool) -> Ratio:
-    """The ratio to runs that were made some other time, as those of a file.
+    """The ratio to runs from another time, such as the runs of a file.
 
-    :raises ValueError: one of them is empty.
+    :raises ValueError: one side has no runs.
     """
     if not base or not test:
         raise ValueError(f"{len(base)} runs of the baseline and {len(test)} to compare")
@@ -106,7 +106,7 @@ def _count_rank_sums(first: int, second: int) -> tuple[int, ...]:
 
 
 def _cut_tails(ways: Sequence[int], total: int, values: int) -> tuple[int, float]:
-    """How many of the sorted values each end loses, and the confidence of what is left."""
+    """The number of sorted values that each end loses, and the confidence of the rest."""
     cut, tail = 0, 0
     while cut < values // 2 and 2 * (tail + ways[cut]) <= (1 - CONFIDENCE) * total:
         tail += ways[cut]

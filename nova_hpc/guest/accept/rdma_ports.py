@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The RDMA port over which a machine is measured, and what perftest needs to reach others by it.
+"""The RDMA port for measurements, and the arguments with which perftest reaches other machines.
 
-The first entry of the P_Key table, which perftest takes by itself, reaches nothing on an isolated
-InfiniBand network. On Ethernet it takes the first GID, which is RoCE v1's.
+The first entry of the P_Key table is perftest's default, and it reaches no machine on an isolated
+InfiniBand network. On Ethernet perftest uses the first GID, which is RoCE v1's.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class VerbsPort(NamedTuple):
 
     device: str
     number: int
-    #: As the kernel says it, ``DOWN``; empty: unknown.
+    #: The kernel's word, ``DOWN``; empty if unknown.
     state: str = ""
-    #: Gbit/s; 0: unknown.
+    #: Gbit/s; 0 if unknown.
     rate: float = 0.0
-    #: On Ethernet: index of the best GID of RoCE v2; None: there is none, or it is InfiniBand.
+    #: On Ethernet: index of the best GID of RoCE v2; None without one, or on InfiniBand.
     gid_index: int | None = None
 
     @property
@@ -84,10 +84,10 @@ def _find_roce_gid(root: Root, place: str) -> int | None:
 
 
 def choose_rdma_path(ports: Iterable[VerbsPort], keys: Iterable[PortKey]) -> RdmaPath | str:
-    """The first port that can reach others; a text: why there is none.
+    """The first port that can reach others; a text with the reason if none can.
 
     :param keys: the networks' P_Keys. A port is not used if its table cannot be read, or has
-        several keys and the cloud does not tell which: an index is never guessed.
+        several keys and the cloud's document does not identify one: an index is never guessed.
     """
     key_of = {key.port.name: key for key in keys}
     reasons = []
@@ -128,7 +128,7 @@ def read_rdma_variables(root: Root, promise: GuestDocument | None) -> dict[str, 
 
 
 def expand_rdma_words(words: Iterable[str], root: Root, promise: GuestDocument | None) -> list[str]:
-    """Words of a command with what ``{rdma}`` and ``{partition}`` stand for.
+    """Words of a command, with values for ``{rdma}`` and ``{partition}``.
 
     ``{rdma}`` is the port of perftest, and ``{partition}`` the variables that mpirun passes on.
     """

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tools print, read: pure functions from text to numbers.
+"""Readers of tools' output: pure functions from text to numbers.
 
-A reader takes the tool's output, the file it wrote, and how much work it was given; it gives
-one value, or raises ValueError where the text is not what the tool prints. It finds the value by
-the name that the tool prints beside or above it, never by its place alone.
+A reader takes the tool's output, the file it wrote, and the amount of work. It returns one value,
+or raises ValueError if the text has another form. It finds the value by the name that the tool
+prints beside or above it, never only by its place.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def read_iperf3_delay(text: str, _: str, __: float) -> float:
 def _find_iperf3_end(text: str) -> Any:
     data = _load_json(text)
     if "error" in data:
-        # It ends with a status of success all the same.
+        # The tool exits with a status of success even after an error.
         raise ValueError(f"it says {ascii(data['error'])[:100]}")
     return _find_path(data, "end")
 
@@ -175,7 +175,7 @@ def read_nvbandwidth(text: str, _: str, __: float) -> float:
 
 
 def read_bandwidth_matrix(text: str) -> list[float]:
-    """The numbers of nvbandwidth's first matrix, without what does not apply; []: it has none.
+    """The numbers of nvbandwidth's first matrix, without inapplicable ones; [] without a matrix.
 
     :raises ValueError: a row has not as many numbers as there are columns, or the sum that ends the
         matrix is missing.
@@ -225,7 +225,7 @@ def read_collective(text: str, _: str, __: float) -> float:
 
 
 def _remove_nccl_log(text: str) -> str:
-    """The table alone: NCCL writes its log into the same stream, also within a row.
+    """The table without NCCL's log, which goes into the same stream, even within a row.
 
     A mark counts within a line if another line begins with it: "-1node1:..." may be -1 and node1.
     """
@@ -255,7 +255,7 @@ def find_collective_words(text: str) -> tuple[str, ...]:
 def read_failed_tests(text: str) -> list[str]:
     """Names of the tests of ``dcgmi diag -j`` that failed.
 
-    :raises ValueError: it is no report of a diagnosis.
+    :raises ValueError: the text is not a report of a diagnosis.
     """
     data = _load_json(text)
     reports = [report for report in (data, *data.values()) if isinstance(report, dict)]

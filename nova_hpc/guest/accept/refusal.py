@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When nothing is compared: under emulation, on a busy machine, with a foreign baseline."""
+"""Reasons to compare nothing: emulation, a busy machine, a foreign baseline."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .facts import GuestFacts
 from .gpus import list_gpu_users
 from .probes import Probe
 
-#: The kind of refusal that concerns probes of GPUs alone.
+#: The kind of refusal that concerns only probes of GPUs.
 GPU_BUSY: Final = "gpu-busy"
 _LOOKS: Final = 3
 _SECONDS: Final = 0.4

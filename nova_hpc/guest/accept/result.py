@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The result: a document that is stored, sent, and judged by others.
+"""The result: a document that is stored, sent, and judged by other programs.
 
-It has no name of a host and no serial number. The schema is described in the user guide;
-within a version keys may be added.
+It contains no name of a host and no serial number. The user guide describes the schema; within
+a version keys may be added.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .sample import AcceptanceError, expect_object, is_number, load_object, shor
 SCHEMA: Final = "nova-hpc/acceptance"
 VERSION: Final = 1
 READS: Final = (1,)
-#: Where the last whole result lies until the machine is started again.
+#: Path of the last complete result until the machine is started again.
 PLACE: Final = "/run/nova-hpc/acceptance.json"
 _BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 
@@ -57,17 +57,17 @@ class AcceptanceResult(NamedTuple):
     measured: Sequence[MeasuredValue] = ()
     #: Probe -> why it was left out: nothing to measure it with, or on.
     missing: Mapping[str, str] = {}
-    #: Probe -> why its tool gave nothing.
+    #: Probe -> why its tool returned no value.
     failed: Mapping[str, str] = {}
-    #: The cloud said what this machine is.
+    #: The cloud has described this machine.
     promised: bool = False
-    #: Why there is no promise.
+    #: Why the promise is missing.
     unpromised: str = ""
     findings: Sequence[GuestFinding] = ()
     diagnosis: Diagnosis = Diagnosis((), ())
     baseline: Mapping[str, Any] = {}
     refused: Refusal | None = None
-    #: Some probes were left out because the caller wished it.
+    #: The caller left some probes out.
     partial: bool = False
     short: bool = False
     rounds: int = 0
@@ -147,14 +147,14 @@ def build_result_data(result: AcceptanceResult, taken: int) -> dict[str, Any]:
 def write_acceptance(result: AcceptanceResult, taken: int | None = None) -> str:
     """The text of the result.
 
-    :param taken: when it was measured, in seconds since 1970; None: now.
+    :param taken: time of the measurement, in seconds since 1970; None for now.
     """
     seconds = int(time.time()) if taken is None else taken
     return json.dumps(build_result_data(result, seconds), indent=1) + "\n"
 
 
 class AcceptanceSummary(NamedTuple):
-    """What others need to know of a stored result."""
+    """The parts of a stored result that other programs need."""
 
     verdict: str
     status: int
@@ -199,7 +199,7 @@ def read_boot_id(root: Root) -> str | None:
 def keep_result(root: Root, text: str) -> str | None:
     """Keep a whole result for the gate.
 
-    :returns: why it could not be kept; None: it was.
+    :returns: why it could not be kept; None if it was.
     """
     try:
         root.write(PLACE, text.encode("ascii", "replace"))
@@ -209,7 +209,7 @@ def keep_result(root: Root, text: str) -> str | None:
 
 
 def judge_gate(root: Root, tier: str) -> tuple[int, str]:
-    """The status of the kept result, and one line that says what it is.
+    """The status of the kept result, and one line that describes it.
 
     :param tier: the least that has to have been measured.
     """

@@ -23,7 +23,7 @@ from .tools import run_tool
 #: Pairs after which a probe stays undecided, whatever the budget.
 MOST_ROUNDS: Final = 60
 _BESIDE_LIMIT: Final = 900.0
-#: Of the raw rate of a PCIe link: each symbol of 130 bits carries 128, and of 10 before 8 GT/s 8.
+#: Payload part of a PCIe link: of 130 bits a symbol carries 128, and below 8 GT/s 8 of 10.
 _ENCODING: Final = 128 / 130
 _OLD_ENCODING: Final = 0.8
 _OLD_SPEED: Final = 5.0
@@ -31,7 +31,7 @@ _LEAST_LARGE: Final = 0.3
 
 
 class MeasuredMachine(Protocol):
-    """What is measured."""
+    """The machine to be measured."""
 
     def measure_round(
         self, probes: Sequence[Probe], settings: Mapping[str, str] | None = None
@@ -40,17 +40,17 @@ class MeasuredMachine(Protocol):
 
 
 class RoundSource(Protocol):
-    """Where the two sides of a comparison come from."""
+    """The source of the two sides of a comparison."""
 
     def find_baseline(self, probe: Probe) -> str | None:
-        """What a probe is compared with: None: with nothing."""
+        """The kind of a probe's baseline; None if it is not compared."""
 
     def take_turn(self, probes: Sequence[Probe], turn: int) -> tuple[Sample | None, Sample]:
-        """One round of each side; of the baseline None where it is a file."""
+        """One round of each side; the baseline's is None if the baseline is a file."""
 
 
 class Series(NamedTuple):
-    """All rounds of both sides, and what they came to."""
+    """All rounds of both sides, and their results."""
 
     rows: dict[str, AcceptanceRow]
     base: list[Sample]
@@ -167,7 +167,7 @@ class BesideSource:
         if done.problem is not None:
             last = " ".join((done.output.strip().splitlines() or [""])[-1].split())[:100]
             raise AcceptanceError(f"the machine beside: {done.problem}: {last!a}")
-        # What ssh and shells say before the sample is passed over.
+        # Skip output of ssh and shells before the sample.
         text = next((line for line in done.output.splitlines() if line.startswith("{")), "")
         return read_sample(text)
 
@@ -200,8 +200,12 @@ def run_series(
 ) -> Series:
     """Take turns until all is decided.
 
-    :param floors: probe -> floor, where it is not the probe's own.
-    :param least: pairs that each probe gets before it is judged, within *budget* seconds.
+    A probe stays pending until it has *least* pairs and its verdict is clear. The rounds stop early
+    if another round, as long as the last one, would exceed the budget.
+
+    :param floors: probe -> floor, for floors other than the probe's own.
+    :param least: pairs that each probe gets before it is judged.
+    :param budget: seconds.
     """
     start = clock()
     base: list[Sample] = list(source.samples) if isinstance(source, FileSource) else []
@@ -237,7 +241,7 @@ def judge_series(
     test: Sequence[Sample],
     floors: Mapping[str, float],
 ) -> dict[str, AcceptanceRow]:
-    """The rows of what was measured until now."""
+    """The rows of the rounds so far."""
     rows = {}
     for probe in probes:
         against = source.find_baseline(probe)
@@ -256,7 +260,7 @@ def judge_series(
 def pair_readings(
     name: str, base: Sequence[Sample], test: Sequence[Sample], against: str
 ) -> tuple[list[Reading], list[Reading]]:
-    """The readings of a probe, in pairs but for those of a file; what only one side has is left."""
+    """The readings of a probe, in pairs except for a file's; unpaired readings are left out."""
     if against == FILE:
         sides: Any = ([sample.readings.get(name) for sample in side] for side in (base, test))
         old, new = ([reading for reading in side if reading is not None] for side in sides)
@@ -270,7 +274,7 @@ def pair_readings(
 
 
 def find_ceilings(promise: GuestDocument | None, rates: Mapping[str, float]) -> dict[str, float]:
-    """What the links could carry at most: PCIe in GB/s by the promise, RDMA in Gbit/s."""
+    """The maximum of the links: PCIe in GB/s according to the promise, RDMA in Gbit/s."""
     ceilings = {}
     links = [
         (device.speed, device.width)
@@ -297,7 +301,7 @@ def parse_setting(text: str) -> dict[str, str]:
 def make_experiment(
     machine: MeasuredMachine, setting: str, probe: str, times: int = 3
 ) -> float | None:
-    """The median of fresh runs of one probe with one thing changed; None: it gave nothing."""
+    """The median of fresh runs of one probe with one thing changed; None without a value."""
     if setting == "cpus=half":
         halves = [
             make_experiment(machine, f"cpus={which}", probe, times) for which in ("even", "first")
@@ -313,7 +317,7 @@ def make_experiment(
 
 
 def _has_changed(setting: str, reading: Reading, facts: GuestFacts) -> bool:
-    """Whether a setting did what it says: else the run says nothing of the cause."""
+    """Whether a setting took effect; otherwise the run proves nothing about the cause."""
     if setting == "pages=large":
         return reading.large_pages is not None and reading.large_pages > _LEAST_LARGE
     if setting == "blas=default":

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One round of one machine: what its probes gave, and what the kernel counted meanwhile.
+"""One round of one machine: its probes' values, and the kernel's counters during the round.
 
-``accept --sample`` prints it, and ``accept --beside COMMAND`` reads what COMMAND printed.
+``accept --sample`` prints it, and ``accept --beside COMMAND`` reads the output of COMMAND.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _MOST: Final = 4096
 
 
 class AcceptanceError(Exception):
-    """A text of ``accept`` that cannot be used; the error says why and what helps."""
+    """A text of ``accept`` that cannot be used; the error gives the reason and a remedy."""
 
 
 class Reading(NamedTuple):
-    """What one probe gave once. Times are in seconds, over all CPUs."""
+    """One run of a probe. Times are in seconds, over all CPUs."""
 
     value: float
     wall: float = 0.0
@@ -34,21 +34,21 @@ class Reading(NamedTuple):
     own: float = 0.0
     #: CPU time of everything else on the probe's CPUs.
     others: float = 0.0
-    #: Time that the hypervisor says it took from the probe's CPUs.
+    #: Time that the hypervisor took from the probe's CPUs, according to its own count.
     steal: float = 0.0
     #: Time that the probe was ready and did not run.
     waited: float = 0.0
-    #: Time in which this command looked; less than *wall*: it was itself kept from running.
+    #: Time in which this command looked; if less than *wall*, it was itself kept from running.
     watched: float = 0.0
     #: Time that the kernel stopped the probe for a quota.
     throttled: float = 0.0
     #: Interface, or ``ib:`` and a device -> bytes that left it.
     sent: Mapping[str, int] = {}
-    #: Part of the probe's memory that is in large pages; None: not looked at.
+    #: Part of the probe's memory that is in large pages; None if not looked at.
     large_pages: float | None = None
-    #: The tool was ended at its limit; the value is what that means at best.
+    #: The tool was ended at its limit; the value is the best that it can have reached.
     at_limit: bool = False
-    #: What the tool said of its way (``gdrdma``, ``socket``, ``ib``).
+    #: Words of the tool about its data path (``gdrdma``, ``socket``, ``ib``).
     words: tuple[str, ...] = ()
 
 
@@ -57,9 +57,9 @@ class Sample(NamedTuple):
 
     facts: GuestFacts
     readings: dict[str, Reading]
-    #: Probe -> what there is not: its tool, or something to measure.
+    #: Probe -> the missing tool, or the missing thing to measure.
     missing: dict[str, str] = {}
-    #: Probe -> what its tool did in place of measuring.
+    #: Probe -> the failure of its tool.
     failed: dict[str, str] = {}
 
 
@@ -88,9 +88,9 @@ def write_sample(sample: Sample) -> str:
 
 
 def read_sample(text: str) -> Sample:
-    """What :func:`write_sample` wrote, maybe on another machine.
+    """Read the output of :func:`write_sample`, for example from another machine.
 
-    :raises AcceptanceError: it is something else.
+    :raises AcceptanceError: the text is something else.
     """
     return parse_sample(load_object(text, SCHEMA, READS, "sample"))
 
@@ -98,9 +98,9 @@ def read_sample(text: str) -> Sample:
 def load_object(text: str, schema: str, reads: tuple[int, ...], name: str) -> dict[str, Any]:
     """The JSON object in *text*, if its schema and version are these.
 
-    The rule is that of nova_hpc/wire/version.py, which is not there in a guest.
+    The rule is the one of nova_hpc/wire/version.py, which a guest does not have.
 
-    :raises AcceptanceError: they are not, or it is no JSON.
+    :raises AcceptanceError: they differ, or the text is not JSON.
     """
     if not isinstance(text, str) or len(text) > LONGEST:
         raise AcceptanceError(f"the {name} is no text of at most {LONGEST} characters")

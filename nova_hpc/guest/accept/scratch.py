@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def make_scratch_folder(parent: str | None) -> Iterator[str]:
-    """A directory for the files of one run; gone with the block, whatever ends it."""
+    """A directory for the files of one run; removed after the block, also after an error."""
     folder = tempfile.mkdtemp(prefix="nova-hpc-accept-", dir=parent)
     try:
         yield folder

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One run of ``accept``: check the promise, measure in turns, name causes, say the verdict."""
+"""One run of ``accept``: check the promise, measure in turns, name causes, give the verdict."""
 
 from __future__ import annotations
 
@@ -59,16 +59,16 @@ _LONGEST: Final = 1 << 24
 
 
 class EndedError(KeyboardInterrupt):
-    """The command was told to end; its tools have been ended."""
+    """A signal ended the command; its tools have been ended."""
 
 
 class Promise(NamedTuple):
-    """What the cloud said, and what is not so."""
+    """The cloud's promise, and the findings against it."""
 
     document: GuestDocument | None
-    #: Why there is none.
+    #: Why the promise is missing.
     why: str
-    #: As the cloud wrote it.
+    #: The text of the document.
     data: bytes | None = None
     findings: tuple[GuestFinding, ...] = ()
     links: LinkFaults = LinkFaults()
@@ -77,7 +77,7 @@ class Promise(NamedTuple):
 def run_accept(root: Root, options: AcceptOptions) -> tuple[int, list[str]]:
     """The exit status, and the lines to print.
 
-    :raises EndedError: a signal told the command to end.
+    :raises EndedError: a signal ended the command.
     """
     if options.gate:
         status, line = results.judge_gate(root, options.tier)
@@ -127,11 +127,11 @@ def end_on_signals() -> Iterator[None]:
 def end_with_input() -> None:
     """From now on the end of standard input ends this command, as SIGTERM does.
 
-    Without a terminal ssh tells the other side nothing of its own end but this.
+    Without a terminal, this is the only sign of ssh's own end on this side.
     """
 
     def watch() -> None:
-        # The signal is for the main thread, which holds it while it starts a tool.
+        # The main thread handles the signal, and holds it back while it starts a tool.
         signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
         with contextlib.suppress(OSError):
             while os.read(0, 1 << 12):
@@ -178,7 +178,7 @@ def measure_acceptance(root: Root, options: AcceptOptions) -> AcceptanceResult:
 
 
 def check_promise(root: Root, skip: Sequence[str] = ()) -> Promise:
-    """What ``nova-hpc-guest check`` finds; a cloud that said nothing is no fault."""
+    """The findings of ``nova-hpc-guest check``; a cloud without a document is not a fault."""
     try:
         data, promised = document.read_guest_document(root)
     except NoDocumentError as error:
@@ -204,6 +204,11 @@ def _judge(
     promise: Promise,
     progress: Callable[[str], None],
 ) -> AcceptanceResult:
+    """Complete the result after the rounds.
+
+    Phases: NVIDIA's own diagnosis (full tier, all probes), evidence and causes with their
+    experiments, the baseline file, the comparison with published ratios.
+    """
     findings = list(promise.findings)
     notes = []
     if options.tier == FULL and not options.only:
@@ -296,7 +301,7 @@ def _serve_probe(root: Root, options: AcceptOptions) -> tuple[int, list[str]]:
     local = LocalMachine(root, MeasuringOptions())
     until = time.monotonic() + options.budget
     with local.answer_probe(PROBE_OF[options.serve or ""]) as server:
-        # Whoever waits for it reads it while this command goes on.
+        # The other machine reads the line while this command goes on.
         print("serving", flush=True)
         while server.poll() is None and time.monotonic() < until:
             time.sleep(0.05)
@@ -310,7 +315,7 @@ def _choose_source(
     promise: Promise,
     baseline: AcceptanceBaseline | None,
 ) -> tuple[RoundSource, Refusal | None, dict[str, Any]]:
-    """The baseline's side, why it is refused, and what the result says of it."""
+    """The baseline's side, the reason if it is refused, and its entry in the result."""
     versions = local.toolbox.list_versions()
     key = build_key(local.facts, versions, local.scale)
     if baseline is not None:
@@ -330,7 +335,7 @@ def _choose_source(
         return FileSource(local, baseline.samples), refused, about
     if options.beside is not None:
         source = BesideSource(local, options.beside, os.environ, local.scale)
-        # Warms both sides up, and says early what is wrong with the other one.
+        # Warms both sides up, and finds a fault of the other side early.
         other = source.ask_other([probe for probe in probes if probe.name == "clock"] or probes[:1])
         refused = refuse_emulation(other.facts, local.facts)
         return source, refused, {"kind": BESIDE, "key": build_key(other.facts, {}, local.scale)}
@@ -341,7 +346,7 @@ def _choose_source(
 def _can_change(local: LocalMachine, setting: str) -> bool:
     """Whether a setting can be made here without rights."""
     if setting == "cpus=all":
-        # A control group may hold this process to fewer CPUs, whatever it asks for.
+        # A control group may hold this process to fewer CPUs than it requests.
         allowed = os.sched_getaffinity(0)
         try:
             os.sched_setaffinity(0, local.facts.online)
@@ -380,7 +385,7 @@ def _list_values(probes: Sequence[Probe], series: Series) -> Iterator[MeasuredVa
 
 
 def _join_reasons(series: Series) -> tuple[dict[str, str], dict[str, str]]:
-    """Probes that were missing, and those whose tool failed in any round, with reasons."""
+    """Probes that were missing, and probes whose tool failed in any round, with reasons."""
     missing: dict[str, str] = {}
     failed: dict[str, str] = {}
     for sample in series.test:
@@ -396,7 +401,7 @@ def _read_baselines(paths: Sequence[str]) -> AcceptanceBaseline | None:
 
 
 def _read_scale(baseline: AcceptanceBaseline | None) -> float | None:
-    """The part of the work that a file was measured with; None: there is no file."""
+    """The part of the work with which a file was measured; None without a file."""
     scale = 1.0 if baseline is None else baseline.key.get("scale", 1.0)
     if not is_number(scale) or not 0 < scale <= 1:
         raise AcceptanceError(f"the baseline: scale is {shorten(scale)}")
@@ -447,7 +452,7 @@ def _format_lines(result: AcceptanceResult, form: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def show_progress() -> Iterator[Callable[[str], None]]:
-    """One line on a terminal that says what is going on; nothing where there is none."""
+    """One line on a terminal that shows the present step; nothing without a terminal."""
     stream = sys.stderr
     if stream is None or not stream.isatty():
         yield lambda _: None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tools this machine has, and of which version."""
+"""The tools of this machine, and their versions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .probes import TOOLS, Tool
 from .tools import run_tool
 
 _LIMIT: Final = 5.0
-#: What a program of another language may be found by.
+#: Paths at which another Python may be found.
 _PYTHONS: Final = ("/usr/bin/python3", "/usr/local/bin/python3")
 _BLAS: Final = (
     "libblas.so.3",
@@ -34,9 +34,9 @@ class ToolState(NamedTuple):
     """One tool of this machine."""
 
     name: str
-    #: None: it does not say, or says something that is not understood.
+    #: None if it prints none, or one that is not understood.
     version: str | None
-    #: The readers of its output were tried with this version.
+    #: The readers of its output were tested with this version.
     tried: bool
 
 
@@ -63,12 +63,12 @@ class Toolbox(NamedTuple):
         return tuple(f"{kind} {device[:15]}" for kind, device in lines)
 
     def list_versions(self) -> dict[str, str]:
-        """Tool -> version, ``?`` where it does not say one."""
+        """Tool -> version, ``?`` if it prints none."""
         return {name: state.version or "?" for name, state in sorted(self.states.items())}
 
 
 def find_tools(environment: Mapping[str, str]) -> Toolbox:
-    """Look for every tool on PATH and ask it for its version."""
+    """Look for every tool on PATH and run it for its version."""
     path = environment.get("PATH")
     states: dict[str, ToolState] = {}
     for tool in TOOLS:
@@ -100,7 +100,7 @@ def _ask_version(tool: Tool, place: str, environment: Mapping[str, str]) -> Tool
     if not tool.version:
         return ToolState(tool.name, None, False)
     done = run_tool([place, *tool.version], environment, _LIMIT)
-    # Some say their version and end with a status of failure.
+    # Some tools print their version and exit with a status of failure.
     match = None if done.at_limit else re.search(tool.pattern, done.output)
     version = match[1] if match else None
     tried = version is not None and version.startswith(tool.tried) if tool.tried else False

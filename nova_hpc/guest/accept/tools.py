@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tools run as processes of their own: with a limit, and with nothing left of them.
+"""Runs tools as separate processes, with a limit, and ends all their processes.
 
-A tool and whatever it started are ended when it comes to its limit, prints without end, or
-when this command is told to end. Tools never get a real-time priority: one that spins in the
-kernel on what a lower one holds is deaf even to SIGKILL.
+A tool and its children are ended if it reaches its limit, prints without end, or if a signal ends
+this command. Tools never get a real-time priority: a real-time process that spins in the kernel and
+waits for a process with a lower priority, does not even react to SIGKILL.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import ClassVar, Final, NamedTuple
 
 #: The signals that end this command; held while a tool starts (:class:`HeldSignals`).
 ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-#: Seconds that a tool has to end by itself once it is asked to.
+#: Seconds within which a tool may end by itself after SIGTERM.
 _PATIENCE: Final = 0.5
 _LOOK: Final = 0.02
 #: Seconds that a server has until it listens.
@@ -38,38 +38,38 @@ _ANONYMOUS_KIB: Final = 30_000
 
 
 class ToolRun(NamedTuple):
-    """How a tool ended, and what was seen of it."""
+    """The end of a tool, and the observations of it."""
 
     output: str
-    #: What it wrote into the file it was given in place of ``{json}``.
+    #: Its output in the file that it got for ``{json}``.
     document: str
-    #: None: it ended by itself and well; else what happened.
+    #: None if it ended by itself and well; otherwise the problem.
     problem: str | None
     #: It was ended at its limit.
     at_limit: bool
     wall: float
     #: CPU time of it and its children, in seconds.
     cpu: float
-    #: Time that the thread which waited most was ready and did not run.
+    #: Time that its most delayed thread was ready and did not run.
     waited: float
     #: Time in which it was looked at.
     watched: float
-    #: Largest part of its memory in large pages; None: not looked at, or it has little.
+    #: Largest part of its memory in large pages; None if not looked at, or if it has little.
     large_pages: float | None
 
 
 class HeldSignals:
-    """The signals that end this command, while a tool starts and nothing could end that yet.
+    """Holds back the signals that end this command while a tool starts and cannot be ended yet.
 
-    The mask keeps them from this thread. It does not keep them from another thread that has none,
-    and then Python runs the handler here, in the main thread, all the same: so a handler asks
-    :meth:`note` first.
+    The mask keeps the signals from this thread. Another thread without a mask can still receive
+    one, and Python then runs the handler in the main thread in spite of the mask. So a handler
+    calls :meth:`note` first.
     """
 
     _holding: ClassVar[HeldSignals | None] = None
 
     def __init__(self) -> None:
-        #: Of this thread, before.
+        #: The mask of this thread before.
         self.mask = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
         self._noted: list[int] = []
         HeldSignals._holding = self
@@ -100,12 +100,12 @@ def run_tool(
 ) -> ToolRun:
     """Run a tool to its end, or to its limit.
 
-    :param command: its words; ``{json}`` in them stands for a file that it may write into.
+    :param command: its words; ``{json}`` in them is replaced by a file that it may write into.
     :param environment: all of its variables.
     :param limit: in seconds.
-    :param cpus: the CPUs that it may use; (): all that this process may.
+    :param cpus: the CPUs that it may use; () for all that this process may use.
     :param look_at_pages: watch how much of its memory is in large pages.
-    :param folder: the directory that it works in; None: that of this process.
+    :param folder: its working directory; None for this process's.
     """
     start = time.monotonic()
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -115,7 +115,7 @@ def run_tool(
         place = f"/proc/self/fd/{document}"
         held = HeldSignals()
         try:
-            # Between fork and exec there is no other thread of this command that holds a lock.
+            # Between fork and exec, no other thread of this command holds a lock.
             child = subprocess.Popen(
                 [word.replace("{json}", place) for word in command],
                 stdin=subprocess.DEVNULL,
@@ -131,14 +131,14 @@ def run_tool(
             held.release()
             reason = getattr(error, "strerror", None) or error
             return ToolRun("", "", f"it does not start: {reason}", False, 0.0, 0.0, 0.0, 0.0, None)
-        except BaseException:  # a handler of somebody else
+        except BaseException:  # raised by a signal handler that is not this command's
             held.release()
             raise
         watch = _Watch(child.pid, look_at_pages)
         problem: str | None = None
         at_limit = False
         try:
-            # From here on the tool is ended with this command: a signal that came is heard now.
+            # From here on the tool ends with this command: a signal that came is handled now.
             held.release()
             while child.poll() is None:
                 watch.look()
@@ -198,10 +198,10 @@ def start_helper(
 
 
 def end_tool(child: subprocess.Popen[bytes]) -> None:
-    """End a tool and all that it started: first asked to, then without being asked.
+    """End a tool and all that it started: first with SIGTERM, then with SIGKILL.
 
-    ``mpirun`` gives each rank a group of its own, so that groups alone do not do: processes of
-    its session, and what was left to this process, are ended as well.
+    ``mpirun`` gives each rank a process group of its own, so ending groups is not enough. Processes
+    of its session, and orphans that this process adopted, are ended, too.
     """
     family = _list_family(child.pid)
     if child.poll() is None or family:
@@ -221,7 +221,7 @@ def end_tool(child: subprocess.Popen[bytes]) -> None:
 
 
 def find_port() -> int:
-    """A port of the loopback on which nothing listens now."""
+    """A port of the loopback without a listener."""
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         port: int = server.getsockname()[1]
@@ -246,7 +246,7 @@ def wait_for_port(port: int, helper: subprocess.Popen[bytes]) -> bool:
 
 @contextlib.contextmanager
 def adopt_orphans() -> Iterator[None]:
-    """Have what a tool leaves behind become children of this process, which ends them."""
+    """Adopt the processes that a tool leaves behind, so that this process can end them."""
 
     def set_subreaper(wanted: int) -> None:
         with contextlib.suppress(OSError, AttributeError):
@@ -283,7 +283,7 @@ def _prepare_child(cpus: set[int], mask: Iterable[int]) -> None:
 
 
 def _open_scratch(stack: contextlib.ExitStack) -> int:
-    """A file in memory where the kernel has such files: a root may be read-only."""
+    """A file in memory if the kernel has such files: the root may be read-only."""
     with contextlib.suppress(OSError, AttributeError):
         handle = os.memfd_create("nova-hpc-accept")
         stack.callback(os.close, handle)
@@ -296,7 +296,7 @@ def _read_scratch(handle: int) -> str:
 
 
 class _Watch:
-    """What can be seen of a running tool."""
+    """The observations of a running tool."""
 
     def __init__(self, pid: int, pages: bool) -> None:
         self._pid = pid
@@ -349,7 +349,7 @@ def _list_family(pid: int) -> set[int]:
 
 
 def _reap_orphans(child: subprocess.Popen[bytes]) -> None:
-    """Take the end of what was left to this process, but for the tool itself."""
+    """Reap the orphans that this process adopted, except the tool itself."""
     for name in _list_names("/proc"):
         if name.isdigit() and int(name) != child.pid:
             fields = _read_text(f"/proc/{name}/stat").rpartition(")")[2].split()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The result for people, as text, and for programs that know JUnit."""
+"""The result for people, as text, and for programs that read JUnit."""
 
 from __future__ import annotations
 

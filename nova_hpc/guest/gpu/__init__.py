@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``nova-hpc-guest gpu``: the two ends of a share of a GPU, inside the guests.
 
-The standard library alone, and Python 3.8. A share is a GPU server that serves clients of its
-project; the engine is an existing program, known by a file of data. What the user's commands
-wrote lies in the servers' metadata, and everything read from there is of others.
+It needs only Python 3.8 with its standard library. A share is a GPU server that serves clients of
+its project; the engine is an existing program, described by a file of data. The user's commands
+write records into the servers' metadata, and others may change everything that is read there.
 """

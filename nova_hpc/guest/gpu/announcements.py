@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a guest says of itself on its console: its public key, its engines, its GPU.
+"""The announcements of a guest on its console: its public key, its engines, its GPU.
 
-As cloud-init does with SSH host keys: no secret leaves the guest, and the user's client reads
-the lines by Nova's API. Each line has the boot's id, since a console keeps what earlier boots
-said. A console keeps 100 KiB, so the lines are repeated.
+cloud-init does the same with SSH host keys: no secret leaves the guest, and the user's client reads
+the lines by Nova's API. Each line has the boot's id, since a console keeps lines of earlier boots.
+A console keeps 100 KiB, so the lines are repeated.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ _LINE: Final = re.compile(
     + r" boot ([0-9a-f]{8}) (key|engine|memory|nolimit) (\S{1,60})(?: (\S{1,24}))?(?=\s|$)",
     re.ASCII,
 )
-#: What ends a line of a console, before which an announcement has to begin.
+#: Ends of a console's line; an announcement has to begin after one.
 _ENDS: Final = ("\n", "\r")
 _BOOT: Final = re.compile(r"([0-9a-f]{8})-[0-9a-f-]{27}", re.ASCII)
 BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 
 
 class Announced(NamedTuple):
-    """What the last boot said."""
+    """The announcements of the last boot."""
 
-    #: All public keys; more than one is somebody else's line.
+    #: All public keys; a second one is another writer's line.
     keys: tuple[str, ...] = ()
     #: Engine -> release.
     engines: Mapping[str, str] = {}
-    #: MiB of the GPU's memory; 0: not said.
+    #: MiB of the GPU's memory; 0 if not announced.
     memory: int = 0
     #: Engines that cannot limit the memory of a slot there.
     unlimited: frozenset[str] = frozenset()
-    #: Why the lines may be of somebody else's, in words; empty: there is no sign of that.
+    #: Why the lines may be another writer's, in words; empty without a sign of that.
     doubt: str = ""
 
 
 class KeyDoubtError(ValueError):
-    """Which key is the guest's cannot be told; the text says why."""
+    """The guest's key is uncertain; the text gives the reason."""
 
 
 def format_announcements(
@@ -54,8 +54,8 @@ def format_announcements(
 ) -> list[str]:
     """The lines of a guest.
 
-    :param boot: what the kernel calls this boot.
-    :param key: empty: it has none.
+    :param boot: the kernel's id of this boot.
+    :param key: empty if it has none.
     :param unlimited: engines that cannot limit the memory of a slot.
     """
     match = _BOOT.fullmatch(boot)
@@ -70,10 +70,11 @@ def format_announcements(
 
 
 def read_announcements(console: str) -> Announced:
-    """What the last boot in a console's text said; others may have written into it.
+    """The announcements of the last boot in a console's text; others may have written into it.
 
-    A guest begins a line for each, so one within a line is a text of others, as a user's name in
-    a log. A boot does not return: where two boots take turns one of them is not the guest's.
+    A guest begins a line for each, so an announcement within a line is a text of others, such as
+    a user's name in a log. A boot does not return: if lines of two boots alternate, one boot is
+    not the guest's.
     """
     boot, memory = "", 0
     boots: set[str] = set()
@@ -110,7 +111,7 @@ def read_announcements(console: str) -> Announced:
 
 
 def require_one_key(announced: Announced, name: str) -> str | None:
-    """The one key that a guest has said; None: it has said none yet.
+    """The one key that a guest has announced; None if it has announced none yet.
 
     :param name: of the server, for the error.
     :raises KeyDoubtError: two different keys in one boot, or other signs of a second writer.

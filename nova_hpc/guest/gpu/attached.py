@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``gpu client``: on a client, the environment of its share, and none when it has none.
+"""``gpu client``: on a client, the environment of its share, and none without a share.
 
-``/etc/nova-hpc/gpu.env`` is a file for ``EnvironmentFile=`` of systemd, and what ``gpu run`` and
-``gpu env`` read.
+``/etc/nova-hpc/gpu.env`` is a file for ``EnvironmentFile=`` of systemd, and the input of ``gpu
+run`` and ``gpu env``.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from .system import Programs
 ENVIRONMENT: Final = "/etc/nova-hpc/gpu.env"
 _HEAD: Final = "# Written by nova-hpc-guest gpu client; it goes when the share is detached.\n"
 _PREFIX: Final = "NOVA_HPC_GPU_"
-#: Lists of files or folders: the user's own stay, behind those of the engine.
+#: Lists of files or folders: the user's own entries stay, behind the engine's.
 _LISTS: Final = ("LD_LIBRARY_PATH", "LD_PRELOAD", "PATH")
 _LINE: Final = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)="((?:[^"\\]|\\.)*)"', re.ASCII)
 
 
 class NoShareError(Exception):
-    """This machine has no share; the text says what attaches one."""
+    """This machine has no share; the text names the command that attaches one."""
 
 
 def build_environment(root: Root, own_id: str, client: GpuClient) -> dict[str, str]:
@@ -103,9 +103,9 @@ def join_environments(own: Mapping[str, str], new: Mapping[str, str]) -> dict[st
 def follow_once(
     root: Root, programs: Programs, own_id: str, items: Mapping[str, str], private_key: str
 ) -> list[str]:
-    """Bring this client to what its metadata says; lines that say what is wrong.
+    """Adjust this client to its metadata; returns lines on faults.
 
-    :param private_key: path of the tunnel's key; empty: it can have none.
+    :param private_key: path of the tunnel's key; empty if it can have none.
     """
     if records.CLIENT_KEY not in items:
         root.remove(ENVIRONMENT)
@@ -115,7 +115,7 @@ def follow_once(
     try:
         client = records.read_client(items[records.CLIENT_KEY])
     except records.RecordError as error:
-        # Where its share is is unknown: what was true before may still be.
+        # The place of its share is unknown: the state before may still be right.
         return [str(error)]
     problems = []
     if client.port != port_rule.port_of_address(client.own):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of ``nova-hpc-guest gpu``, and what each verb does."""
+"""Options of ``nova-hpc-guest gpu``, and the work of each verb."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ UNKNOWN: Final = 2
 _ANNOUNCES: Final = 90
 _FIRST: Final = 3
 _CONSOLE: Final = "/dev/console"
-#: Seconds between two looks. With Nova's 15, what changes is known within 30.
+#: Seconds between two looks. With Nova's 15, a change takes effect within 30.
 _INTERVAL: Final = 10.0
 
 
 class GpuOptions(NamedTuple):
-    """What the caller wishes."""
+    """The caller's options."""
 
     verb: str
     root: Root
@@ -87,7 +87,7 @@ def add_gpu_options(parser: argparse.ArgumentParser, common: argparse.ArgumentPa
 
 
 def build_gpu_options(parser: argparse.ArgumentParser, parsed: Any) -> GpuOptions:
-    """The options, once argparse has read them; what does not go together ends the command."""
+    """The options, once argparse has read them; a contradiction ends the command."""
     job = tuple(getattr(parsed, "job", ()))
     job = job[1:] if job[:1] == ("--",) else job
     if parsed.verb in ("run", "slot") and not job:
@@ -104,7 +104,7 @@ def build_gpu_options(parser: argparse.ArgumentParser, parsed: Any) -> GpuOption
 
 
 def run_gpu(options: GpuOptions) -> tuple[int, Iterable[str]]:
-    """The exit status, and the lines to say."""
+    """The exit status, and the lines to print."""
     try:
         if options.verb == "run":
             return _run_job(options), ()
@@ -160,7 +160,7 @@ def _run_slot(options: GpuOptions) -> int:
 
 
 def _show(root: Root) -> tuple[int, list[str]]:
-    """What is attached and whether it answers, or what is served."""
+    """The attached share and whether it answers, or the served clients."""
     try:
         environment = attached.read_environment(root)
     except attached.NoShareError:
@@ -190,7 +190,7 @@ def _show(root: Root) -> tuple[int, list[str]]:
 
 
 class _Follower:
-    """What a round does, and what it has said before."""
+    """The work of a round, and the lines of the rounds before."""
 
     def __init__(self, options: GpuOptions, programs: Programs) -> None:
         self.options, self.programs = options, programs
@@ -242,7 +242,7 @@ class _Follower:
         with contextlib.suppress(OSError):
             console = os.open(self.options.console, os.O_WRONLY | os.O_NOCTTY | os.O_APPEND)
             try:
-                # The blank line ends what a login prompt has begun.
+                # The blank line ends the line that a login prompt has begun.
                 os.write(console, ("\r\n" + "".join(f"{one}\r\n" for one in lines)).encode())
             finally:
                 os.close(console)
@@ -262,7 +262,7 @@ def _follow(options: GpuOptions, programs: Programs) -> int:
 
 
 def _find_engines(root: Root) -> tuple[dict[str, str], list[str]]:
-    """Engine of this image -> release, and those that cannot limit the memory of a slot."""
+    """Engine of this image -> release, and engines that cannot limit the memory of a slot."""
     names = {*engines.SHIPPED}
     for name in root.names(engines.FOLDER):
         if name.endswith(".ini"):
@@ -278,7 +278,7 @@ def _find_engines(root: Root) -> tuple[dict[str, str], list[str]]:
 
 
 def _read_gpu_memory(programs: Programs) -> int:
-    """MiB of the smallest GPU, by NVIDIA's own tool; 0: not known."""
+    """MiB of the smallest GPU, by NVIDIA's own tool; 0 if unknown."""
     words = ("--query-gpu=memory.total", "--format=csv,noheader,nounits")
     text = programs.try_run("nvidia-smi", *words) or ""
     sizes = [int(line) for line in text.split("\n") if re.fullmatch(r" *[1-9][0-9]{1,7} *", line)]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Engines: programs that carry an API of a GPU over the network, each a file of data.
 
-``/etc/nova-hpc/gpu-engines/NAME.ini`` is the operator's and comes before the file of that name
-that is shipped. An engine's programs come with the image; none is ever fetched from a share.
+``/etc/nova-hpc/gpu-engines/NAME.ini`` is the operator's and replaces the shipped file of that name.
+An engine's programs come with the image; none is ever fetched from a share.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .records import ENGINE, RELEASE
 FOLDER: Final = "/etc/nova-hpc/gpu-engines"
 SHIPPED: Final = ("lupine", "pocl")
 EXACT, SERIES = "exact", "series"
-#: What a file of data may have filled in.
+#: Fields that a file of data may contain.
 _FIELDS: Final = frozenset({"address", "bind", "mib", "port"})
 _NUMBERS: Final = re.compile(r"[0-9]+(?:\.[0-9]+)+[0-9A-Za-z.+~-]*", re.ASCII)
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}", re.ASCII)
@@ -32,7 +32,7 @@ _KEYS: Final = ("name", "ports", "server", "release_file", "release", "match", "
 
 
 class EngineError(ValueError):
-    """An engine that cannot be used here; the text names it and says what helps."""
+    """An engine that cannot be used here; the text names it and a remedy."""
 
 
 class Engine(NamedTuple):
@@ -41,9 +41,9 @@ class Engine(NamedTuple):
     name: str
     #: Words of the server's command.
     server: tuple[str, ...]
-    #: How many ports the server takes.
+    #: Number of ports that the server takes.
     ports: int = 1
-    #: A file of the image that says the release; empty: *release* does.
+    #: A file of the image that contains the release; empty if *release* is set.
     release_file: str = ""
     release: str = ""
     match: str = EXACT
@@ -77,8 +77,8 @@ def load_engine(root: Root, name: str) -> Engine:
 def parse_engine(text: str, path: str) -> Engine:
     """Read the file of an engine.
 
-    :param path: what it is called in errors.
-    :raises EngineError: what is wrong in it.
+    :param path: its name in errors.
+    :raises EngineError: the text names the fault.
     """
     parser = configparser.RawConfigParser()
     # Names of environment variables differ in case.
@@ -155,7 +155,7 @@ def _check_fields(path: str, where: str, text: str) -> None:
 
 
 def fill_environment(environment: Mapping[str, str], **fields: object) -> dict[str, str]:
-    """The variables with their fields filled in; one whose field is not known is left out."""
+    """The variables with their fields filled in; a variable with an unknown field is left out."""
     filled = {}
     for variable, value in environment.items():
         try:
@@ -168,7 +168,7 @@ def fill_environment(environment: Mapping[str, str], **fields: object) -> dict[s
 def find_release(root: Root, engine: Engine) -> str:
     """The release of an engine that is installed here.
 
-    :raises EngineError: it is not installed, or its file says no release.
+    :raises EngineError: it is not installed, or its file contains no release.
     """
     if engine.release:
         return engine.release
@@ -184,7 +184,7 @@ def find_release(root: Root, engine: Engine) -> str:
 
 
 def explain_release_difference(engine: str, match: str, share: str, client: str) -> str | None:
-    """Why two guests with these releases do not go together; None: they do."""
+    """Why two guests with these releases do not match; None if they do."""
     same = share == client
     if match == SERIES:
         same = share.split(".")[:2] == client.split(".")[:2]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """``gpu run``: a job with the engine's environment, which ends when its share is gone.
 
-A guard beside the command ends the job if the command itself is killed: without its lifeline the
-job would hang once the share is gone.
+A guard beside the command ends the job if the command itself is killed. Otherwise the job would
+hang without its lifeline when the share is gone.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ GONE: Final = 75
 #: Seconds that a job has to end by itself.
 _GRACE: Final = 5.0
 _TICK: Final = 0.2
-#: Seconds in which a share is seen to be gone whose engine's client has just failed for that.
+#: Seconds to wait for the end of the lifeline after the engine's client has failed.
 _LAST_LOOK: Final = 2.0
 _PASSED_ON: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _NOT_FOUND: Final = 127
@@ -40,7 +40,7 @@ def run_job(
     """Run the job; its own status, or 75 if the share went away.
 
     :param line: the lifeline.
-    :param share: what the share is called in the sentence.
+    :param share: the share's name in the message.
     """
     begun: list[int] = []
     early: list[int] = []
@@ -51,13 +51,13 @@ def run_job(
         else:
             early.append(number)
 
-    # Before the job begins: one that has begun and whose command was ended alone would go on.
+    # Before the job begins: otherwise a job would go on if only its command were ended.
     for number in _PASSED_ON:
         signal.signal(number, pass_on)
     guard = _start_guard()
 
     def begin() -> None:
-        # Its own group, so that all of it can be ended; what leaves the group is its own.
+        # A process group of its own, so that all its processes can be ended together.
         os.setpgrp()
         os.write(guard, b"%d\n" % os.getpid())
 
@@ -93,7 +93,10 @@ def run_job(
 
 
 def _start_guard() -> int:
-    """Start the guard; a pipe's end that tells it the job's group, and its own end's word."""
+    """Start the guard; returns the write end of its pipe.
+
+    The job writes its group into the pipe; ``_end_guard`` writes that the job has ended.
+    """
     reading, writing = os.pipe()
     if os.fork() == 0:
         try:
@@ -159,7 +162,7 @@ def _end_group(job: subprocess.Popen[bytes]) -> None:
     end = time.monotonic() + _GRACE
     while job.poll() is None and time.monotonic() < end:
         time.sleep(_TICK)
-    # Also those whose leader has ended.
+    # Also the processes of a group whose leader has ended.
     _signal_group(job.pid, signal.SIGKILL)
     job.wait()
 

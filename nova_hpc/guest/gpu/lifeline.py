@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The lifeline of a slot: a connection that lives exactly as long as the slot's engine.
 
-One engine's client hangs for ever when its server dies, the other's for up to 107 seconds. So a
+If its server dies, one engine's client hangs for ever, and the other's for up to 107 seconds. So a
 slot's unit runs ``gpu slot``, which starts the engine and holds the lifelines of its client's
-jobs; when either ends, or the machine does, the jobs know. It answers one line and reads none.
+jobs. If the engine, the unit or the machine ends, the lifelines end, and the jobs notice it.
+A lifeline sends one line, and reads none.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ _ESTABLISHED, _LISTENS = "01", "0A"
 
 
 class LifelineError(Exception):
-    """There is no share at the other end; the text says what there is."""
+    """The other end is not a share; the text describes the other end."""
 
 
 class SlotPlace(NamedTuple):
-    """Where a slot is."""
+    """The place of a slot."""
 
     #: The one address that may connect.
     peer: str
@@ -54,7 +55,7 @@ class SlotPlace(NamedTuple):
 
 
 class Hello(NamedTuple):
-    """What a slot says of itself."""
+    """A slot's description of itself."""
 
     client: str
     engine: str
@@ -107,7 +108,7 @@ def open_lifeline(address: str, port: int, timeout: float = 10.0) -> tuple[socke
 
 
 def is_cut(line: socket.socket) -> bool:
-    """Whether the other end is gone; to be asked when there is something to read."""
+    """Whether the other end is gone; called when there is something to read."""
     try:
         return not line.recv(_LONGEST)
     except (BlockingIOError, InterruptedError):
@@ -150,11 +151,11 @@ def _read_states(ports: Sequence[int]) -> set[str]:
 def run_slot(hello: Hello, place: SlotPlace, command: Sequence[str], idle: float = IDLE) -> int:
     """Run an engine, and hold lifelines while it lives.
 
-    An engine that has served jobs and has none for a while is ended, and a fresh one begun: what it
-    has kept of the jobs goes with it.
+    An engine that has served jobs and has none for a while is ended, and a fresh one started, so
+    that it keeps nothing of the jobs.
 
     :param idle: seconds.
-    :returns: the exit status: 0 if it was told to end, 1 if an engine ended before that.
+    :returns: the exit status: 0 after a signal, 1 if an engine ended before that.
     """
     told: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -206,7 +207,7 @@ class _Lines:
         self.door, self.engine, self.hello, self.place = door, engine, hello, place
         self.told, self.idle = told, idle
         self.lines: list[socket.socket] = []
-        #: When the engine was last in use; None: never.
+        #: The last time at which the engine was in use; None if never.
         self.used: float | None = None
 
     def hold(self) -> int | None:

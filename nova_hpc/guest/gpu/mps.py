@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NVIDIA's MPS, without which the limits of memory that engines have limit nothing.
+"""NVIDIA's MPS, which enforces the limits of memory that engines have.
 
-Its directory of pipes lies outside ``/tmp``, where each slot has one of its own, and only the user
-of the engines can enter it. Slots with a limit need the unit of MPS, so they end with it. MPS
+Its directory of pipes is outside ``/tmp``, because each slot has a ``/tmp`` of its own. Only the
+user of the engines can enter it. Slots with a limit need the unit of MPS, so they end with it. MPS
 limits each process of a slot by itself.
 """
 
@@ -25,12 +25,12 @@ _PREFIX: Final = "CUDA_MPS_"
 
 
 def needs_mps(engine: Engine) -> bool:
-    """Whether the engine's limits of memory are those of MPS."""
+    """Whether MPS enforces the engine's limits of memory."""
     return any(variable.startswith(_PREFIX) for variable in engine.memory_environment)
 
 
 def explain_no_limit(root: Root, engine: Engine) -> str | None:
-    """The reason why no slot can have a limit of memory here; None: each can."""
+    """The reason why no slot can have a limit of memory here; None if each can."""
     if not engine.memory_environment:
         return f"the engine {engine.name} has no [memory environment], so it limits no memory"
     if needs_mps(engine) and not root.exists(PROGRAM):

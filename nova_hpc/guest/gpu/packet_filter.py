@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether ``IPAddressDeny=`` of a unit has an effect on this machine.
 
-It is the only thing that closes the ports that engines open on all addresses. A systemd without a
-BPF firewall, or without control groups of version 2, only logs a warning and starts the unit. So a
-unit with that setting tries to send to itself: what arrives has passed no filter.
+Only this setting closes the ports that engines open on all addresses. A systemd without a BPF
+firewall, or without control groups of version 2, only logs a warning and starts the unit. So a
+unit with that setting tries to send to itself: a packet that arrives has passed no filter.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .system import ProgramError, Programs
 
 UNIT: Final = "nova-hpc-gpu-filter.service"
 
-#: Exit status of a unit that could send, and of one that could not; others say nothing.
+#: Exit status of a unit that could send, and of one that could not; others prove nothing.
 OPEN, CLOSED = 3, 4
 _PATIENCE: Final = 1.0
 _CURE: Final = (
@@ -40,13 +40,13 @@ def try_to_send() -> int:
 
 
 class PacketFilter:
-    """The answer of this machine, which is asked until it is good."""
+    """The state of this machine's filter, which is tested until it is good."""
 
     def __init__(self) -> None:
         self._is_closed = False
 
     def explain_open_ports(self, root: Root, programs: Programs) -> str | None:
-        """The reason why units have no filter, or why that is unknown; None: they have one."""
+        """The reason why units have no filter, or why that is unknown; None if they have one."""
         if self._is_closed:
             return None
         if try_to_send() != OPEN:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which ports a client's slot has, and which addresses its tunnel: by the client's own address.
+"""The ports of a client's slot and the addresses of its tunnel, derived from its own address.
 
-Neutron gives each address of a subnet once, so its low 12 bits are a number that no other
-client of the subnet has, and nobody keeps a list. An engine takes up to three ports; the fourth
-is where a slot says that it lives.
+Neutron gives each address of a subnet once, so its low 12 bits are a number that no other client
+of the subnet has. So no list of ports is needed. An engine takes up to three ports; the fourth
+is the port of a slot's lifeline.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SHARE_INSIDE: Final = "100.127.224.1"
 
 
 class PortRuleError(ValueError):
-    """The rule gives no port; the text says why and what helps."""
+    """The rule gives no port; the text names the reason and a remedy."""
 
 
 def number_in_subnet(address: str, subnet: str) -> int:

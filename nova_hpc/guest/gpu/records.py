@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The three records of a share, as they lie in the metadata of its servers.
+"""The three records of a share, in the metadata of its servers.
 
 The user's commands write them, guests and commands read them, and anyone in the project can
-change them: a record that is not exactly what it should be is unknown, never nothing. Nova
+change them. A record with any other form than it should have is unknown, never empty. Nova
 takes 255 characters.
 """
 
@@ -15,11 +15,12 @@ from typing import Any, Final, NamedTuple
 
 #: The tag of a GPU server that is a share.
 TAG: Final = "hpc-gpu-share"
-#: Of the GPU server: what it is as a share.
+#: Of the GPU server: its description as a share.
 SHARE_KEY: Final = "hpc_gpu_share"
-#: Of the GPU server, one a client, so that two writers never write one item: its id follows.
+#: Of the GPU server, one a client, so that two writers never write one item; the client's id
+#: follows.
 SLOT_PREFIX: Final = "hpc_gpu_"
-#: Of the client: where its share is.
+#: Of the client: the place of its share.
 CLIENT_KEY: Final = "hpc_gpu"
 
 VERSION: Final = 1
@@ -40,7 +41,7 @@ UUID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCI
 
 
 class RecordError(ValueError):
-    """A record that must not be acted on; the text says why."""
+    """A record that must not be used; the text gives the reason."""
 
 
 class LaterRecordError(RecordError):
@@ -48,15 +49,15 @@ class LaterRecordError(RecordError):
 
 
 class GpuShare(NamedTuple):
-    """What a GPU server is as a share."""
+    """The description of a GPU server as a share."""
 
     name: str
     engine: str
     #: Clients at most.
     slots: int = 1
-    #: MiB of each slot; 0: no limit.
+    #: MiB of each slot; 0 for no limit.
     memory: int = 0
-    #: Clients come through WireGuard alone.
+    #: Clients come only through WireGuard.
     encrypted: bool = False
 
 
@@ -67,16 +68,16 @@ class GpuSlot(NamedTuple):
     address: str
     #: The first of the four ports that the port rule gives.
     port: int
-    #: Seconds since 1970, by the clock of whoever attached it.
+    #: Seconds since 1970, by the clock of the machine from which it was attached.
     since: int = 0
-    #: MiB; 0: as the share says.
+    #: MiB; 0 for the share's value.
     memory: int = 0
-    #: Public key of the client's tunnel; empty: none.
+    #: Public key of the client's tunnel; empty without a tunnel.
     key: str = ""
 
 
 class GpuClient(NamedTuple):
-    """Where a client's share is."""
+    """The place of a client's share."""
 
     #: Id of the GPU server.
     share: str
@@ -96,7 +97,7 @@ def slot_key_of(client: str) -> str:
 
 
 def client_of_key(key: str) -> str | None:
-    """The client whose slot this item is; None: it is no slot's."""
+    """The client of this slot's item; None if the item is not a slot's."""
     client = key[len(SLOT_PREFIX) :] if key.startswith(SLOT_PREFIX) else ""
     return client if UUID.fullmatch(client) else None
 

@@ -16,9 +16,9 @@ from .records import GpuShare, GpuSlot, RecordError
 from .system import ProgramError, Programs
 from .units import SlotUnit
 
-#: MIG slices, one a line, of which each slot gets one; no file: the whole GPU for all.
+#: MIG slices, one a line; each slot gets one. Without the file all slots use the whole GPU.
 SLICES: Final = "/etc/nova-hpc/gpu-slices"
-#: The user of engines has no home, and PoCL without a place for its cache has no device: it takes
+#: The user of engines has no home, and PoCL has no device without a folder for its cache: it uses
 #: the unit's own temporary folder.
 _ENVIRONMENT: Final = {"HOME": "/tmp"}  # nosec B108
 _SLICE: Final = re.compile(r"MIG-[A-Za-z0-9/-]{1,80}", re.ASCII)
@@ -29,7 +29,7 @@ class ServedSlot(NamedTuple):
 
     client: str
     slot: GpuSlot
-    #: MiB; 0: no limit.
+    #: MiB; 0 for no limit.
     memory: int
 
     @property
@@ -39,7 +39,7 @@ class ServedSlot(NamedTuple):
 
 
 class SlotPlan(NamedTuple):
-    """What a share does with the slots in its metadata."""
+    """The slots of a share, and which of them are served."""
 
     served: tuple[ServedSlot, ...] = ()
     #: Why a slot is not served, one sentence each.
@@ -54,12 +54,14 @@ def plan_slots(
     memory: int = 0,
     held: Mapping[str, int] | None = None,
 ) -> SlotPlan:
-    """Which slots are served.
+    """Decide which slots are served, the oldest first.
+
+    A slot is refused if its port or key is another slot's, or if slots or memory run out.
 
     :param items: the GPU server's metadata.
-    :param memory: MiB of the GPU; 0: not known.
-    :param held: client -> MiB of each unit that is there. It counts if the client's record cannot
-        be read, or if the slot was taken away and could not be ended.
+    :param memory: MiB of the GPU; 0 if unknown.
+    :param held: client -> MiB of each present unit. It counts if the client's record cannot be
+        read, or if the slot was taken away and could not be ended.
     """
     found: list[tuple[int, str, GpuSlot]] = []
     refused: list[str] = []
@@ -107,7 +109,7 @@ def plan_slots(
 
 
 def read_slices(root: Root) -> tuple[list[str], list[str]]:
-    """The MIG slices of this GPU server, as its operator listed them, and what is wrong there."""
+    """The MIG slices of this GPU server, as its operator listed them, and faults of the list."""
     lines = (root.read_own(SLICES) or b"").decode("ascii", "replace").splitlines()
     listed = [line.strip() for line in lines if _SLICE.fullmatch(line.strip())]
     twice = ", ".join(sorted({mig for mig in listed if listed.count(mig) > 1}))
@@ -184,12 +186,12 @@ def serve_once(
     private_key: str,
     closed: PacketFilter,
 ) -> list[str]:
-    """Bring the units to what the metadata says; lines that say what is not served, and why.
+    """Adjust the units to the metadata; returns lines on slots that are not served, with reasons.
 
     :param items: this server's metadata.
-    :param memory: MiB of the GPU; 0: not known.
-    :param private_key: path of the tunnel's key; empty: it can have none.
-    :param closed: says whether units have a filter; without one no slot is served.
+    :param memory: MiB of the GPU; 0 if unknown.
+    :param private_key: path of the tunnel's key; empty if it can have none.
+    :param closed: tests whether units have a filter; without one no slot is served.
     """
     there = set(_read_units(root))
     slots = {client for client in map(records.client_of_key, items) if client is not None}
@@ -204,7 +206,7 @@ def serve_once(
         engine = load_engine(root, share.engine)
         release = find_release(root, engine)
     except ValueError as error:
-        # What the share is to be is unknown: nothing new begins.
+        # The description of the share is unknown: start nothing new.
         return [str(error)]
     texts = _read_units(root)
     held = {client: units.memory_in_unit(text, engine) for client, text in texts.items()}
@@ -252,7 +254,7 @@ def _read_units(root: Root) -> dict[str, str]:
 def _build_wanted(
     root: Root, plan: SlotPlan, engine: Engine, release: str, program: Sequence[str]
 ) -> tuple[dict[str, str], set[str], list[str]]:
-    """Texts of units by their clients, clients to whom there is no way now, and problems."""
+    """Texts of units by their clients, clients that cannot be reached now, and problems."""
     clients = [served.client for served in plan.served]
     slices, problems = read_slices(root)
     held = {client: units.slice_in_unit(text) for client, text in _read_units(root).items()}

@@ -15,7 +15,7 @@ _SHOWN: Final = 300
 class ProgramError(Exception):
     """A program that is missing or failed; the text has its name and its own words.
 
-    :ivar status: its exit status; None: it did not run to its end.
+    :ivar status: its exit status; None if it did not run to its end.
     """
 
     def __init__(self, text: str, status: int | None = None) -> None:
@@ -35,7 +35,7 @@ class Programs:
         self._paths = dict(paths or {})
 
     def run(self, program: str, *words: str, given: str = "") -> str:
-        """Run it; what it printed.
+        """Run it; returns its output.
 
         :param given: its standard input.
         :raises ProgramError: it is missing, hangs, or ends with another status than 0.
@@ -60,7 +60,7 @@ class Programs:
         return done.stdout.decode("utf-8", "replace")
 
     def try_run(self, program: str, *words: str) -> str | None:
-        """The same; None: it failed, which does not matter here."""
+        """The same; None if it failed, which does not matter here."""
         try:
             return self.run(program, *words)
         except ProgramError:

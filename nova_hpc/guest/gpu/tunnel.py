@@ -15,7 +15,7 @@ from .records import KEY
 from .system import ProgramError, Programs
 
 INTERFACE: Final = "hpc-gpu0"
-#: Below /run, and so of this boot alone.
+#: Below /run, and so only of this boot.
 _FOLDER: Final = "/run/nova-hpc-gpu"
 #: WireGuard's own overhead on an Ethernet of 1500.
 _MTU: Final = "1420"
@@ -24,7 +24,7 @@ _KEEPALIVE: Final = "20"
 
 
 class TunnelError(Exception):
-    """The guest can have no tunnel; the text says why."""
+    """The guest can have no tunnel; the text gives the reason."""
 
 
 def make_own_key(root: Root, programs: Programs) -> tuple[str, str]:
@@ -68,10 +68,10 @@ def set_up(
     port: int,
     peers: Sequence[tuple[str, str, str]],
 ) -> list[str]:
-    """Bring the interface to exactly these peers; lines that say what failed.
+    """Give the interface exactly these peers; returns lines on failures.
 
     :param inside: this guest's own address in the tunnel.
-    :param peers: of each the public key, its address inside, and its address outside.
+    :param peers: for each the public key, its address inside, and its address outside.
     """
     if not private_key:
         return ["encrypted slots are not served: this guest has no key of WireGuard's"]
@@ -93,6 +93,7 @@ def _commands_of(
     peers: Sequence[tuple[str, str, str]],
     there: Sequence[str],
 ) -> list[tuple[str, ...]]:
+    """The commands that bring the interface from the peers *there* to *peers*, in order."""
     wanted = {key for key, _, _ in peers}
     own = ("wg", "set", INTERFACE)
     commands: list[tuple[str, ...]] = [

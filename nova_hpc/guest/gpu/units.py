@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The systemd units of slots: one engine process of its own for each client.
 
-They lie below ``/run``, so none is older than the boot. A unit has no privileges, and the kernel
+They are below ``/run``, so none is older than the boot. A unit has no privileges, and the kernel
 drops every packet that is not its client's: both engines open ports on all addresses.
 """
 
@@ -20,7 +20,7 @@ _SLICE: Final = re.compile(r'^Environment="CUDA_VISIBLE_DEVICES=([^"]*)"$', re.M
 
 
 class SlotUnit(NamedTuple):
-    """What a slot's unit is made of; all texts were checked before."""
+    """The parts of a slot's unit; all texts were checked before."""
 
     client: str
     #: The one address that may connect.
@@ -29,7 +29,7 @@ class SlotUnit(NamedTuple):
     command: tuple[str, ...]
     environment: Mapping[str, str] = {}
     devices: tuple[str, ...] = ()
-    #: A unit that it needs, and with which it ends; empty: none.
+    #: A unit that it needs, and with which it ends; empty for none.
     needed: str = ""
     #: Directories that it may write into.
     writable: tuple[str, ...] = ()
@@ -41,7 +41,7 @@ def unit_name_of(client: str) -> str:
 
 
 def client_of_unit(name: str) -> str | None:
-    """The client whose slot this unit is; None: it is no slot's."""
+    """The client of this slot's unit; None if the unit is not a slot's."""
     match = _NAME.fullmatch(name)
     return match[1] if match else None
 
@@ -53,7 +53,7 @@ def slice_in_unit(text: str) -> str:
 
 
 def memory_in_unit(text: str, engine: Engine) -> int:
-    """MiB to which a unit limits its slot; 0: it does not."""
+    """MiB to which a unit limits its slot; 0 without a limit."""
     for key, value in engine.memory_environment.items():
         before, field, after = _quote_word(f"{key}={value}").partition("{mib}")
         line = rf"^Environment={re.escape(before)}([0-9]{{1,9}}){re.escape(after)}$"

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The reasons for the devices that a server would get, or for none.
 
-Pure: a snapshot and a question in, a report out. The answer for each host is
-that of choose_device_sets(), which the scheduler calls with the same words; so is
-every remedy that the report names.
+Pure: a snapshot and a question in, a report out. The verdict on each host comes from
+choose_device_sets(), which the scheduler calls with the same arguments. Every remedy in the
+report is judged in the same way.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _SHOWN = 4
 def explain_flavor(cloud: Snapshot, question: FlavorQuestion) -> FlavorReport:
     """Answer *question* about *cloud*.
 
-    :raises SnapshotError: the question cannot be answered: a flavor, image or
-        host that is not there, or a flavor that nobody can create servers of.
+    :raises SnapshotError: the question cannot be answered: a flavor, image or host does not exist,
+        or no server can be created from the flavor.
     """
     flavor = find_flavor(cloud, question.flavor, question.image)
     flavor = snapshot.flavor_with_ports(cloud, flavor, question.ports)
@@ -53,7 +53,7 @@ def explain_flavor(cloud: Snapshot, question: FlavorQuestion) -> FlavorReport:
     placed = place_servers(nodes, verdicts, flavor, request, question.count, chooser)
     remedies: tuple[Remedy, ...] = ()
     if len(placed) < question.count:
-        # What is missing is the server after the last one that fits.
+        # The remedies are for the server after the last one that fits.
         left = _nodes_after_placing(nodes, placed)
         remedies = explain_remedies.find_remedies(cloud, left, flavor, request, chooser)
     return FlavorReport(
@@ -69,13 +69,13 @@ def explain_flavor(cloud: Snapshot, question: FlavorQuestion) -> FlavorReport:
 
 
 def explain_asked(cloud: Snapshot, asked: UnplacedRequest) -> FlavorReport:
-    """Whether servers that found no host would find one now.
+    """Decide whether servers that found no host would find one now.
 
-    :param asked: its flavor counts, whatever the cloud's flavor of that name is now.
+    :param asked: its flavor counts, even if the cloud's flavor of that name has changed.
     :raises SnapshotError: as :func:`explain_flavor`.
     """
     current_cloud = attrs.evolve(cloud, flavors=(asked.flavor,))
-    # A port is of one server; Nova makes several only where each gets ports of its own.
+    # A port is of one server; Nova makes several only if each gets ports of its own.
     question = FlavorQuestion(
         asked.flavor.name, asked.flavor.image, count=len(asked.servers), ports=asked.ports
     )
@@ -120,7 +120,7 @@ def find_flavor(cloud: Snapshot, name: str, image: str | None = None) -> Flavor:
 def find_nodes(cloud: Snapshot, host: str | None) -> tuple[SnapshotNode, ...]:
     """All nodes, or those of one host (or the one node) with this name.
 
-    :raises SnapshotError: there is none.
+    :raises SnapshotError: no host or node has the name.
     """
     if not cloud.hosts:
         raise SnapshotError("there are no hosts; add them with: nova-manage cell_v2 discover_hosts")
@@ -160,10 +160,10 @@ def place_servers(
     count: int,
     chooser: Chooser,
 ) -> tuple[PlacedServer, ...]:
-    """Place *count* servers one after the other; fewer where no more fit.
+    """Place *count* servers one after the other; fewer if no more fit.
 
-    Each goes to the best host, as HpcPackingWeigher ranks them;
-    of equal hosts to the first by name, where Nova takes any.
+    Each goes to the best host, as HpcPackingWeigher ranks them; of equal hosts to the first by
+    name, while Nova takes any.
     """
     state = {node.name: node for node in nodes}
     current_verdicts = dict(verdicts)
@@ -213,7 +213,7 @@ def _notes_on_devices(node: SnapshotNode) -> tuple[str, ...]:
 
 
 def _suggest_names(name: str, names: Iterable[str]) -> str:
-    """Names that somebody may have meant."""
+    """The existing names that are close to a name."""
     candidates = sorted(set(names))
     close = difflib.get_close_matches(name, candidates, n=3) or candidates[:5]
     if not close:

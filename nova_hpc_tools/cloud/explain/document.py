@@ -31,7 +31,7 @@ def dump_explain_document(
 ) -> str:
     """The document as text: ASCII, indented, ends with a newline.
 
-    :param together: whether members of a server group come together; None: nobody asked.
+    :param together: whether members of a server group come together; None if not requested.
     """
     body = (
         describe_flavor_report(answer) | {"together": together}

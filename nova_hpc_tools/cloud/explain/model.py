@@ -21,9 +21,9 @@ class FlavorQuestion:
 
     flavor: str
     image: str | None = None
-    #: How many servers of it, one after the other.
+    #: Number of servers, one after the other.
     count: int = 1
-    #: Only this host; None: all of them.
+    #: Only this host; None for all of them.
     host: str | None = None
     #: Direct ports that each of the servers brings.
     ports: tuple[DirectPorts, ...] = ()
@@ -51,9 +51,9 @@ class NodeVerdict:
     #: A sentence: why these devices, or the nearest miss.
     reason: str
     choice: NodeChoice | None = None
-    #: What is wrong with devices of the node.
+    #: Faults of the node's devices.
     notes: tuple[str, ...] = ()
-    #: The wish that it does not meet; None: it fits, or it gets no servers at all.
+    #: The requirement that it does not meet; None if it fits, or gets no servers at all.
     unmet: Unmet | None = None
 
 
@@ -68,11 +68,11 @@ class PlacedServer:
 
 @attrs.frozen
 class Remedy:
-    """A change after which the server would fit; it was tried."""
+    """A change after which the server would fit, as verified with the scheduler's functions."""
 
     #: affinity, group, size or server
     kind: str
-    #: What to change, as a sentence without its end.
+    #: The change, as a sentence without its end.
     text: str
     #: The node on which it then fits, and at which level.
     node: str
@@ -92,12 +92,12 @@ class FlavorReport:
     problems: tuple[str, ...] = ()
     #: Names of the servers, by UUID.
     names: Mapping[str, str] = attrs.field(factory=dict, hash=False)
-    #: The request that was refused before, where the question is about it.
+    #: The request that was refused before, if the question is about one.
     asked: UnplacedRequest | None = None
 
     @property
     def fits(self) -> bool:
-        """Whether all the servers that were asked about fit."""
+        """Whether all the servers of the question fit."""
         return len(self.placed) == self.question.count
 
 
@@ -118,13 +118,13 @@ class ServerReport:
     node: SnapshotNode
     given: tuple[AssignedDevices, ...]
     decision: Decision | None
-    #: The devices in the groups of the flavor; None where that has changed.
+    #: The devices in the groups of the flavor; None if the flavor has changed.
     choice: NodeChoice | None = None
-    #: The level and the longest path by where the devices sit: inside groups
-    #: where these are known, else of all; None where a place is not known.
+    #: The level and the longest path by the places of the devices: inside groups if the groups are
+    #: known, otherwise of all devices. None if a place is unknown.
     level: Level | None = None
     distance: Distance | None = None
-    #: What an operator should know about the above.
+    #: Remarks for operators on the above.
     notes: tuple[str, ...] = ()
     #: Names of the servers, by UUID.
     names: Mapping[str, str] = attrs.field(factory=dict, hash=False)

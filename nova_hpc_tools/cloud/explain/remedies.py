@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Remedies that make a server fit. Nothing is guessed: each remedy was tried.
+"""Remedies that make a server fit. Each remedy was verified, none is a guess.
 
-Every candidate is a changed flavor or a changed node that goes through
-choose_device_sets() like the original. The first that fits of each kind is named,
-and the servers whose leaving would suffice. Nodes that are alike are asked about once.
+Every candidate is a changed flavor or a changed node that goes through choose_device_sets() like
+the original. The report names the first of each kind that fits, and servers whose move would be
+enough. Equal nodes are judged only once.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from nova_hpc_tools import snapshot
 from nova_hpc_tools.cloud.explain.model import Remedy
 from nova_hpc_tools.snapshot import Flavor, FlavorWant, Server, Snapshot, SnapshotNode
 
-#: Servers that are named at most, and tried at most: a large cloud has many.
+#: The most servers that are named, and that are judged: a large cloud has many.
 _NAMED: Final = 5
 _TRIED: Final = 2000
 
@@ -40,9 +40,9 @@ _TRIED: Final = 2000
 class Chooser:
     """Remembers answers for the time of one report.
 
-    Nodes of one kind with the same free devices have the same answer; what
-    tells them apart are their names and the UUIDs of their providers, which
-    are therefore replaced by addresses, as the scheduler does.
+    Nodes of one kind with the same free devices have the same answer. They differ only in their
+    names and the UUIDs of their providers, which are therefore replaced by addresses, as in the
+    scheduler.
     """
 
     def __init__(self, profile: Profile) -> None:
@@ -59,6 +59,7 @@ class Chooser:
         """The best devices of *node* for *request*, by their providers."""
         host = snapshot.engine_host(node, flavor.server.wants, request.roles, flavor.ports)
         ids = {pool.id: pool.name for pool in host.pools}
+        # Without unique names the answer could not be mapped back to the providers.
         if len(set(ids.values())) < len(ids):
             return choose_device_sets(request, host, profile=self._profile)
         plain = attrs.evolve(
@@ -218,7 +219,7 @@ def _without_servers(
     request: Request,
     chooser: Chooser,
 ) -> Iterator[Remedy]:
-    """Servers, each of which makes enough room by leaving; else whole nodes."""
+    """Servers, each of which makes enough room by leaving; otherwise whole nodes."""
     servers = {server.uuid: server for server in cloud.servers}
     tried = named = 0
     for node in nodes:

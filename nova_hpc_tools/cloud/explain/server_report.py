@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The decision for a server that is there: its record, and its devices."""
+"""The decision for an existing server: its record, and its devices."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class NoServerError(SnapshotError):
 def explain_server(cloud: Snapshot, name: str) -> ServerReport:
     """Explain the placement of the server with this UUID or name.
 
-    :raises NoServerError: there is no such server with devices.
-    :raises SnapshotError: there are several.
+    :raises NoServerError: no server with devices has that name.
+    :raises SnapshotError: several servers have it.
     """
     matches = [server for server in cloud.servers if name in (server.uuid, server.name)]
     if not matches:
@@ -126,11 +126,11 @@ def _peer_notes_of(decision: Decision | None, given: Iterable[AssignedDevices]) 
 def list_peer_paths(
     decision: Decision, given: Iterable[AssignedDevices]
 ) -> Iterator[tuple[str, str, str, bool | None]]:
-    """Each GPU and adapter below one switch, and what decided about their path at the start.
+    """Each GPU and adapter below one switch, and the reason for their path at the start.
 
-    The last: whether it was as the operator wished; None: nothing was wished.
+    The last value: whether it was the operator's required path; None if none was required.
 
-    Nothing where the server has other devices now than those that were counted.
+    The result is empty if the server's devices differ from the counted ones.
     """
     addresses = sorted((address for item in given for address in item.addresses), key=address_key)
     for gpu, adapter, cause in decision.peers:

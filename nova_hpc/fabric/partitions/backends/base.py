@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the agent needs of a subnet manager."""
+"""The interface between the agent and a subnet manager."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nova_hpc.fabric.partitions.members import DesiredPartitions
 
 
 class SubnetManagerError(Exception):
-    """The subnet manager does not do what it has to; the text names what and the cure."""
+    """The subnet manager does not do its part; the text names the fault and the cure."""
 
 
 class StaleReadingError(SubnetManagerError):
@@ -25,7 +25,7 @@ class StaleReadingError(SubnetManagerError):
 
 @attrs.frozen
 class Capabilities:
-    """What a subnet manager can keep apart."""
+    """The separations that a subnet manager supports."""
 
     #: Functions of one physical port can be members of different partitions.
     separates_functions: bool
@@ -35,14 +35,14 @@ class Capabilities:
 
 
 class MemberState(enum.StrEnum):
-    """What was read back of one row."""
+    """The state of one row, as read back."""
 
     #: The tables of the port and of the switch port facing it are exactly as they have to be.
     AS_DESIRED = "as desired"
     #: One of them is not, yet.
     DIFFERENT = "different"
-    #: No port of the fabric has the GUID, so there is no table. What is in force at the subnet
-    #: manager is as desired, so the port will be right when it comes.
+    #: No port of the fabric has the GUID, so the table does not exist. The subnet manager's
+    #: settings are as desired, so the port will be right when it comes.
     NOT_ON_FABRIC = "not on the fabric"
     #: The port is up and does not answer. Its row is neither right nor wrong.
     UNKNOWN = "unknown"
@@ -53,7 +53,7 @@ class MemberReading:
     """The state of one row.
 
     :ivar reason: for people: the difference.
-    :ivar kept: whether the row's own key is in both tables; None: unknown. A table may differ by
+    :ivar kept: whether the row's own key is in both tables; None if unknown. A table may differ by
         another key and still have this one.
     """
 
@@ -68,14 +68,15 @@ def _freeze_readings(given: Mapping[int, MemberReading]) -> Mapping[int, MemberR
 
 @attrs.frozen
 class ReadBack:
-    """One look at what is in force.
+    """One reading of the state in force.
 
-    :ivar members: row -> what was read; a row that is missing could not be read.
-    :ivar faults: sentences on what is wrong beside the rows: a port with full membership of the
-        default partition, a key that a port was not given, a manager that does not answer.
-    :ivar opened: why the partitions of all ports are in doubt: the manager has not taken the file,
-        or switches let full members of the default partition through; None: they are not.
-    :ivar managers: GUIDs of all ports with a subnet manager; None: unknown.
+    :ivar members: row -> its state; a missing row could not be read.
+    :ivar faults: sentences on faults beside the rows, for example a port with full membership of
+        the default partition, a key that a port was not given, or a silent manager.
+    :ivar opened: why the partitions of all ports are in doubt; None if they are not. Either the
+        manager has not taken the file, or switches let full members of the default partition
+        through.
+    :ivar managers: GUIDs of all ports with a subnet manager; None if unknown.
     :ivar full: GUIDs of ports that own partitions leave no place for a network's key.
     """
 
@@ -91,7 +92,7 @@ class AuditState(enum.StrEnum):
 
     MET = "met"
     NOT_MET = "not met"
-    #: This subnet manager has no such setting; what that leaves open is in the row.
+    #: This subnet manager does not have the setting; the row names the remaining risk.
     NOT_AVAILABLE = "not available"
     #: It could not be read.
     UNKNOWN = "unknown"
@@ -99,10 +100,11 @@ class AuditState(enum.StrEnum):
 
 @attrs.frozen
 class AuditRow:
-    """One setting that the isolation rests on.
+    """One setting that the isolation depends on.
 
-    :ivar requirement: id in NVIDIA's *Requirements for AI Clouds*, e.g. ``SDN04-05``; "": ours.
-    :ivar cure: the lines to change; or, where there is no such setting, what is left open.
+    :ivar requirement: id in NVIDIA's *Requirements for AI Clouds*, e.g. ``SDN04-05``; "" if the
+        requirement is nova-hpc's own.
+    :ivar cure: the lines to change; the remaining risk if the setting does not exist.
     """
 
     name: str
@@ -116,12 +118,12 @@ class AuditRow:
 
 @attrs.frozen
 class FileComparison:
-    """All ports of a fabric beside the file of partitions.
+    """All ports of a fabric, compared with the file of partitions.
 
     :ivar ports: number of ports.
     :ivar wrong: a sentence on each port whose tables differ from the file.
     :ivar managers: GUID of each port with a subnet manager -> its state, such as ``standby``.
-    :ivar members: GUIDs of managers to which the file gives a key of a network.
+    :ivar members: GUIDs of managers that have a key of a network in the file.
     """
 
     ports: int
@@ -139,11 +141,11 @@ class SubnetManager(Protocol):
     capabilities: ClassVar[Capabilities]
 
     def enforce(self, desired: DesiredPartitions) -> bool:
-        """Have the subnet manager make *desired* true; do not wait for it.
+        """Have the subnet manager put *desired* in force; do not wait for it.
 
         :returns: whether anything had to be changed, or had been changed by others.
-        :raises StaleReadingError: what is in force is of a later reading.
-        :raises SubnetManagerError: it cannot be done; what was in force is in force.
+        :raises StaleReadingError: the state in force is of a later reading.
+        :raises SubnetManagerError: it cannot be done; the state in force stays in force.
         """
 
     def read_back(self, desired: DesiredPartitions) -> ReadBack:
@@ -173,4 +175,4 @@ class SubnetManager(Protocol):
         """The settings that the isolation rests on, one row each."""
 
     def close(self) -> None:
-        """Let go of what was opened; idempotent."""
+        """Close open handles; idempotent."""

@@ -13,20 +13,20 @@ NAMESPACE: Final = "nova_hpc.subnet_managers"
 
 
 def read_capabilities(name: str) -> Capabilities:
-    """What a subnet manager can keep apart; nothing of it is started.
+    """The separations that a subnet manager supports, without starting any part of it.
 
     :param name: of the entry point: ``opensm``.
-    :raises SubnetManagerError: there is none of that name.
+    :raises SubnetManagerError: no entry point has that name.
     """
     found: Capabilities = _load_class(name).capabilities
     return found
 
 
 def make_subnet_manager(name: str, conf: Any) -> SubnetManager:
-    """Make the one of that name.
+    """Make the subnet manager of that name.
 
     :param conf: the group ``[hpc_fabric_agent]``.
-    :raises SubnetManagerError: there is none, or its options cannot be used.
+    :raises SubnetManagerError: no entry point has the name, or its options cannot be used.
     """
     manager: SubnetManager = _load_class(name)(conf)
     return manager

@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """NVIDIA's subnet manager (MLNX_SM, of MLNX_OFED and DOCA), with virtualisation.
 
-It descends from opensm: a program of that name, with the same file of partitions, signal and log.
-What it has beyond upstream is virtual ports: with ``virt_enabled 2`` a virtual function has a
-GUID and a P_Key table of its own, so functions of one physical port can be in different networks.
+It descends from opensm: the program has the same name, file of partitions, signal and log. It adds
+virtual ports to upstream's opensm. With ``virt_enabled 2`` a virtual function has a GUID and
+a P_Key table of its own, so functions of one physical port can be in different networks.
 
-**Written from NVIDIA's public documentation and not tried on the real product**; the tests hold
-what is written against ``tests/data/nvidia_manager/contract.json``. What is known of reading back:
+**Written from NVIDIA's public documentation and not tested with the real product**; the tests
+compare this module with ``tests/data/nvidia_manager/contract.json``. Reading back has two limits:
 
-* a function's table is not one of the fabric's ports (it is read by MADs of virtualisation, which
-  infiniband-diags does not know). So functions count as *not on the fabric*: the file in force is
-  the proof, and ``[hpc_partitions]activate_absent_ports`` has to be set for them.
-* the tables of a physical port, and of the switch port facing it, may also have the keys of its
-  functions, and nothing here tells whose functions are where. So at a physical port a key beside
-  its own passes where some function is to have exactly that entry; any other is a stranger, as
-  with opensm.
+* a function's table is not in the tables of the fabric's ports: MADs of virtualisation read it, and
+  infiniband-diags does not support them. So functions count as *not on the fabric*: only the file
+  in force proves their state, and ``[hpc_partitions]activate_absent_ports`` has to be set for them.
+* the tables of a physical port, and of the switch port facing it, may also contain the keys of its
+  functions. This module cannot read which function is at which port. So a further key at a physical
+  port passes if a function is to have exactly that entry. Any other key is a stranger, as with
+  opensm.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ from nova_hpc.fabric.partitions.port_tables import (
 
 @attrs.frozen
 class FunctionTableExpectations(TableExpectations):
-    """What the tables of physical ports have to be where their functions have tables, too."""
+    """The expected tables of physical ports if their functions have tables, too."""
 
     def judge_port(self, guid: int, tables: PortTables) -> str | None:
-        """See :meth:`TableExpectations.judge_port`; keys of functions are no difference."""
+        """See :meth:`TableExpectations.judge_port`; keys of functions do not count."""
         return super().judge_port(guid, self._without_functions(guid, tables))
 
     def find_strangers(
         self, read: Mapping[int, PortTables], leaving: frozenset[tuple[int, int]] = frozenset()
     ) -> Strangers:
-        """See :meth:`TableExpectations.find_strangers`; keys of functions are no strangers."""
+        """See :meth:`TableExpectations.find_strangers`; keys of functions do not count."""
         plain = {guid: self._without_functions(guid, tables) for guid, tables in read.items()}
         # A function's key that has to go is at a physical port, whose GUID is another one.
         functions = {pkey for guid, pkey in leaving if guid not in self.fabric.ports}

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Upstream's subnet manager, opensm.
 
-It has P_Keys for physical ports alone, so functions of one port are never told apart. It is told
-by a file and a signal, and it fails open: of a file that it cannot read it makes full membership
-of the default partition for everybody. So the file is written whole, and what counts is what is
-read back from the ports.
+It has P_Keys only for physical ports, so functions of one port cannot be separated. A file and
+a signal change its partitions. It fails open: if it cannot parse the file, it gives all ports full
+membership of the default partition. So the agent replaces the whole file, and only the tables read
+back from the ports count as proof.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ _OWN_IN_FORCE: Final = "own-partitions.last-good.conf"
 
 @attrs.frozen
 class _Told:
-    """What opensm was told last, and which run of it."""
+    """The last text that opensm had to read, and the run of opensm that got the signal."""
 
     process: OpensmProcess
     body: str
@@ -90,7 +90,7 @@ class OpensmSubnetManager:
     """opensm on this host; see :class:`~nova_hpc.fabric.partitions.backends.base.SubnetManager`.
 
     :ivar reader: of the fabric.
-    :ivar signals: for measurements: how often opensm was told.
+    :ivar signals: number of signals sent to opensm, for measurements.
     """
 
     capabilities: ClassVar[Capabilities] = Capabilities(separates_functions=False)
@@ -111,13 +111,13 @@ class OpensmSubnetManager:
         self._tables = TableCache(self.reader, conf.poll_interval)
         self.signals = 0
         self._own: OwnPartitions | None = None
-        #: Those before the last change of them, and the text of those that did harm.
+        #: The partitions before their last change, and the text of partitions that did harm.
         self._own_before: OwnPartitions | None = None
         self._refused_own: str | None = None
         self._own_complaint: str | None = None
         self._log_is_unread = False
         self._tried: set[str] = set()
-        #: What this agent has seen in force last; other text is somebody else's.
+        #: The last text that this agent saw in force; other text is by another program or person.
         self._written: str | None = None
         self._edited: str | None = None
         self._told: _Told | None = None
@@ -137,7 +137,7 @@ class OpensmSubnetManager:
             simulated_host=self._conf.simulated_host or None,
         )
 
-    # -- what has to be ------------------------------------------------------------------
+    # -- the desired state ---------------------------------------------------------------
 
     def enforce(self, desired: DesiredPartitions) -> bool:
         """See :meth:`SubnetManager.enforce`."""
@@ -175,7 +175,7 @@ class OpensmSubnetManager:
         return options
 
     def _note_edit(self, text: str | None) -> bool:
-        """Whether somebody who is no agent has changed the file since it was written."""
+        """Whether a person or program other than an agent changed the file since it was written."""
         if self._written is None or text == self._written:
             return False
         if text is not None and body_of_file(text) is not None:
@@ -191,9 +191,9 @@ class OpensmSubnetManager:
         self._told = None
 
     def _tell(self, body: str, force: bool) -> bool:
-        """Have opensm read the file, unless this run of it was told of the same already.
+        """Have opensm read the file, unless this run of it got a signal for the same text.
 
-        :raises SubnetManagerError: it does not run; it reads the file when it starts.
+        :raises SubnetManagerError: it does not run. It will read the file when it starts.
         """
         try:
             process = find_opensm(Path(self._conf.opensm_pid_file))
@@ -230,9 +230,9 @@ class OpensmSubnetManager:
     # -- the administrator's own partitions ----------------------------------------------
 
     def _choose_own(self, text: str | None, desired: DesiredPartitions) -> OwnPartitions:
-        """The own partitions to use: those of the file, or those that were in force.
+        """The own partitions to use: the file's, or the last ones in force.
 
-        :raises SubnetManagerError: the file is bad, and none were in force.
+        :raises SubnetManagerError: the file is bad, and no own partitions were in force.
         """
         before = self._find_own(text)
         try:
@@ -258,7 +258,7 @@ class OpensmSubnetManager:
         return own
 
     def _find_own(self, text: str | None) -> OwnPartitions | None:
-        """The own partitions in force; after a start of the agent those of a file.
+        """The own partitions in force; after a start of the agent those in a file.
 
         :param text: the file of partitions.
         """
@@ -305,7 +305,7 @@ class OpensmSubnetManager:
         try:
             reason = opensm_trial.try_file(render_file(render_body(PartitionLayout(), own), 0))
         except (OSError, SubnetManagerError) as error:
-            # What is read back decides in any case.
+            # The tables that are read back decide in any case.
             LOG.warning("own partitions could not be tried on a simulated fabric: %s", error)
             return
         if reason is not None:
@@ -313,14 +313,14 @@ class OpensmSubnetManager:
         self._tried.add(digest)
 
     def foreign_pkeys(self) -> frozenset[int]:
-        """See :meth:`SubnetManager.foreign_pkeys`: of the file, and of what is in force."""
+        """See :meth:`SubnetManager.foreign_pkeys`: the P_Keys of the file and those in force."""
         pkeys: frozenset[int] = frozenset() if self._own is None else self._own.pkeys()
         try:
             return pkeys | parse_own_partitions(read_text(self._own_path) or "").pkeys()
         except (SubnetManagerError, ValueError):
             return pkeys
 
-    # -- what is -------------------------------------------------------------------------
+    # -- the state in force --------------------------------------------------------------
 
     def read_back(self, desired: DesiredPartitions) -> ReadBack:
         """See :meth:`SubnetManager.read_back`."""
@@ -365,7 +365,7 @@ class OpensmSubnetManager:
         return ReadBack(readings, tuple(faults), opened, managers, full)
 
     def _explain_shrunk(self, fabric: FabricPorts) -> str | None:
-        """Why absent ports say nothing of rows: most of the fabric is suddenly missing."""
+        """Why absent ports prove nothing about rows: most of the fabric is suddenly missing."""
         silent = fabric.silent_places
         answering = sum(port.facing not in silent for port in fabric.ports.values())
         self._most_ports = max(self._most_ports, answering)
@@ -382,7 +382,7 @@ class OpensmSubnetManager:
         return TableExpectations(layout, own, fabric, is_enforced(self._read_options()))
 
     def _explain_not_in_force(self, body: str) -> str | None:
-        """Why what was rendered is not what opensm goes by; None: it is."""
+        """Why opensm does not use the rendered text; None if it does."""
         text = self._store.read()
         if text is None or body_of_file(text) != body:
             return f"{self._store.path} is not as it was written"
@@ -397,10 +397,10 @@ class OpensmSubnetManager:
         return None
 
     def _read_complaints(self) -> tuple[str, ...]:
-        """What opensm's log says against the file.
+        """The complaints about the file in opensm's log.
 
-        A sweep that has begun before the write may still complain of the file before: opensm is
-        told once more, and what it says then counts.
+        A sweep that began before the write may still complain about the file before. So the first
+        complaint leads to one more signal, and only complaints after that signal count.
         """
         try:
             complaints = self._log.read_complaints()
@@ -413,7 +413,7 @@ class OpensmSubnetManager:
         if not complaints or self._told is None:
             return ()
         if not self._retold:
-            # One that has ended meanwhile is noticed where its process is looked for.
+            # The check of opensm's process reports an opensm that has ended.
             with contextlib.suppress(SubnetManagerError):
                 self._tell(self._told.body, force=True)
                 self._retold = True
@@ -444,17 +444,17 @@ class OpensmSubnetManager:
         replace_text(self._own_in_force, render_file(body, ticket=0))
         self._saved_own = self._own
 
-    # -- when it goes wrong --------------------------------------------------------------
+    # -- restore and undo ----------------------------------------------------------------
 
     def restore(self) -> None:
-        """See :meth:`SubnetManager.restore`: the default partition and the own ones alone.
+        """See :meth:`SubnetManager.restore`: keep only the default partition and the own ones.
 
         :raises SubnetManagerError: no agent had this fabric before.
         """
         with self._store.hold_lock():
             text = self._store.read()
             if text is not None and body_of_file(text) is not None:
-                return  # Another agent has written it meanwhile.
+                return  # Another agent wrote it before this one got the lock.
             ticket = self._store.latest_ticket(text)
             if not ticket:
                 raise SubnetManagerError(f"no agent has written {self._store.path} before")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The audit of one opensm: its options and files, and what the agent's first write would take."""
+"""The audit of one opensm: its options and files, and the losses by the agent's first write."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _ISOLATION: Final = "SDN04-04"
 
 
 def read_running(conf: Any) -> RunningOptions:
-    """What the command line of the running opensm makes of its options.
+    """The options that the command line of the running opensm sets.
 
     :param conf: the group ``[hpc_fabric_agent]``.
     """
@@ -83,7 +83,7 @@ class OpensmChecks:
         return (*rows, *self._audit_writes(text, trial), *audit_secrecy(self._conf))
 
     def _choose_trial(self) -> FileTrial | None:
-        """The trial that decides where the text of a file does not."""
+        """The trial that decides if the text of a file is not enough."""
         may_try = self._conf.trial and opensm_trial.can_try_file()
         return opensm_trial.try_file if may_try else None
 
@@ -92,7 +92,7 @@ class OpensmChecks:
         return not is_file_of_agent(text) and not self._store.latest_ticket(text)
 
     def _audit_writes(self, text: str | None, trial: FileTrial | None) -> tuple[AuditRow, AuditRow]:
-        """The rows for what the file of partitions has, and for what ports have."""
+        """The rows on the losses from the file of partitions, and on the losses from ports."""
         if not self._is_first_write(text):
             found = "an agent has written the file before"
             return (
@@ -116,10 +116,10 @@ class OpensmChecks:
             )
 
     def accept_losses(self) -> tuple[str, ...]:
-        """Keep the operator's decision that the first write may take away what it would now.
+        """Keep the operator's decision that the first write may cause its present losses.
 
-        :returns: what that is.
-        :raises SubnetManagerError: it cannot be told, or the decision cannot be kept.
+        :returns: the losses.
+        :raises SubnetManagerError: they are unknown, or the decision cannot be kept.
         """
         text = self._store.read()
         if not self._is_first_write(text):

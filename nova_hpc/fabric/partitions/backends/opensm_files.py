@@ -2,8 +2,8 @@
 """The files that the agent shares with opensm: partitions, options, log.
 
 A file of partitions is replaced under a lock, and never by an earlier reading. The highest ticket
-has a file of its own beside it: a reading that changes nothing moves it as well, and a file that
-somebody has edited says nothing of tickets.
+is in a file of its own beside it, for two reasons. A reading that changes nothing moves the ticket,
+too, and a file of partitions that was edited by hand proves no ticket.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ LOG: Final = log.getLogger(__name__)
 #: Seconds for which another agent on this host may have the lock; a trial takes some.
 _PATIENCE: Final = 30.0
 _MODE: Final = 0o644
-#: What is read of a log at most, in bytes.
+#: The most bytes of a log that are read.
 _MOST_OF_LOG: Final = 1 << 22
-#: Seconds for which a manager is named after opensm's log told of it.
+#: Seconds for which a manager is reported after opensm's log mentioned it.
 _MANAGER_TIME: Final = 300.0
 _COMPLAINT: Final = re.compile(r"^.*(?:PARSE ERROR|retrying with default config).*$", re.MULTILINE)
 
 
 def read_text(path: Path) -> str | None:
-    """Read a file of opensm's as it is; None: there is none.
+    """Read a file of opensm's as it is; None if it does not exist.
 
     :raises SubnetManagerError: it cannot be read.
     """
@@ -107,7 +107,7 @@ class PartitionStore:
     def hold_lock(self) -> Iterator[None]:
         """Keep other agents on this host out.
 
-        :raises SubnetManagerError: another one has it, or there is no such folder.
+        :raises SubnetManagerError: another agent has the lock, or the folder does not exist.
         """
         lock = fasteners.InterProcessLock(str(self._lock))
         try:
@@ -124,7 +124,7 @@ class PartitionStore:
             lock.release()
 
     def read(self) -> str | None:
-        """The file as it is; None: there is none.
+        """The file as it is; None if it does not exist.
 
         :raises SubnetManagerError: it cannot be read.
         """
@@ -149,7 +149,7 @@ class PartitionStore:
             replace_text(self.ticket_path, f"{ticket}\n")
 
     def latest_ticket(self, text: str | None) -> int:
-        """The highest ticket that has gone through; 0: none.
+        """The highest ticket that was written; 0 if none was.
 
         :param text: the file as it is.
         """
@@ -166,7 +166,7 @@ class PartitionStore:
 
 
 def _ticket_of_file(text: str | None) -> int:
-    """The ticket of a file that nobody has changed; 0: there is none."""
+    """The ticket of a file as an agent wrote it; 0 if the file is absent or was changed."""
     if text is None or body_of_file(text) is None:
         return 0
     try:
@@ -176,16 +176,16 @@ def _ticket_of_file(text: str | None) -> int:
 
 
 class OpensmLog:
-    """What opensm's log says since a moment.
+    """The lines that opensm added to its log since a mark.
 
-    :param now: seconds of a clock that never goes back.
+    :param now: a monotonic clock, in seconds.
     """
 
     def __init__(self, path: Path, now: Callable[[], float] = time.monotonic) -> None:
         self._path = path
         self._now = now
         self._mark: tuple[int, int] = (0, 0)
-        #: Up to where managers were looked for, and when each was told of last.
+        #: The end of the last search for managers, and the time of each manager's last mention.
         self._looked: tuple[int, int] = (0, 0)
         self._managers: dict[str, float] = {}
 
@@ -201,16 +201,16 @@ class OpensmLog:
         return status.st_ino, status.st_size
 
     def read_complaints(self) -> tuple[str, ...]:
-        """Lines that say that opensm has not taken a file.
+        """Lines that report that opensm has not taken a file.
 
         :raises SubnetManagerError: it cannot be read.
         """
         return tuple(_COMPLAINT.findall(self._read_from(self._mark)))
 
     def find_other_managers(self) -> tuple[str, ...]:
-        """Where managers with another sm_key are; each for a time after the log told of it.
+        """Places of managers with another sm_key, for a time after the log's last mention.
 
-        opensm tells of them when it looks at the whole fabric, which may be long ago.
+        opensm mentions them in its sweeps of the whole fabric, and the last may be long ago.
 
         :raises SubnetManagerError: the log cannot be read.
         """
@@ -225,7 +225,7 @@ class OpensmLog:
         return tuple(self._managers)
 
     def describe_other_managers(self, fabric: FabricPorts) -> tuple[str, ...]:
-        """The same for people; nothing where the log cannot be read, which is named elsewhere."""
+        """The same for people; nothing if the log cannot be read, which is reported elsewhere."""
         with contextlib.suppress(SubnetManagerError):
             places = self.find_other_managers()
             return tuple(describe_other_manager(place, fabric) for place in places)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options of the opensm that runs: of its command line, which win over those of its file.
+"""The options of the running opensm: its command line wins over its file of options.
 
 ``getopt_long_only(3)`` of the C library reads the words, as in opensm, with the table of release
 3.3.23 (``opensm/main.c``). So long options may have one dash, and
@@ -21,7 +21,7 @@ from nova_hpc.fabric.partitions.opensm_grammar import read_number
 
 DEFAULT_CONFIG: Final = "/etc/opensm/opensm.conf"
 _SHORT: Final = "F:c:i:w:O:f:ed:D:g:l:L:s:t:a:u:m:X:R:zM:U:S:P:Y:ANZ:WBIQvVhoryxp:n:q:k:C:G:H:"
-#: Long options without a value, and with one; an option's letter, where it has one.
+#: Long options without a value, and with one; an option's letter follows if it has one.
 _WITHOUT: Final = (
     *("no_part_enforce=N", "allow_both_pkeys=W", "qos=Q", "version", "verbose=v"),
     *("erase_log_file=e", "congestion_control", "V=V", "help=h", "once=o", "reassign_lids=r"),
@@ -47,7 +47,7 @@ _UNKNOWN: Final = ord("?")
 
 
 class CommandLineError(Exception):
-    """What the command line of the running opensm says is unknown."""
+    """The command line of the running opensm cannot be understood."""
 
 
 def _freeze_values(given: Mapping[str, str]) -> Mapping[str, str]:

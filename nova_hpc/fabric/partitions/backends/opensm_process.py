@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process of opensm: which one it is, and the signal that makes it read its files again."""
+"""The process of opensm, and the signal that makes it read its files again."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _PROC: Final = Path("/proc")
 
 
 class NotRunningError(SubnetManagerError):
-    """opensm does not run, as far as this host's processes say."""
+    """opensm does not run, according to this host's processes."""
 
 
 @attrs.frozen
 class OpensmProcess:
     """One run of opensm.
 
-    :ivar started: in clock ticks since boot (proc_pid_stat(5), starttime): tells a process from
-        a later one with its number.
+    :ivar started: in clock ticks since boot (proc_pid_stat(5), starttime): distinguishes a process
+        from a later one with its number.
     """
 
     pid: int
@@ -74,7 +74,7 @@ def _look_at(pid: int) -> OpensmProcess | None:
 
 
 def read_running_options(pid_file: Path, config: Path) -> RunningOptions:
-    """What the command line of the running opensm makes of its options.
+    """The options that the command line of the running opensm sets.
 
     :param config: the file of options that the agent looks at.
     """
@@ -110,7 +110,7 @@ def wake_opensm(process: OpensmProcess) -> None:
     except OSError as error:
         raise SubnetManagerError(f"opensm, process {process.pid}, is gone") from error
     try:
-        # The handle is of who has the number now; so this look decides.
+        # The handle refers to the present process with this number, so this second look decides.
         if _look_at(process.pid) != process:
             raise SubnetManagerError(f"opensm, process {process.pid}, is gone")
         if not _catches_hangup(process.pid):

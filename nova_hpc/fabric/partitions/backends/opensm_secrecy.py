@@ -46,9 +46,9 @@ def _make_row(readable: Iterable[str], unknown: Iterable[str]) -> AuditRow:
 
 
 def _can_others_read(path: Path) -> bool:
-    """Whether a user who is neither the owner nor in the group gets at a file.
+    """Whether a user who is neither the owner nor in the group can open a file.
 
-    :raises OSError: it cannot be told.
+    :raises OSError: the modes of the file or a folder cannot be read.
     """
     place = path.resolve()
     if not place.stat().st_mode & stat.S_IROTH:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A file of partitions tried on a simulated fabric: an opensm and an ibsim of its own."""
+"""Trial of a file of partitions on a simulated fabric, with an opensm and an ibsim of its own."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def can_try_file() -> bool:
 
 
 def try_file(text: str) -> str | None:
-    """Give a file to an opensm that manages nothing.
+    """Give a file to an opensm that manages only a simulated fabric.
 
-    :returns: why opensm does not take it; None: it does, or the trial itself has failed.
+    :returns: why opensm does not take it; None if it does, or if the trial itself has failed.
     :raises OSError: the trial itself has failed.
     """
     with tempfile.TemporaryDirectory(prefix="nova-hpc-trial-") as name:

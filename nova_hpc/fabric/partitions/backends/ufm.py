@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """UFM Enterprise as subnet manager, by its REST API.
 
-UFM owns its subnet manager's file of partitions and replaces it, so the agent asks UFM for changes
-and reads back what UFM has. **Written from NVIDIA's documentation and not tried on the real
-product**; the tests speak the recorded contract of ``tests/data/ufm/contract.json``.
+UFM owns its subnet manager's file of partitions and replaces it, so the agent sends requests to UFM
+and reads back UFM's state. **Written from NVIDIA's documentation and not tested with the real
+product**. The tests use the recorded contract of ``tests/data/ufm/contract.json``.
 
-The reading is what UFM tells of its partitions, not the tables of ports: only a host of the fabric
-can read those, with the key that protects them (M_Key). UFM 6.15.1 or later is needed, for
+The reading contains UFM's partitions, not the tables of ports. Only a host of the fabric can read
+those, with the key that protects them (M_Key). UFM 6.15.1 or later is needed, for
 ``POST /resources/pkeys/add``.
 
-A GUID leaves its old partition before it joins the new one, and a membership changes the same way:
-in between the port is in none, never in two.
+A GUID leaves its old partition before it joins the new one, and a membership changes the same way.
+In between the port is in none, never in two.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ from nova_hpc.outside.text import printable_text
 
 LOG: Final = log.getLogger(__name__)
 
-#: Seconds for which the list of ports, the longest answer, is not asked for again.
+#: Seconds for which the list of ports, the longest answer, is not requested again.
 _AGE_OF_PORTS: Final = 3.0
-#: The same of the qualities of service, which nothing but the agent is to change.
+#: The same for qualities of service, which only the agent may change.
 _AGE_OF_QUALITIES: Final = 30.0
 #: Seconds for which a round's audit takes the partitions from the round's own reading.
 _AGE_OF_LISTING: Final = 10.0
@@ -84,10 +84,10 @@ class UfmSubnetManager:
     capabilities: ClassVar[Capabilities] = Capabilities(separates_functions=True)
 
     def __init__(self, conf: Any, now: Callable[[], float] = time.monotonic) -> None:
-        """Ask for nothing yet.
+        """Send no request yet.
 
         :param conf: the group ``[hpc_fabric_agent]``.
-        :param now: seconds of a clock that never goes back.
+        :param now: a monotonic clock, in seconds.
         :raises SubnetManagerError: an option is missing or wrong.
         """
         for option in ("ufm_url", "ufm_user", "ufm_password"):
@@ -117,17 +117,17 @@ class UfmSubnetManager:
         self._qualities_at = float("-inf")
         self._policy_faults: tuple[str, ...] = ()
         self._has_looked = self._has_enforced = False
-        #: Intruders of which a reading after the last change has told. They may go now.
+        #: Intruders that a reading after the last change has reported. They may be removed now.
         self._told: frozenset[Place] = frozenset()
         self._logged: frozenset[Place] = frozenset()
 
     # -- changes -------------------------------------------------------------------------
 
     def enforce(self, desired: DesiredPartitions) -> bool:
-        """Ask UFM for every change that *desired* needs; see :class:`base.SubnetManager`.
+        """Request every change of UFM that *desired* needs; see :class:`base.SubnetManager`.
 
-        One partition that UFM does not take, that is not readable, or that is an administrator's,
-        leaves the others as they are to be; :meth:`read_back` names it.
+        A partition that UFM does not take, that is unreadable, or that is an administrator's, does
+        not hold up the others; :meth:`read_back` names it.
         """
         with self._alone():
             record = self._read_record()
@@ -138,21 +138,21 @@ class UfmSubnetManager:
                 )
             self._writer.begin()
             situation = self._look_around(desired, record)
-            # First in the record, then at UFM: what is there and not recorded is not ours.
+            # Record first, then change UFM: a partition without a record is not the agent's.
             kept = keep_record(record.partitions, situation)
             self._write_record(UfmRecord(desired.ticket, kept, self._writer.jobs))
             self._shrink_good(situation.wanted)
             self._has_enforced = True
             refused = self._apply(desired, situation)
             if refused:
-                # An administrator may make such a partition yet: it is not ours before.
+                # An administrator may still make such a partition, which would not be the agent's.
                 kept = {pkey: kept[pkey] for pkey in kept.keys() - refused}
                 self._write_record(UfmRecord(desired.ticket, kept, self._writer.jobs))
             self._set_policies(desired.policies, kept.keys() & situation.wanted.keys())
             return self._writer.sent > 0
 
     def _apply(self, desired: DesiredPartitions, situation: UfmSituation) -> frozenset[int]:
-        """Send the changes; the result is P_Keys of which UFM refuses to make partitions."""
+        """Send the changes; returns the P_Keys whose partitions UFM refuses to make."""
         changes = plan_changes(situation, self._told)
         leaving = {
             (pkey, guid)
@@ -186,7 +186,7 @@ class UfmSubnetManager:
         for pkey, policy in asked.items():
             before = self._qualities.get(pkey)
             if before is None:
-                # UFM is making the partition, or has told it in a way that is not understood.
+                # UFM is still making the partition, or its answer was not understood.
                 if self._listing is not None and pkey in self._listing.partitions:
                     faults.append(f"UFM tells no quality of service of {format_pkey(pkey)}")
                 continue
@@ -211,7 +211,7 @@ class UfmSubnetManager:
     # -- readings ------------------------------------------------------------------------
 
     def read_back(self, desired: DesiredPartitions) -> ReadBack:
-        """Compare what UFM tells with *desired*, row by row."""
+        """Compare UFM's answers with *desired*, row by row."""
         with self._alone():
             record = self._read_record()
             situation = self._look_around(desired, record)
@@ -223,7 +223,7 @@ class UfmSubnetManager:
             self._grow_good(situation)
         faults = (
             *self._list_faults(situation),
-            # Without a ticket the desired state is unknown, and so is who is an intruder.
+            # Without a ticket the desired state is unknown, so no member counts as an intruder.
             *(self._announce_intruders(situation) if desired.ticket else ()),
             *self._port_faults,
             *self._policy_faults,
@@ -231,7 +231,7 @@ class UfmSubnetManager:
         return ReadBack(readings, faults)
 
     def foreign_pkeys(self) -> frozenset[int]:
-        """P_Keys at UFM that are not ours, but for the default partition's."""
+        """P_Keys at UFM that are not the agent's, except the default partition's."""
         record = self._read_record()
         listing = self._recall_listing()
         ours = list_own_pkeys(record.partitions, listing)
@@ -242,7 +242,7 @@ class UfmSubnetManager:
         return ()
 
     def audit(self) -> Sequence[AuditRow]:
-        """Judge what UFM tells of its settings, and its files if they are on this host."""
+        """Judge UFM's settings from its answers, and from its files if they are on this host."""
         files = read_ufm_files(self._opensm_config)
         default = self._recall_listing().default
         return audit_ufm(self._options, None if default.problem else default, files)
@@ -251,12 +251,12 @@ class UfmSubnetManager:
         """Close the connections to UFM."""
         self._client.close()
 
-    # -- what UFM and the record have ----------------------------------------------------
+    # -- the state at UFM and in the record ----------------------------------------------
 
     def _look_around(
         self, desired: DesiredPartitions, record: UfmRecord, *, follow: bool = True
     ) -> UfmSituation:
-        # First the jobs: the reading shows what those have done that have ended before it.
+        # Jobs first: then the reading contains the changes of every job that has ended.
         self._writer.adopt_jobs(record.jobs)
         if follow:
             self._writer.follow_jobs()
@@ -346,7 +346,7 @@ class UfmSubnetManager:
         write_ufm_record(self._record_file, record)
 
     def _write_jobs(self) -> None:
-        """Note the jobs where another agent finds them; called with the lock held."""
+        """Record the jobs so that another agent finds them; called with the lock held."""
         self._write_record(attrs.evolve(self._read_record(), jobs=self._writer.jobs))
 
     def _shrink_good(self, wanted: Memberships) -> None:
@@ -364,7 +364,7 @@ class UfmSubnetManager:
             self._write_good(good, {pkey: members for pkey, members in left.items() if members})
 
     def _grow_good(self, situation: UfmSituation) -> None:
-        """Expect the members that UFM has and that are wanted, beside those of before."""
+        """Expect the wanted members that UFM has, in addition to those expected before."""
         good = read_ufm_record(self._good_file) or UfmRecord()
         expected = {pkey: dict(members) for pkey, members in good.partitions.items()}
         for pkey in situation.ours & situation.wanted.keys():
@@ -429,7 +429,7 @@ def _find_opening(listing: UfmListing) -> str | None:
 
 
 def _find_sudden_loss(good: Memberships, listing: UfmListing) -> str:
-    """Tell what is missing if UFM lists none of what was there before; "": no such thing."""
+    """Describe the loss if UFM lists none of the earlier members; "" without such a loss."""
     left_empty = listing.partitions.keys() == {DEFAULT_PKEY}
     if good and not good.keys() & listing.partitions.keys() and (len(good) > 1 or left_empty):
         return f"none of the partitions that it had: {describe_pkeys(good)}"

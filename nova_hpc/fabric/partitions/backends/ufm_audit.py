@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Audits the settings of UFM and of its subnet manager.
 
-UFM answers for all options of its subnet manager at once (guide, *SM Configuration REST API*,
-the example without a value). Options that UFM leaves out are asked for one by one, once. Its files
-tell the rest if the agent runs on UFM's host; elsewhere the rest is unknown.
+UFM returns all options of its subnet manager at once (guide, *SM Configuration REST API*, the
+example without a value). Options that UFM leaves out are requested one by one, once. Its files
+contain the rest if the agent runs on UFM's host; on other hosts the rest is unknown.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from nova_hpc.fabric.partitions.hardening import (
 from nova_hpc.fabric.partitions.keys import Membership
 from nova_hpc.fabric.partitions.manager_options import read_manager_options
 
-#: Row -> the option that it is judged by, where that is called otherwise.
+#: Row -> the option that decides it, if the option has another name.
 _OPTION_OF_ROW: Final[Mapping[str, str]] = MappingProxyType(
     {
         "part_enforce": "no_partition_enforcement",
@@ -38,9 +38,9 @@ _OPTION_OF_ROW: Final[Mapping[str, str]] = MappingProxyType(
         "topoconfig": "topo_config_enabled",
     }
 )
-#: Asked for beside those that a row is called after.
+#: Options to read in addition to those that have the name of a row.
 _MORE_OPTIONS: Final = ("part_enforce", "topo_config_file")
-#: No option of the subnet manager says it.
+#: Rows that no option of the subnet manager decides.
 _NO_OPTION: Final = frozenset({DEFAULT_PARTITION, "am_key"})
 _RANDOM_SA_KEY: Final = "randomize_sa_key"
 _LOCAL_CURE: Final = "run the agent on UFM's host, with opensm_config as UFM has it, or look there"
@@ -48,7 +48,7 @@ _LOCAL_CURE: Final = "run the agent on UFM's host, with opensm_config as UFM has
 
 @attrs.frozen
 class UfmFiles:
-    """The text of UFM's files on this host; None: it is not there, or cannot be read."""
+    """The text of UFM's files on this host; None if a file is absent or cannot be read."""
 
     opensm_conf: str | None
     gv_cfg: str | None
@@ -63,20 +63,20 @@ def read_ufm_files(opensm_config: Path) -> UfmFiles:
 class UfmOptions:
     """The options of UFM's subnet manager: after the first look, one request for each look.
 
-    :ivar ask: asks ``/app/smconf`` for that ``param_name``, or for all options if it is None, and
+    :ivar ask: requests ``/app/smconf`` for this ``param_name``, or all options if it is None, and
         returns the JSON.
     """
 
     ask: Callable[[str | None], Any]
     _whole: dict[str, str] = attrs.field(factory=dict)
-    #: Options that UFM tells only one by one; None: it does not any more.
+    #: Options that UFM returns only one by one; None if it no longer returns one.
     _single: dict[str, str | None] = attrs.field(factory=dict)
     _tells_all: bool = True
     _has_begun: bool = False
     _turn: int = 0
 
     def read(self, names: Iterable[str]) -> Mapping[str, str]:
-        """Read options; those that UFM does not tell, or does not answer for, are absent."""
+        """Read options; an option is absent if UFM does not return it, or does not answer."""
         try:
             if self._has_begun:
                 self._read_next()
@@ -97,7 +97,7 @@ class UfmOptions:
         self._has_begun = True
 
     def _read_next(self) -> None:
-        # A round of the agent waits for this, so each look asks for all or for one in turn.
+        # A round of the agent waits for this, so each look reads all options or one, in turn.
         turns = [*([None] if self._tells_all else []), *sorted(self._single)]
         if turns:
             self._turn = (self._turn + 1) % len(turns)
@@ -124,7 +124,7 @@ class UfmOptions:
 
 
 def _write_option(value: object) -> str | None:
-    """Write an option as in the manager's file; None: its form is unknown."""
+    """Write an option as in the manager's file; None if its form is unknown."""
     if isinstance(value, bool):
         return "TRUE" if value else "FALSE"
     return str(value) if isinstance(value, str | int) else None
@@ -133,9 +133,9 @@ def _write_option(value: object) -> str | None:
 def audit_ufm(
     manager: UfmOptions, default: UfmPartition | None, files: UfmFiles
 ) -> tuple[AuditRow, ...]:
-    """Judge the rows of NVIDIA's manager by the options that UFM tells and by its files.
+    """Judge the rows of NVIDIA's manager by UFM's options and files.
 
-    :param default: the default partition, as UFM lists it; None: unknown.
+    :param default: the default partition, as UFM lists it; None if unknown.
     """
     if files.opensm_conf is not None:
         options = dict(read_manager_options(files.opensm_conf))
@@ -213,7 +213,7 @@ def _forget(row: AuditRow) -> AuditRow:
 
 
 def _read_settings(text: str | None) -> Mapping[str, str] | None:
-    """Option -> value in small letters, of all sections; None: the file cannot be read."""
+    """Option -> value in small letters, of all sections; None if the file cannot be read."""
     if text is None:
         return None
     parser = configparser.ConfigParser(strict=False, interpolation=None, allow_no_value=True)

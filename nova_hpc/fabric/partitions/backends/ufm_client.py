@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Speaks the REST API of UFM Enterprise, as far as partitions need it.
+"""A client of UFM Enterprise's REST API, with the requests that partitions need.
 
-Paths, bodies and answers are those of NVIDIA's *UFM Enterprise REST API Guide* (6.15.1 to 6.24.1:
-*PKey GUIDs*, *Ports*, *Virtual Ports*, *SM Configuration*, *Jobs*). **Not tried on the real
-product**: ``tests/data/ufm/contract.json`` has what the guide says, with its pages.
+Paths, bodies and answers follow NVIDIA's *UFM Enterprise REST API Guide* (6.15.1 to 6.24.1:
+*PKey GUIDs*, *Ports*, *Virtual Ports*, *SM Configuration*, *Jobs*). **Not tested with the real
+product**: ``tests/data/ufm/contract.json`` quotes the guide, with its pages.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from urllib3.util import Retry
 from nova_hpc.fabric.partitions.backends.base import SubnetManagerError
 from nova_hpc.outside.text import printable_text
 
-#: Where a user with a password finds the API; ``/ufmRestV2`` and ``V3`` take certificates, tokens.
+#: The API for users with a password; ``/ufmRestV2`` and ``V3`` take certificates and tokens.
 ROOT: Final = "/ufmRest"
-#: Answers that pass by themselves.
+#: HTTP statuses of faults that pass by themselves.
 _PASSING: Final = frozenset({429, 500, 502, 503, 504})
-#: Requests that may be made twice. An addition may not: the first could come after a removal.
+#: Methods that may be sent twice. An addition may not: the first could arrive after a removal.
 _REPEATABLE: Final = frozenset({"GET", "PUT", "DELETE"})
-#: A password goes in clear text to this machine alone.
+#: The only machine that gets a password in clear text is this one.
 _LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 _LONGEST_REASON: Final = 300
 #: Entries of one page, and the most pages of one list.
@@ -48,11 +48,11 @@ _NAME_SIGNER: Final = (
 
 
 class UfmRefusedError(SubnetManagerError):
-    """UFM does not do what one request asks for; the next may be all right."""
+    """UFM refuses one request; the next may succeed."""
 
     def __init__(self, text: str, status: int = 0) -> None:
         super().__init__(text)
-        #: HTTP status of the answer; 0: another reason.
+        #: HTTP status of the answer; 0 if the reason is another one.
         self.status = status
 
 
@@ -75,7 +75,7 @@ class UfmAccess:
     url: str
     user: str
     password: str = attrs.field(repr=False)
-    #: Certificates of those who may have signed UFM's; None: the system's.
+    #: File with the authorities for UFM's certificate; None for the system's.
     ca_file: str | None = None
     #: Seconds to connect, and to wait for each piece of an answer.
     timeouts: tuple[float, float] = (5.0, 30.0)
@@ -128,12 +128,12 @@ class UfmClient:
             self._session.mount(scheme, HTTPAdapter(max_retries=retry))
 
     def get(self, path: str, **query: str) -> Any:
-        """Read the JSON that UFM answers; of several pages, all.
+        """Read UFM's JSON answer; of an answer in several pages, all pages.
 
         A record that an object contains twice is None: neither of the two is right.
 
         :raises UfmRefusedError: UFM refuses this request.
-        :raises SubnetManagerError: UFM does not answer, or not as the guide says.
+        :raises SubnetManagerError: UFM does not answer, or not as in the guide.
         """
         answer = self._get_json(path, query)
         if not _is_page(answer):
@@ -166,9 +166,9 @@ class UfmClient:
             ) from error
 
     def change(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> str | None:
-        """Ask for a change.
+        """Request a change.
 
-        :returns: the number of the job in which UFM makes it (status 202); None: it is made.
+        :returns: the number of the job in which UFM makes it (status 202); None if it is made.
         :raises UfmRefusedError: UFM refuses this change.
         :raises UfmUntrackedError: UFM makes it in a job without a number.
         :raises UfmTroubleError: UFM has trouble with this change, which may have been made.
@@ -195,6 +195,11 @@ class UfmClient:
         query: Mapping[str, str] | None = None,
         body: Mapping[str, Any] | None = None,
     ) -> requests.Response:
+        """Send a request, and turn a bad HTTP status into the error that fits its cause.
+
+        401 and 403 are faults of the account, and 3xx of the URL: no other request would succeed.
+        Other 4xx are faults of this request. 429 and most 5xx pass by themselves.
+        """
         answer = self._send(method, path, query, body)
         if answer.status_code == requests.codes.unauthorized and self._session.cookies:
             # The session that UFM keeps behind its cookie has ended; the password opens another.
@@ -271,7 +276,7 @@ def _explain_tls_error(url: str, error: BaseException) -> str:
 
 
 def _find_verification_error(error: BaseException) -> ssl.SSLCertVerificationError | None:
-    """Look for OpenSSL's error behind those of requests and urllib3."""
+    """Look for OpenSSL's error behind the errors of requests and urllib3."""
     seen: list[BaseException] = [error]
     for cause in seen:
         if isinstance(cause, ssl.SSLCertVerificationError):

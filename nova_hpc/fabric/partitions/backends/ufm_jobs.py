@@ -3,7 +3,7 @@
 
 UFM may answer a change with 202 and make it in a job of its own. Until the job has ended, its GUIDs
 can appear in a partition, or disappear from one, at any moment. An addition whose answer was lost
-is the same without a number: it may be made yet, so it counts for a time.
+is the same without a number: UFM may still make it, so it counts for a time.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _ENDED: Final = frozenset(
 class UfmJob:
     """One such change.
 
-    :ivar number: of UFM's job; "": the answer to the change was lost.
+    :ivar number: of UFM's job; "" if the answer to the change was lost.
     :ivar guids: GUIDs that it puts into the partition, or takes out of it.
     :ivar whole: it makes or removes the partition.
-    :ivar until: seconds of the agent's clock at which a lost change counts no more.
+    :ivar until: time of the agent's clock, in seconds, from which a lost change no longer counts.
     """
 
     number: str
@@ -49,9 +49,9 @@ class UfmJob:
 
 @attrs.frozen
 class UfmJobState:
-    """The state of a job, as UFM tells it.
+    """The state of a job in UFM's answer.
 
-    :ivar error: why it did not make its change; "": it did, or has not ended.
+    :ivar error: why it did not make its change; "" if it did, or has not ended.
     """
 
     has_ended: bool
@@ -69,7 +69,7 @@ def read_job_states(answer: object) -> dict[str, UfmJobState]:
 
 
 def read_job_state(number: str, answer: object) -> UfmJobState:
-    """Read the answer to ``GET /jobs/1``; a job may run whose state is not understood."""
+    """Read the answer to ``GET /jobs/1``; an answer that is not understood counts as running."""
     body = answer[0] if isinstance(answer, list) and len(answer) == 1 else answer
     if not isinstance(body, dict):
         return UfmJobState(False)

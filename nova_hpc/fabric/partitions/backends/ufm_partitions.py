@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Partitions, ports and qualities of service as UFM tells them.
+"""Partitions, ports and qualities of service in UFM's answers.
 
-Pure: answers of UFM come in as JSON. One record that says too little is one unknown partition, and
-the others are as they are. An answer that is no list of partitions at all is an error.
+Pure: UFM's answers come in as JSON. A record that lacks something makes one partition unknown, and
+does not affect the others. An answer that is not a list of partitions at all is an error.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ Members = Mapping[int, Membership]
 #: P_Key -> members.
 Memberships = Mapping[int, Members]
 _LIKE: Final = "the agent knows the answers of UFM 6.15.1 to 6.24.1"
-#: Stands among the partitions if UFM is told to add the name of the site to all answers.
+#: A key among the partitions if UFM is configured to add the name of the site to all answers.
 _NAME_OF_SITE: Final = "site_name"
 
 
 @attrs.frozen
 class UfmPartition:
-    """One partition as UFM tells it.
+    """One partition in UFM's answer.
 
-    :ivar members: GUID -> its membership; None: UFM tells none that is understood, or two.
-    :ivar default_membership: of the default partition alone, from UFM 6.19 on: the membership of
+    :ivar members: GUID -> its membership; None if UFM lists no valid membership, or two.
+    :ivar default_membership: only of the default partition, from UFM 6.19 on: the membership of
         ports that are in no other list.
-    :ivar problem: why its members are unknown; "": they are not.
+    :ivar problem: why its members are unknown; "" if they are known.
     """
 
     pkey: int
@@ -62,7 +62,7 @@ class UfmPartition:
 
     @property
     def named_ours(self) -> bool:
-        """Whether its name says that this project has made it."""
+        """Whether its name marks it as made by this project."""
         return self.name.startswith(NAME_PREFIX)
 
 
@@ -70,7 +70,7 @@ class UfmPartition:
 class UfmListing:
     """The partitions that UFM has.
 
-    :ivar partitions: P_Key -> partition, with those whose members are unknown.
+    :ivar partitions: P_Key -> partition, including those whose members are unknown.
     :ivar faults: sentences on records that are not understood.
     """
 
@@ -83,7 +83,7 @@ class UfmListing:
         return self.partitions[DEFAULT_PKEY]
 
     def members(self, pkey: int) -> Mapping[int, Membership | None]:
-        """GUID -> membership; empty if there is no such partition, or nothing is known of it."""
+        """GUID -> membership; empty if the partition does not exist, or its members are unknown."""
         partition = self.partitions.get(pkey)
         return {} if partition is None else partition.members
 
@@ -139,7 +139,7 @@ def _read_partition(pkey: int, body: object) -> UfmPartition:
     name = body.get("partition")
     if not isinstance(name, str):
         return UfmPartition(pkey, problem=_quote("it has no name", body))
-    # The default partition has a list only of those that are in it otherwise than by default.
+    # The default partition's list contains only members that are not in it by default.
     entries = body.get("guids", [] if pkey == DEFAULT_PKEY else None)
     if not isinstance(entries, list):
         return UfmPartition(pkey, name, problem=_quote("UFM lists no members", body))
@@ -214,9 +214,9 @@ class UfmQuality:
 def read_qualities(answer: object) -> dict[int, UfmQuality]:
     """Read the answer to ``GET /resources/pkeys?qos_conf=true``.
 
-    Partitions without one, or with one that is not understood, are absent.
+    Partitions without a quality of service, or with one that is not understood, are absent.
 
-    :raises SubnetManagerError: it is no answer to that.
+    :raises SubnetManagerError: the answer has another form.
     """
     if not isinstance(answer, dict):
         raise _unknown("the list of partitions is no object", answer)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The changes that UFM needs, and the verdict on each row.
 
-Pure. A GUID joins a partition only if a reading shows it in no other partition of ours where it is
-not wanted, and if no job may still put it into one. So each GUID that moves waits for its own
-removal, and no GUID waits for another's. Partitions of administrators are no difference: they are
-never changed, and a row is right whatever they contain.
+Pure. A GUID joins a partition only if no other partition of the agent still has it wrongly,
+according to a reading, and no job may still add it there. So each GUID that moves waits for its own
+removal, and no GUID waits for another's. Partitions of administrators are not part of the
+comparison: they are never changed, and a row is right whatever they contain.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _UNREAD: Final = MemberReading(MemberState.UNKNOWN, "UFM's record of its partiti
 
 @attrs.frozen
 class UfmSituation:
-    """The partitions of UFM, and which of them, and of their members, are ours.
+    """The partitions of UFM, with those of the agent, and the agent's members.
 
     :ivar wanted: P_Key -> members, of all rows that are wanted.
-    :ivar ours: P_Keys of our partitions.
-    :ivar known: members that the agent has asked for, or that rows of Neutron name.
-    :ivar jobs: that may not have ended.
+    :ivar ours: P_Keys of the agent's partitions.
+    :ivar known: members that the agent has requested, or that rows of Neutron name.
+    :ivar jobs: jobs that may not have ended.
     """
 
     listing: UfmListing
@@ -77,7 +77,7 @@ class UfmSituation:
         return any(guid in job.guids for job in self.jobs if not job.is_lost)
 
     def is_held_elsewhere(self, pkey: int, guid: int) -> bool:
-        """Whether a GUID is, or may be, in another partition of ours, where it is not wanted."""
+        """Whether another partition of the agent has, or may have, a GUID that must leave it."""
         others = {key for key in self.ours if key != pkey and not self.is_wanted(key, guid)}
         return (
             any(guid in self.listing.members(key) for key in others)
@@ -91,8 +91,8 @@ class UfmChanges:
     """Requests to UFM, in this order.
 
     :ivar removals: P_Key -> GUIDs that leave.
-    :ivar removed_partitions: P_Key -> its members, of partitions of ours without a network.
-    :ivar new_partitions: that UFM does not have.
+    :ivar removed_partitions: P_Key -> its members, for partitions of the agent without a network.
+    :ivar new_partitions: partitions that UFM does not have.
     :ivar additions: P_Key -> GUIDs that join.
     """
 
@@ -103,7 +103,7 @@ class UfmChanges:
 
     @property
     def empty(self) -> bool:
-        """Whether UFM has to be asked for nothing."""
+        """Whether UFM needs no request."""
         return not (
             self.removals or self.removed_partitions or self.new_partitions or self.additions
         )
@@ -123,7 +123,7 @@ def merge_members(desired: DesiredPartitions) -> dict[int, dict[int, Membership]
 
 
 def list_own_pkeys(recorded: Memberships, listing: UfmListing) -> frozenset[int]:
-    """P_Keys of our partitions: those on record, and those that are named as ours."""
+    """P_Keys of the agent's partitions: those on record, and those with a name of the agent's."""
     named = {pkey for pkey, partition in listing.partitions.items() if partition.named_ours}
     return frozenset((recorded.keys() | named) - {DEFAULT_PKEY})
 
@@ -131,7 +131,7 @@ def list_own_pkeys(recorded: Memberships, listing: UfmListing) -> frozenset[int]
 def plan_changes(situation: UfmSituation, announced: frozenset[Place]) -> UfmChanges:
     """Plan the requests that UFM needs now; others wait for readings to come.
 
-    :param announced: intruders whose alarm was given; others stay until it is.
+    :param announced: intruders whose alarm was given; others stay until then.
     """
     listing, wanted = situation.listing, situation.wanted
     kept = situation.list_intruders() - announced
@@ -144,6 +144,7 @@ def plan_changes(situation: UfmSituation, announced: frozenset[Place]) -> UfmCha
         if pkey in left_alone or listing.is_unknown(pkey):
             continue
         before, after = listing.members(pkey), wanted.get(pkey, {})
+        # Members that must stay for now: a job moves them, or their alarm was not given yet.
         still = {guid for guid in before if situation.is_moving(guid) or (pkey, guid) in kept}
         going = {
             guid
@@ -151,10 +152,12 @@ def plan_changes(situation: UfmSituation, announced: frozenset[Place]) -> UfmCha
             # A membership that is not understood is not taken away from a wanted member.
             if guid not in after or before[guid] not in (None, after[guid])
         }
+        # A partition is removed if no member is wanted or stays, and no job concerns it.
         if not after and not still and not any(job.pkey == pkey for job in situation.jobs):
             removed[pkey] = frozenset(before)
         elif going:
             removals[pkey] = tuple(sorted(going))
+        # A GUID joins only after a reading without it in the other partitions.
         coming = {
             guid: after[guid]
             for guid in sorted(after.keys() - before.keys())
@@ -171,8 +174,8 @@ def keep_record(
 ) -> dict[int, dict[int, Membership]]:
     """Choose the lines of the agent's record.
 
-    :param with_wanted: before changes are asked for. After a reading only lines of members that
-        are gone are left out.
+    :param with_wanted: True before changes are requested. False after a reading, which leaves out
+        only the lines of members that are gone.
     """
     listing, conflicts = situation.listing, situation.list_conflicts()
     kept: dict[int, dict[int, Membership]] = {}
@@ -208,7 +211,7 @@ class UfmVerdicts:
     refusals: Mapping[tuple[int, int | None], str]
 
     def judge_rows(self, desired: DesiredPartitions) -> dict[int, MemberReading]:
-        """Judge all rows; an ``ACTIVE`` port of which nothing is known is left out, as unread."""
+        """Judge all rows; an ``ACTIVE`` port without a reading is left out, as unread."""
         readings = {member.row: self.judge_row(member) for member in desired.members}
         return {
             member.row: readings[member.row]
@@ -217,14 +220,14 @@ class UfmVerdicts:
         }
 
     def judge_row(self, member: PartitionMember) -> MemberReading:
-        """Judge one row by what UFM tells of its GUID and its P_Key."""
+        """Judge one row by UFM's answers on its GUID and its P_Key."""
         situation = self.situation
         if situation.listing.is_unknown(member.pkey) and member.pkey in situation.ours:
             return _UNREAD
         if not member.wanted:
             return self._judge_leaving(member)
         verdict = self._judge_wanted(member)
-        # Only a port that is on the fabric has lost or kept a key.
+        # Only a port that is on the fabric can have lost or kept a key.
         kept = verdict.kept if member.guid in self.ports.guids else None
         return attrs.evolve(verdict, kept=kept)
 
@@ -240,6 +243,7 @@ class UfmVerdicts:
         return MemberReading(MemberState.AS_DESIRED)
 
     def _judge_wanted(self, member: PartitionMember) -> MemberReading:
+        """Judge a wanted row: first the partition, then the member, then its other keys."""
         situation, pkey, guid = self.situation, member.pkey, member.guid
         listing, name = situation.listing, format_guid(guid)
         conflict = situation.list_conflicts().get(pkey)

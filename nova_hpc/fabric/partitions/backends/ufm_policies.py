@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The quality of service of a partition, as the operator wants it, in UFM's units."""
+"""The operator's quality of service for a partition, in UFM's units."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def follow_policy(
 ) -> tuple[UfmQuality, tuple[str, ...]]:
     """Change a quality of service by a policy.
 
-    :param before: at UFM.
-    :returns: the new one; and for people, what UFM cannot do of the policy.
+    :param before: the quality of service at UFM.
+    :returns: the new one; and texts for people on the parts of the policy that UFM cannot do.
     """
     unknown = []
     after = before

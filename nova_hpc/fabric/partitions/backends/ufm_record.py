@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The agent's own record of its changes at UFM.
 
-UFM does not tell who has made a partition (but for the name, from 6.22 on), and partitions of
-administrators are not touched. So every P_Key is written down before UFM is asked to make it, and
-every GUID before it is added. The file is text, for people, too::
+UFM does not record the maker of a partition (except by its name, from 6.22 on), and the agent must
+not touch partitions of administrators. So the agent writes down every P_Key before UFM makes the
+partition, and every GUID before it is added. The file is text, so people can read it::
 
     # nova-hpc-ufm-partitions 1
     # ticket 41
@@ -11,10 +11,11 @@ every GUID before it is added. The file is text, for people, too::
     0x0101
     0x0101 0x0002c90000200001 full
 
-A line with a P_Key alone states that the partition is ours; a person who adds one gives the agent
-a partition. A line with a GUID stays until UFM is read without that member: a member without a
-line is not ours. A job is one that UFM has accepted and that had not ended (``whole`` if it makes
-or removes the partition); ``-`` is an addition whose answer was lost.
+A line that contains only a P_Key makes the partition the agent's; a person who adds such a line
+gives the agent a partition. A line with a GUID stays until UFM is read without that member:
+a member without a line is not the agent's. A job line is a job that UFM has accepted and that had
+not ended, with ``whole`` if it makes or removes the partition. The number ``-`` is an addition
+whose answer was lost.
 """
 
 from __future__ import annotations
@@ -52,9 +53,9 @@ class UfmRecord:
     """The content of one file.
 
     :ivar ticket: of the reading of the desired state that it was written for.
-    :ivar partitions: P_Key -> GUID -> membership, as they were wanted; those that were wanted
-        before and have not been read as gone are among them.
-    :ivar jobs: that may not have ended.
+    :ivar partitions: P_Key -> GUID -> membership, as wanted. It includes members that were wanted
+        before and that no reading has shown as gone.
+    :ivar jobs: jobs that may not have ended.
     """
 
     ticket: int = 0
@@ -86,9 +87,9 @@ def write_ufm_record(path: Path, record: UfmRecord) -> None:
 
 
 def read_ufm_record(path: Path) -> UfmRecord | None:
-    """Read the file; None: there is none.
+    """Read the file; None if it does not exist.
 
-    :raises SubnetManagerError: it cannot be read: whose the partitions are is unknown.
+    :raises SubnetManagerError: it cannot be read, so the owners of partitions are unknown.
     """
     try:
         lines = path.read_text(encoding="ascii").splitlines()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sends changes to UFM, one by one, and follows the jobs in which UFM makes them.
 
-A change that UFM refuses, or has trouble with, keeps no other change out. Only a UFM that does not
-answer, or does not take the user, ends the attempt.
+A change that UFM refuses, or has trouble with, holds no other change back. The attempt ends only if
+UFM does not answer, or does not take the user.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PKEYS: Final = "/resources/pkeys"
 _AT_ONCE: Final = 100
 #: From this release on a partition can be given a name.
 _NAMES_SINCE: Final = (6, 22)
-#: Seconds for which an addition counts whose answer was lost: longer than UFM takes for any.
+#: Seconds for which an addition with a lost answer counts: longer than UFM needs for any.
 _LOST_SECONDS: Final = 60.0
 #: An attempt ends if UFM has trouble with its first changes.
 _MOST_TROUBLES: Final = 3
@@ -47,7 +47,7 @@ _MOST_TROUBLES: Final = 3
 class UfmWriter:
     """Changes at UFM that were sent, refused, or are being made.
 
-    :ivar now: seconds of a clock that never goes back.
+    :ivar now: a monotonic clock, in seconds.
     :ivar note_jobs: called when the jobs have changed.
     :ivar refusals: P_Key and GUID, or None for the whole partition -> why UFM did not take it.
     :ivar sent: number of requests for changes since :meth:`begin`.
@@ -73,7 +73,7 @@ class UfmWriter:
         self.jobs += tuple(job for job in jobs if not job.is_lost and job.number not in own)
 
     def follow_jobs(self) -> None:
-        """Ask for the jobs that have not ended; forget those that have.
+        """Read the state of the jobs that have not ended; forget those that have.
 
         :raises SubnetManagerError: UFM does not answer.
         """
@@ -109,7 +109,7 @@ class UfmWriter:
             return UfmJobState(True)
 
     def expect_additions(self, pkey: int, guids: Collection[int]) -> None:
-        """Count additions whose answers this agent does not have."""
+        """Count additions that may still be made, and whose answers this agent does not have."""
         kept = [
             job
             for job in self.jobs
@@ -134,7 +134,7 @@ class UfmWriter:
     def add(self, changes: UfmChanges) -> frozenset[int]:
         """Send the new partitions and, for partitions that are there, the additions.
 
-        :returns: P_Keys of which UFM refuses to make partitions.
+        :returns: P_Keys whose partitions UFM refuses to make.
         """
         absent = {
             pkey
@@ -162,12 +162,12 @@ class UfmWriter:
                 self._add(pkey, membership, some)
 
     def _add(self, pkey: int, membership: Membership, guids: Sequence[int]) -> None:
-        # One membership a request: a list of them is a list of "full" for some releases.
+        # One membership a request: some releases read a list of memberships as a list of "full".
         body = {
             "pkey": f"{pkey:#x}",
             "guids": [f"{guid:016x}" for guid in guids],
             "membership": str(membership),
-            # As the partition was made: UFM takes its defaults for what is left out.
+            # The values with which the partition was made: UFM replaces missing ones by defaults.
             "index0": False,
             "ip_over_ib": True,
         }
