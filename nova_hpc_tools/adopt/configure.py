@@ -110,6 +110,7 @@ class Configure(ListCommand):
             if not loss.meant(args.replace)
         ]
         refusals += writer.find_hidden_options(args.config, files)
+        refusals += layout_files.find_winning_variables(args, work.node, parts)
         if refusals and not args.dry_run:
             raise CommandError("\n".join(refusals))
         if args.write is None:

@@ -102,6 +102,24 @@ def find_source_files(args: argparse.Namespace, node: Node) -> tuple[Path, ...]:
     )
 
 
+def find_winning_variables(args: argparse.Namespace, node: Node, parts: Sequence[str]) -> list[str]:
+    """Find variables that OpenStack-Ansible reads in place of those of our files: refusals.
+
+    ``openstack-ansible`` gives ``user_*.yml`` to Ansible by ``-e``, which wins over ``group_vars``
+    and ``host_vars``.
+    """
+    if args.layout != layout_names.OSA or args.write is None:
+        return []
+    return [
+        f"{path}:{number}: {line.strip()} wins over {args.write / override.path} "
+        "and hides all of it: move it into a file below group_vars, and run this command again"
+        for override in _wanted_overrides(args, node, parts)
+        for path in sorted(args.write.glob("user_*.y*ml"))
+        for number, line in enumerate(include_files.read_text_or_empty(path).split("\n"), start=1)
+        if line.partition(":")[0].rstrip() == override.variable
+    ]
+
+
 def _wanted_overrides(
     args: argparse.Namespace, node: Node, parts: Sequence[str]
 ) -> list[LayoutFile]:

@@ -240,6 +240,21 @@ def test_an_entry_that_hides_ours_is_named_where_it_comes_from(configure, cloud)
     assert configure(*words)[0] == 0
 
 
+def test_a_variable_that_wins_over_ours(configure, cloud):
+    path = cloud.folder / "user_variables.yml"
+    path.write_text("---\nnova_nova_conf_overrides:\n  DEFAULT: {}\n", encoding="utf-8")
+    words = ("--part", "compute", "--replace", "device_spec")
+    status, _, err = configure(*words)
+    assert status == (2 if cloud.layout == "osa" else 0)
+    if cloud.layout == "kolla":
+        return  # Its tool reads no such file.
+    ours = cloud.folder / f"host_vars/{HOST}/nova-hpc.yml"
+    assert f"{path}:2: nova_nova_conf_overrides: wins over {ours} and hides" in err
+    assert not ours.exists()
+    path.write_text("nova_nova_conf_overrides_of_ours: {}\n", encoding="utf-8")
+    assert configure(*words)[0] == 0
+
+
 def test_a_file_of_the_operators_is_not_touched(configure, cloud):
     path = cloud.folder / (
         f"nova/{HOST}/nova-compute.conf"
