@@ -72,14 +72,6 @@ FINDINGS: Final = WireDocument(
     schema="nova-hpc/findings",
     longest=1 << 24,
 )
-UNDO: Final = WireDocument(
-    name="undo record",
-    lives="nova-hpc-undo.json beside the include files",
-    writer="nova_hpc.wire.undo:write_undo",
-    readers=("nova_hpc.wire.undo:read_undo",),
-    schema="nova-hpc/undo",
-    longest=1 << 26,
-)
 FABRIC_MAP: Final = WireDocument(
     name="fabric map",
     lives="a file of the operator's",
@@ -193,7 +185,6 @@ ALL: Final = (
     FLEET,
     DECLARATION,
     NODE_DECLARATION,
-    UNDO,
     FINDINGS,
     FABRIC_MAP,
     CLUSTER_LABEL,

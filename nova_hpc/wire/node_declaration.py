@@ -353,7 +353,7 @@ _Loader.add_implicit_resolver(
 _HEAD: Final = """\
 # What is decided for this node, or for all nodes of its kind. nova-hpc configure reads it
 # whenever it runs. Edit it, then run nova-hpc configure again; it shows what changes. Comments
-# of yours are lost when it adds to the file (--ask, "kept" below); a "why:" stays. A key that is
+# of yours are lost when it adds to the file (--add-device-role); a "why:" stays. A key that is
 # not there says nothing.
 """
 
@@ -420,8 +420,8 @@ _COMMENTS: Final[Mapping[str, tuple[str, str]]] = {
         "limits: {hosts: 400}",
     ),
     "kept": (
-        "What entries of device_spec of yours have said of functions, whose entries go on saying\n"
-        "it: configure writes it.",
+        "What removed entries of device_spec have said of functions, whose entries go on saying\n"
+        "it: configure names what to add.",
         "kept: {'0000:18:00.0': {trusted: 'true'}}",
     ),
     "nodes": (

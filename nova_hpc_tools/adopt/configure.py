@@ -8,7 +8,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import attrs
 
@@ -22,8 +22,9 @@ from nova_hpc_tools.adopt import (
     configured,
     declaration_file,
     device_spec,
-    device_spec_edit,
+    entry_losses,
     foreign_entries,
+    foreign_lines,
     host_files,
     include_files,
     include_writer,
@@ -33,16 +34,13 @@ from nova_hpc_tools.adopt import (
     layout_names,
     node_wishes,
     nvlink_sets,
-    questions,
     rails,
     readable_node,
     readiness,
-    replacement,
     service_settings,
     settings,
     spec_entries,
 )
-from nova_hpc_tools.adopt.configured import Loss
 from nova_hpc_tools.adopt.declaration import EVERY, Declaration, DeclarationError
 from nova_hpc_tools.adopt.declared_vfs import list_declared_vfs
 from nova_hpc_tools.adopt.identity import Form
@@ -62,7 +60,8 @@ class Configure(ListCommand):
     and writes them there, and a declaration to edit where there is none.
     Running it again changes nothing. Filters, weighers and aliases that are
     configured are added to, limits are never lowered, CPU sets stay; whatever
-    would be lost is named, and nothing is written.
+    would be lost is named, and nothing is written. No file of others is changed:
+    a line of theirs that is in the way is named, with its file.
     """
 
     acts_with = ("write", "undo")
@@ -90,7 +89,7 @@ class Configure(ListCommand):
         _check_words(args)
         writer = include_writer.IncludeWriter(args.write, args.dry_run, self.say)
         if args.undo:
-            return CommandAnswer(("File", "State"), writer.undo(args.config))
+            return CommandAnswer(("File", "State"), writer.undo(args.config, _own_file_names(args)))
         if args.write is not None:
             include_writer.check_folder(args.write)
         work = NodeSetup.read(args)
@@ -101,26 +100,28 @@ class Configure(ListCommand):
             readable_node.check_cpus_read(work.node, offered)
         files = {
             name: include_files.mark_as_owned(text)
-            for name, text in work.files(parts, spec, result).items()
+            for name, text in work.files(parts, result).items()
         }
         work.tell(spec, result if parts else None)
-        losses = [
-            loss for part in parts for loss in result.losses[part] if not loss.meant(args.replace)
+        refusals = [
+            loss.refusal
+            for part in parts
+            for loss in result.losses[part]
+            if not loss.meant(args.replace)
         ]
-        edits = work.edits(spec) if settings.COMPUTE in parts else []
-        if losses and not args.dry_run:
-            raise _build_loss_refusal(losses)
+        refusals += writer.find_hidden_options(args.config, files)
+        refusals += layout_files.find_winning_variables(args, work.node, parts)
+        if refusals and not args.dry_run:
+            raise CommandError("\n".join(refusals))
         if args.write is None:
             return CommandAnswer(
                 ("File", "Content"), list(files.items()), show=lambda: _print_include_files(files)
             )
-        # What was answered counts the next time, too, also where nothing is offered by it.
-        declared = work.remembered(spec) if settings.COMPUTE in parts else work.declared
-        has_declaration = parts or declared != NodeDeclaration()
-        change = work.file.change(declared) if has_declaration else None
-        rows = writer.write(args.config, files, change, edits)
-        if losses:
-            raise _build_loss_refusal(losses)
+        has_declaration = parts or work.declared != NodeDeclaration()
+        change = work.file.change(work.declared) if has_declaration else None
+        rows = writer.write(args.config, files, change)
+        if refusals:
+            raise CommandError("\n".join(refusals))
         return CommandAnswer(("File", "State"), rows)
 
 
@@ -155,8 +156,6 @@ class NodeSetup:
     identified: declaration_file.IdentifiedHardware
     #: Addresses that the file names by numbers which stand for serial numbers.
     stand_ins: tuple[str, ...] = ()
-    #: The entries of others that are to be taken out.
-    taken: foreign_entries.ReplacedEntries = attrs.field(factory=foreign_entries.ReplacedEntries)
 
     @classmethod
     def read(cls, args: argparse.Namespace) -> NodeSetup:
@@ -164,7 +163,7 @@ class NodeSetup:
         parts = args.part or settings.PARTS
         root = args.root if args.xml is None else None
         on_this_machine = root is not None and root.resolve() == Path("/")
-        node = lstopo.read_lstopo_file(args.xml) if root is None else sysfs.read_sysfs_node(root)
+        node = _read_node(args)
         identified = declaration_file.identify_devices(root, node)
         if capture.HOST in identified.replaced:
             node = attrs.evolve(node, hostname=None)
@@ -195,14 +194,11 @@ class NodeSetup:
             file.declaration or NodeDeclaration(), str(file.path)
         )
         node_wishes.check_replaced(declared, identified.replaced, str(file.path))
-        declared = node_wishes.give_up_kept(declared, args.replace)
         if args.add_device_role:
             more = configure_options.add_roles_to_current(args, declared, node, told)
             declared = node_wishes.add_to_declaration(
                 declared, node.hostname, NodeWishes(roles=more)
             )
-        if args.ask:
-            declared = questions.ask_open_wishes(declared, node, root, told, hardware)
         wishes = node_wishes.wishes_for_node(declared, node.hostname, str(file.path))
         return cls(
             args=args,
@@ -217,9 +213,6 @@ class NodeSetup:
             whole=node_wishes.locate_declared_devices(wishes.whole_pf, hardware, node),
             identified=identified,
             stand_ins=tuple(stand_ins),
-            taken=foreign_entries.find_replaced_entries(
-                args.replace, told.configured.other_device_spec
-            ),
         )
 
     def table(self) -> roles.Roles:
@@ -277,7 +270,7 @@ class NodeSetup:
             wish_declaration,
             identity={**identity, **wish_declaration.identity},
             networks=rails.networks_of_functions(
-                wishes.rails, before, node, table, wish_declaration.networks
+                wishes.rails, before, node, table, wish_declaration.networks, wishes.kept or {}
             ),
             kept=self.kept(table),
             vfs=list_declared_vfs(wishes, table, node),
@@ -316,7 +309,7 @@ class NodeSetup:
             for role, wish in node_wishes.role_wishes_of(self.wishes)
             if wish.resource_class is not None or wish.identity == Form.CLASS.value
         }
-        kept_keys = replacement.kept_keys(
+        kept_keys = entry_losses.kept_keys(
             self.told.configured.device_spec, self.node, self.wishes.kept or {}
         )
         for address, keys in kept_keys.items():
@@ -325,35 +318,42 @@ class NodeSetup:
                 keys.pop("resource_class", None)
         return kept_keys
 
-    def remembered(self, spec: device_spec.DeviceSpec) -> NodeDeclaration:
-        """The declaration, with what entries that may be taken out have said."""
-        kept = foreign_entries.keys_to_remember(self.kept(self.table()), spec)
-        return node_wishes.keep_foreign_entries(self.declared, self.node.hostname, kept)
-
-    def plan(self, spec: device_spec.DeviceSpec) -> replacement.ReplacementPlan:
-        """The plan for the entries of others."""
-        return replacement.plan_replacement(
-            self.told.configured.other_device_spec,
-            spec.lines(),
+    def judge(self, spec: device_spec.DeviceSpec) -> foreign_entries.EntryJudge:
+        """The judge of the entries of others."""
+        args = self.args
+        return foreign_entries.EntryJudge(
             self.node,
-            self.taken.lines,
-            # The files of a layout say again what others have said.
-            translate=self.args.layout != layout_names.PLAIN,
+            self.told.configured.other_device_spec,
+            spec,
+            foreign_lines.ForeignFiles(
+                args.layout,
+                self.node.hostname,
+                tuple(service_settings.foreign_config_files(args.config, args.write)),
+                layout_files.find_source_files(args, self.node),
+            ),
+            str(self.file.path or "the declaration"),
         )
 
-    def edits(self, spec: device_spec.DeviceSpec) -> list[include_files.FileChange]:
-        """The changes in files of others; in a layout theirs are not what counts.
-
-        :raises include_files.IncludeError: an entry is not found, or not once.
-        """
-        plan = self.plan(spec)
-        if self.args.layout != layout_names.PLAIN or not (plan.removed or plan.rewritten):
-            return []
-        return device_spec_edit.edit_device_spec(
-            service_settings.foreign_config_files(self.args.config, self.args.write),
-            plan.removed,
-            plan.rewritten,
+    def to_declare(self, judge: foreign_entries.EntryJudge, table: roles.Roles) -> dict[str, Any]:
+        """Keys of the declaration that say what the entries say that hide ours."""
+        hiding = judge.hiding()
+        chosen = {
+            role: Form(wish.identity)
+            for role, wish in node_wishes.role_wishes_of(self.wishes)
+            if wish.identity
+        }
+        forms = foreign_entries.identities_to_declare(
+            hiding, self.told.configured, self.node, table, chosen
         )
+        kept, declared = self.kept(table), self.wishes.kept or {}
+        keys = {
+            address: kept[address]
+            for entry in hiding
+            for address in entry.addresses
+            if address in kept and kept[address] != declared.get(address)
+        }
+        options = {role: {"identity": form.value} for role, form in forms.items()}
+        return {key: value for key, value in (("role_options", options), ("kept", keys)) if value}
 
     def render(self) -> tuple[device_spec.DeviceSpec, settings.NovaSettings]:
         """The node's offer, and the texts of all files."""
@@ -379,12 +379,18 @@ class NodeSetup:
             ],
             before=self.told.configured,
         )
+        judge = self.judge(spec)
         if settings.COMPUTE in (args.part or settings.PARTS):
-            more = foreign_entries.find_entry_losses(self.plan(spec), spec, node)
+            more = judge.losses(self.to_declare(judge, table))
             compute_losses = [*result.losses[settings.COMPUTE], *more]
             result = attrs.evolve(
                 result, losses={**result.losses, settings.COMPUTE: compute_losses}
             )
+        losses = {
+            part: [judge.files.name_line_of(loss) for loss in losses]
+            for part, losses in result.losses.items()
+        }
+        result = attrs.evolve(result, losses=losses)
         stays = [
             f"The role {old} stays: a node that is configured now has {new} for these devices."
             for new, old in sorted(table.kept.items())
@@ -397,7 +403,7 @@ class NodeSetup:
         notes = [f"{one.seen} {layout_cures.render_cure(one.cure, *place)}" for one in ready]
         notes += self._stock(spec)
         notes += rails.describe_rails(wishes.rails, self.told.configured, node, table)
-        remarks = (*result.remarks, *stays, *offered.withheld.notes, *notes, *self.taken.notes)
+        remarks = (*result.remarks, *stays, *offered.withheld.notes, *notes)
         return spec, attrs.evolve(result, remarks=remarks)
 
     def _stock(self, spec: device_spec.DeviceSpec) -> list[str]:
@@ -405,31 +411,19 @@ class NodeSetup:
         before, table = self.told.configured, self.table()
         offered = {offer.tags.role for offer in spec.offers}
         chosen = {role for role, wish in node_wishes.role_wishes_of(self.wishes) if wish.identity}
-        lines = [
+        return [
             f"The role {role} goes by vendor and product here, because an entry of yours offers "
             "one of its devices: declare it for the nodes of all kinds (role_options: "
             f"{{{role}: {{identity: ids}}}}), or the alias means other devices there."
             for role in configured.roles_told_by_ids(before, self.node, table)
             if role in offered and role not in chosen
         ]
-        return [
-            *lines,
-            *foreign_entries.describe_hidden_entries(
-                self.plan(spec).others, spec.lines(), self.node
-            ),
-        ]
 
-    def files(
-        self, parts: Sequence[str], spec: device_spec.DeviceSpec, result: settings.NovaSettings
-    ) -> dict[str, str]:
+    def files(self, parts: Sequence[str], result: settings.NovaSettings) -> dict[str, str]:
         """Name -> text of each file, in the layout that is asked for."""
         if self.args.layout == layout_names.PLAIN:
             return {settings.file_name(part): result.files[part] for part in parts}
-        plan = self.plan(spec)
-        others = {
-            **self.told.others,
-            "pci": {**self.told.others["pci"], "device_spec": plan.others},
-        }
+        others = self.told.others
         return layout_files.render_layout_files(self.args, self.node, parts, result, others)
 
     def parts(self, spec: device_spec.DeviceSpec) -> list[str]:
@@ -473,16 +467,26 @@ class NodeSetup:
             print(line, file=sys.stderr)
 
 
+def _read_node(args: argparse.Namespace) -> Node:
+    return (
+        sysfs.read_sysfs_node(args.root) if args.xml is None else lstopo.read_lstopo_file(args.xml)
+    )
+
+
+def _own_file_names(args: argparse.Namespace) -> list[str]:
+    """The files that the same command would write without ``--undo``."""
+    parts = args.part or settings.PARTS
+    if args.layout == layout_names.PLAIN:
+        return [settings.file_name(part) for part in parts]
+    return layout_files.names_of_layout_files(args, _read_node(args), parts)
+
+
 def _check_words(args: argparse.Namespace) -> None:
+    configure_options.check_removed_options(args)
     if args.dry_run and args.write is None:
         raise CommandError("--dry-run needs --write: without it nothing is written anyway")
     if args.undo and args.write is None:
-        raise CommandError("--undo needs --write: it gives back what was written there")
-
-
-def _build_loss_refusal(losses: Sequence[Loss]) -> CommandError:
-    """The losses, one line each, and how each is kept or given up."""
-    return CommandError("\n".join(loss.refusal for loss in losses))
+        raise CommandError("--undo needs --write: it removes the files that were written there")
 
 
 def _print_include_files(files: Mapping[str, str]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -81,8 +82,7 @@ def _add_source_options(source: Any) -> None:
     source.add_argument(
         "--ask",
         action="store_true",
-        help="ask what cannot be known, with defaults from the inventory, and write it into the "
-        "declaration",
+        help=argparse.SUPPRESS,  # Removed; check_removed_options() names what replaces it.
     )
     source.add_argument(
         "--add-device-role",
@@ -131,8 +131,8 @@ def _add_output_options(output: Any) -> None:
     output.add_argument(
         "--undo",
         action="store_true",
-        help="with --write: give back what the last run that wrote there has replaced, the "
-        "declaration included",
+        help="with --write: remove the files that this command has written there; the "
+        "declaration and files of others stay",
     )
     output.add_argument(
         "--keep",
@@ -147,9 +147,26 @@ def _add_output_options(output: Any) -> None:
         default=[],
         metavar="NAME",
         help="take away what is configured under this name: an option, or one filter, alias or "
-        "device of it; or take one entry of device_spec of others out of its file, named by its "
-        "JSON. Otherwise nothing is written when something would be lost; may be repeated",
+        "device of it. Otherwise nothing is written when something would be lost; may be repeated",
     )
+
+
+def check_removed_options(args: argparse.Namespace) -> None:
+    """Refuse options of the release before.
+
+    :raises CommandError: one of them is there; the text names what replaces it.
+    """
+    if args.ask:
+        raise CommandError(
+            "--ask was removed: run configure --write, edit the declaration that it writes, and "
+            "run it again"
+        )
+    entries = [word for word in args.replace if word.lstrip().startswith(("{", "["))]
+    if entries:
+        raise CommandError(
+            f"--replace {shlex.quote(entries[0])} was removed, because this command edits no file "
+            "of others: run it without this option; it names the line of the entry and what to do"
+        )
 
 
 # --- what they say ---------------------------------------------------------------

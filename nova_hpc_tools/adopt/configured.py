@@ -20,7 +20,7 @@ from nova_hpc.topology import cpuset
 from nova_hpc.topology.model import Node, PciFunction
 from nova_hpc.topology.roles import Roles
 from nova_hpc.wire import tags
-from nova_hpc_tools.adopt import identity, nova_rules, replacement, spec_entries
+from nova_hpc_tools.adopt import entry_losses, identity, nova_rules, spec_entries
 from nova_hpc_tools.adopt.declaration import TUNNELS
 from nova_hpc_tools.adopt.device_spec import DeviceOffer, DeviceSpec
 from nova_hpc_tools.adopt.identity import Form
@@ -52,6 +52,8 @@ class Loss:
     cure: str | None = None
     #: What keeps things as they are; a part of a sentence.
     otherwise: str | None = None
+    #: A JSON object of a file of others that has to go first.
+    foreign: str | None = None
 
     def meant(self, replace: Iterable[str]) -> bool:
         """Whether the operator has said that this is meant."""
@@ -134,9 +136,8 @@ def merge_aliases(
         before = theirs.get(name, kept.get(name))
         if before is not None and _devices_of_alias(before) != _devices_of_alias(alias):
             text = f"alias {name} is {json.dumps(before)} and would be {json.dumps(dict(alias))}"
-            if name in theirs:
-                text += "; it is in a file of yours, where it has to be removed first"
-            losses.append(Loss("alias", name, text))
+            foreign = json.dumps(before) if name in theirs else None
+            losses.append(Loss("alias", name, text, foreign=foreign))
             lines[name] = alias
         elif name not in theirs:
             lines.setdefault(name, alias)
@@ -271,11 +272,11 @@ def _lost_wishes(configured: Configured, node: Node, spec: DeviceSpec) -> Iterat
                 yield Loss("device_spec", offer.provider, text)
             wishes = {key for key in spec_entries.carried_keys_of(old) if key not in _JUDGED}
             for name in sorted(wishes | ({tags.NVLINK} & set(old))):
-                if replacement.as_tag(old[name]) != entry.get(name, _NOTHING):
-                    old_text = replacement.format_value(old[name])
+                if entry_losses.as_tag(old[name]) != entry.get(name, _NOTHING):
+                    old_text = entry_losses.format_value(old[name])
                     after = "would be lost"
                     if name in entry:
-                        after = f"would be {replacement.format_value(entry[name])}"
+                        after = f"would be {entry_losses.format_value(entry[name])}"
                     text = f"{offer.provider}: {name} is {old_text} and {after}"
                     yield Loss("device_spec", offer.provider, text)
 
@@ -325,16 +326,22 @@ def roles_told_by_ids(configured: Configured, node: Node, roles: Roles) -> list[
 
 
 def networks_of_roles(
-    configured: Configured, node: Node, roles: Roles, chosen: Mapping[str, str]
+    configured: Configured,
+    node: Node,
+    roles: Roles,
+    chosen: Mapping[str, str],
+    remembered: Mapping[str, Mapping[str, str | None]],
 ) -> dict[str, str]:
     """Role, or address of a function -> the physical network for whose ports it is.
 
     :param chosen: role -> network, as the operator has decided; others stay as they are.
+    :param remembered: address -> what a removed entry has said, from the declaration.
     """
     known_networks = dict(chosen)
     for role, functions in _functions_by_role(node, roles).items():
         for function in () if role in chosen else functions:
-            for entry in spec_entries.entries_of_functions(configured.device_spec, [function]):
+            entries = spec_entries.entries_of_functions(configured.device_spec, [function])
+            for entry in (remembered.get(function.address, {}), *entries):
                 if spec_entries.NETWORK in entry:
                     known_networks[function.address] = str(entry[spec_entries.NETWORK] or TUNNELS)
                 elif nova_rules.is_true(entry.get("remote_managed")):

@@ -182,3 +182,9 @@ WRITE_CONTROLLER: Final = CommandRun(CuredCommand.CONFIGURE_CONTROLLER)
 WRITE_PLACEMENT: Final = CommandRun(CuredCommand.CONFIGURE_PLACEMENT)
 PREPARE: Final = CommandRun(CuredCommand.PREPARE, "--write /")
 DECLARATION: Final = DeclarationFile()
+#: An entry of others that hides ours: the command finds its line, and what to declare first.
+ENTRY_REMOVAL: Final = DoctorCure.of(
+    "Run ",
+    CommandRun(CuredCommand.CONFIGURE_NODE, "--dry-run"),
+    ": it names the line, and how to remove it.",
+)

@@ -1,56 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Entries of ``[pci]device_spec`` of others, as ``nova-hpc configure`` treats them.
+"""Entries of ``[pci]device_spec`` of others, as ``nova-hpc configure`` treats them. Pure.
 
-``--replace ENTRY`` takes one out, where ours says all that it says. What Nova would not start
-with, once devices are reported in Placement, is refused, and nothing is written.
+Nova takes the first entry that names a device, so an entry of others hides one of ours. Such an
+entry, and one with which nova-compute does not start, is refused, and nothing is written.
+Operators remove it in their configuration management.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 import attrs
+import yaml
 
+from nova_hpc.outside.name_lists import join_first
 from nova_hpc.topology.model import Node
+from nova_hpc.topology.roles import Roles
 from nova_hpc.topology.vfio import Vfio
-from nova_hpc_tools.adopt import nova_rules, replacement, spec_entries
+from nova_hpc_tools.adopt import configured, entry_losses, nova_rules, spec_entries
 from nova_hpc_tools.adopt.configured import Configured, Loss
 from nova_hpc_tools.adopt.device_spec import DeviceSpec
-from nova_hpc_tools.adopt.replacement import ReplacementPlan
-from nova_hpc_tools.base import CommandError
+from nova_hpc_tools.adopt.entry_losses import Hiding
+from nova_hpc_tools.adopt.foreign_lines import ForeignFiles
+from nova_hpc_tools.adopt.identity import Form
 
-_OPTION = "device_spec"
-
-
-@attrs.frozen
-class ReplacedEntries:
-    """The entries that ``--replace`` names."""
-
-    #: As they are written.
-    lines: tuple[str, ...] = ()
-    #: One sentence each: what is not there.
-    notes: tuple[str, ...] = ()
-
-
-def find_replaced_entries(replace: Iterable[str], others: Sequence[str]) -> ReplacedEntries:
-    """Find the entries that are named by what they say.
-
-    :param replace: values of ``--replace``; one that begins with a bracket is an entry.
-    :param others: entries of others, one each.
-    :raises CommandError: it is no entry.
-    """
-    lines, notes = [], []
-    for word in replace:
-        if not word.lstrip().startswith(("{", "[")):
-            continue
-        entry = spec_entries.read_spec_entry(word)
-        if entry is spec_entries.NOTHING:
-            raise CommandError(f"--replace: {word} is no JSON object, as one entry is")
-        matches = [line for line in others if replacement.is_same_entry(line, entry)]
-        lines += matches
-        if not matches:
-            notes.append(f"--replace: no entry of device_spec of yours is {word}.")
-    return ReplacedEntries(tuple(dict.fromkeys(lines)), tuple(notes))
+_OPTION: Final = "device_spec"
+#: Devices or losses that one line names.
+_MOST: Final = 12
+_MANY_COLUMNS: Final = 1 << 20
 
 
 def translate_configured_interfaces(configuration: Configured, node: Node) -> Configured:
@@ -89,75 +67,114 @@ def functions_on_vendor_driver(device_spec: Iterable[str], node: Node) -> dict[s
     return reasons
 
 
-def find_entry_losses(plan: ReplacementPlan, spec: DeviceSpec, node: Node) -> Iterator[Loss]:
-    """The losses, and the entries that Nova would not start with."""
-    for loss in plan.losses:
-        yield Loss(_OPTION, loss.address, loss.text)
-    lines = [*plan.others, *spec.lines()]
-    refusals = nova_rules.placement_refusals_of(lines, node)
-    refused_names = {refusal.what for refusal in refusals}
-    mixed = nova_rules.driver_refusals(lines, node)
-    for refusal in [
-        *refusals,
-        *(refusal for refusal in mixed if refusal.what not in refused_names),
-    ]:
-        theirs = [line for line in refusal.entries if line in plan.others]
-        yield Loss(_OPTION, refusal.what, refusal.text, _cure_of_entries(theirs, node))
+@attrs.frozen
+class EntryJudge:
+    """Judges the entries of others beside those that ``configure`` would write."""
 
+    node: Node
+    #: Entries of others, one each, as they are written.
+    others: Sequence[str]
+    spec: DeviceSpec
+    files: ForeignFiles
+    #: Path of the declaration, for messages.
+    declaration: str
 
-def _cure_of_entries(theirs: Sequence[str], node: Node) -> str:
-    if len(theirs) == 1 and (
-        name := spec_entries.read_spec_entry(theirs[0]).get(spec_entries.DEVNAME)
-    ):
-        words = replacement.format_replace_option(theirs[0])
-        translated_entry = spec_entries.entry_by_address(
-            spec_entries.read_spec_entry(theirs[0]), node
+    def hiding(self) -> list[Hiding]:
+        """Find the entries that come before ours."""
+        lines = list(self.spec.lines())
+        return list(entry_losses.find_hiding_entries(self.others, lines, lines, self.node))
+
+    def losses(self, to_declare: Mapping[str, Any]) -> Iterator[Loss]:
+        """Build the refusals: entries that hide ours, and entries that Nova refuses.
+
+        :param to_declare: keys of the declaration that say what the hiding entries say.
+        """
+        hiding = self.hiding()
+        for hidden in hiding:
+            yield self._refuse_hiding(hidden)
+        for key, value in to_declare.items() if hiding else ():
+            text = f"add to {self.declaration} first what these lines say of the devices"
+            yield Loss(_OPTION, key, text, _format_yaml({key: value}))
+        lines = [*self.others, *self.spec.lines()]
+        refusals = nova_rules.placement_refusals_of(lines, self.node)
+        refused_names = {refusal.what for refusal in refusals}
+        mixed = nova_rules.driver_refusals(lines, self.node)
+        going = {hidden.line for hidden in hiding}
+        for refusal in [
+            *refusals,
+            *(refusal for refusal in mixed if refusal.what not in refused_names),
+        ]:
+            theirs = [line for line in refusal.entries if line in self.others]
+            if not going & set(theirs):
+                places = "".join(f"{self.files.quote(line)}: " for line in theirs)
+                text = f"{places}{refusal.text}"
+                yield Loss(_OPTION, refusal.what, text, self._cure_of_refused(theirs))
+
+    def _refuse_hiding(self, hidden: Hiding) -> Loss:
+        text = (
+            f"{self.files.quote(hidden.line)}: Nova takes this entry for "
+            f"{join_first(hidden.addresses, _MOST)}, and not the one with tags"
         )
-        if spec_entries.DEVNAME in translated_entry:
+        parents = dict.fromkeys(
+            (function.physical_function if function else None) or address
+            for address in hidden.addresses
+            for function in (self.node.function(address),)
+        )
+        leave = f"or keep it, with {_format_yaml({'left_out': [*parents]})} in {self.declaration}"
+        if interface := self._interface_cure(hidden.line):
+            leave += f", and {interface}"
+        if hidden.losses:
+            lost = join_first([loss.text for loss in hidden.losses], _MOST)
+            leave += f" (without it, {lost})"
+        return Loss(_OPTION, hidden.line, text, f"{self._removal(hidden.line)}; {leave}")
+
+    def _removal(self, line: str) -> str:
+        return f"{self.files.explain_removal(line)}, and run this command again"
+
+    def _interface_cure(self, line: str) -> str | None:
+        """The address for an interface; None if the entry names none."""
+        entry = spec_entries.read_spec_entry(line)
+        name = entry.get(spec_entries.DEVNAME)
+        if not name:
+            return None
+        addressed = spec_entries.entry_by_address(entry, self.node)
+        if addressed is entry:
+            return f"this node has no interface {name}"
+        pair = f'"address": "{addressed["address"]}"'
+        return f'write {pair} in the place of "{spec_entries.DEVNAME}": "{name}"'
+
+    def _cure_of_refused(self, theirs: Sequence[str]) -> str:
+        if not theirs:
             return (
-                f"this node has no interface {name}: write the address of the device in its place, "
-                f"or take the entry out ({words})"
+                "give the devices of the adapter one role, or their roles one identity "
+                "(role_options of the declaration)"
             )
-        return (
-            f"{words} puts its address {translated_entry['address']} in the place of the "
-            f"interface, or takes "
-            "the entry out where the one with tags says all of it"
-        )
-    if not theirs:
-        return (
-            "give the devices of the adapter one role, or their roles one identity (role_options "
-            "of the declaration)"
-        )
-    words = " ".join(map(replacement.format_replace_option, theirs))
-    return f"take it out ({words}), or name vendor and product in it"
+        removals = "; ".join(map(self._removal, theirs))
+        if len(theirs) == 1 and (interface := self._interface_cure(theirs[0])):
+            return f"{interface}, or {removals}"
+        return f"name vendor and product in it, or {removals}"
 
 
-def describe_hidden_entries(
-    others: Sequence[str], ours: Iterable[str], node: Node
-) -> Iterator[str]:
-    """One sentence for each entry of others that hides ours."""
-    our_lines = list(ours)
-    for hiding_entry in replacement.find_hiding_entries(others, our_lines, our_lines, node):
-        head = (
-            f"{', '.join(hiding_entry.addresses)}: an entry of device_spec of yours "
-            f"comes first, so the "
-            "one with tags does not count"
-        )
-        if hiding_entry.plan.losses:
-            losses_text = "; ".join(loss.text for loss in hiding_entry.plan.losses)
-            yield f"{head}. It says what ours cannot ({losses_text}), so leave it."
-        else:
-            yield f"{head}: {replacement.format_replace_option(hiding_entry.line)} takes it out."
+def identities_to_declare(
+    hiding: Iterable[Hiding],
+    before: Configured,
+    node: Node,
+    roles: Roles,
+    chosen: Mapping[str, Form],
+) -> dict[str, Form]:
+    """Role -> the form that its devices have by an entry that goes, and would not have then.
+
+    :param before: interfaces translated.
+    :param chosen: the declared forms.
+    """
+    hidden = list(hiding)
+    gone = spec_entries.translate_interfaces([entry.line for entry in hidden], node)
+    rest = tuple(line for line in before.device_spec if line not in gone)
+    now = configured.identity_forms_of(before, node, roles, chosen)
+    then = configured.identity_forms_of(attrs.evolve(before, device_spec=rest), node, roles, chosen)
+    return {role: form for role, form in now.items() if then[role] is not form}
 
 
-def keys_to_remember(
-    kept: Mapping[str, Mapping[str, str | None]], spec: DeviceSpec
-) -> dict[str, dict[str, str | None]]:
-    """Those of its keys that no entry of ours would tell the next run."""
-    offered = {address for offer in spec.offers for address in offer.functions}
-    remembered = {
-        address: {key: value for key, value in keys.items() if key != spec_entries.NETWORK}
-        for address, keys in kept.items()
-        if address in offered
-    }
-    return {address: keys for address, keys in remembered.items() if keys}
+def _format_yaml(value: Mapping[str, Any]) -> str:
+    """One line of YAML, as a declaration has it."""
+    return yaml.safe_dump(value, default_flow_style=True, width=_MANY_COLUMNS).strip()[1:-1]

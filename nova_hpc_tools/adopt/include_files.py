@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import functools
-import os
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -23,8 +21,6 @@ MARKER: Final = "# Written by nova-hpc configure. Do not edit: run it again inst
 _MODE: Final = 0o644
 #: Lines around a difference.
 _CONTEXT: Final = 3
-#: An access list, without which the wrong people might read a file.
-_ACCESS: Final = "system.posix_acl_access"
 
 
 class IncludeError(Exception):
@@ -39,18 +35,16 @@ class FileChange:
     old: str | None  # None: the file does not exist
     new: str | None  # None: it is to be removed
     mode: int = _MODE
-    #: Of a file that is not this project's: user and group, which stay.
-    owner: tuple[int, int] | None = None
 
     def diff(self) -> str:
-        """The change as a unified diff; of others' files, which have passwords, no more."""
+        """The change as a unified diff."""
         lines = difflib.unified_diff(
             (self.old or "").splitlines(),
             (self.new or "").splitlines(),
             "/dev/null" if self.old is None else str(self.path),
             "/dev/null" if self.new is None else str(self.path),
             lineterm="",
-            n=_CONTEXT if self.owner is None else 0,
+            n=_CONTEXT,
         )
         return "".join(f"{line}\n" for line in lines)
 
@@ -98,11 +92,6 @@ def write_file_changes(changes: list[FileChange]) -> None:
     """
     with contextlib.ExitStack() as leftovers:
         ready = [(change.path, _write_draft(change, leftovers)) for change in changes]
-        for change in changes:
-            if change.owner is not None and read_exact_file(change.path) != change.old:
-                raise IncludeError(
-                    f"{change.path} was changed by somebody else just now: try again"
-                )
         for path, draft in ready:
             with _explain_write_errors(path):
                 if draft is None:
@@ -138,32 +127,6 @@ def read_text_or_empty(path: Path) -> str:
         return ""
 
 
-def read_exact_file(path: Path) -> str | None:
-    """The text of a plain file of somebody else's, byte for byte; None: there is none.
-
-    :raises IncludeError: it is something else, or cannot be read, or is no UTF-8.
-    """
-    try:
-        if not stat.S_ISREG(path.lstat().st_mode):
-            raise IncludeError(
-                f"{path} is not a plain file, and is not touched: edit what it stands for yourself"
-            )
-        return path.read_bytes().decode("utf-8")
-    except FileNotFoundError:
-        return None
-    except UnicodeDecodeError as error:
-        raise IncludeError(f"{path} is no UTF-8: edit it yourself") from error
-    except OSError as error:
-        raise IncludeError(f"{path} cannot be read: {error.strerror}") from error
-
-
-def build_foreign_edit(path: Path, old: str, new: str | None) -> FileChange:
-    """A change of a file of somebody else's, which keeps its user, its group and its mode."""
-    with _explain_write_errors(path):
-        status = path.lstat()
-    return FileChange(path, old, new, stat.S_IMODE(status.st_mode), (status.st_uid, status.st_gid))
-
-
 def _write_draft(change: FileChange, leftovers: contextlib.ExitStack) -> Path | None:
     """The new content in a file beside its place; None: it is to be removed."""
     if change.new is None:
@@ -171,25 +134,9 @@ def _write_draft(change: FileChange, leftovers: contextlib.ExitStack) -> Path | 
     folder = change.path.parent
     with _explain_write_errors(change.path):
         folder.mkdir(parents=True, exist_ok=True)
-        prepare = None if change.owner is None else functools.partial(_copy_file_labels, change)
-        draft = atomic_files.write_draft(change.path, change.new.encode(), change.mode, prepare)
+        draft = atomic_files.write_draft(change.path, change.new.encode(), change.mode)
     leftovers.callback(draft.unlink, missing_ok=True)
     return draft
-
-
-def _copy_file_labels(change: FileChange, handle: int) -> None:
-    """Give a draft the owner, the access list and the labels of the file it stands for."""
-    assert change.owner is not None
-    draft_status = os.fstat(handle)
-    if (draft_status.st_uid, draft_status.st_gid) != change.owner:
-        os.fchown(handle, *change.owner)
-    for name in os.listxattr(change.path):
-        try:
-            os.setxattr(handle, name, os.getxattr(change.path, name))
-        except OSError:
-            # Labels are given by the system's policy, too.
-            if name == _ACCESS:
-                raise
 
 
 @contextlib.contextmanager

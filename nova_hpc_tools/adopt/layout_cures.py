@@ -157,6 +157,29 @@ def _render_copy(copy: AliasCopy, layout: str) -> str:
     return f"give {node} below {folder} the same aliases for all hosts"
 
 
+def explain_removal(
+    layout: str, node: str | None, sources: Sequence[str], made: Sequence[str]
+) -> str:
+    """Explain how a line of others is removed: a part of a sentence.
+
+    :param node: host name of the compute node; None if it is unknown.
+    :param sources: path and number of the line on the host that deploys, as far as it is there.
+    :param made: path and number of the line in files that the service reads.
+    """
+    if layout == PLAIN:
+        place = _join_names(made) if made else "it"
+        return f"remove {place} in your configuration management"
+    place = (
+        _join_names(sources)
+        if sources
+        else f"it from {_file_of((CuredService.COMPUTE,), layout, node)}, or the file that has it"
+    )
+    if not made:
+        return f"remove {place}"
+    tool = "kolla-ansible" if layout == KOLLA else "openstack-ansible"
+    return f"remove {place}, and {_join_names(made)}, which {tool} has made of it"
+
+
 def _file_of(services: Sequence[CuredService], layout: str, host: str | None) -> str:
     """The file of the site in which options of services are set."""
     folder = _FOLDERS[layout]

@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import glob
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
 
 from nova_hpc.outside.host_names import explain_wrong_host, quote_bad_name
 from nova_hpc.topology.model import Node
@@ -18,6 +21,18 @@ from nova_hpc_tools.adopt import (
 )
 from nova_hpc_tools.adopt.layouts import LayoutFile, Sections
 from nova_hpc_tools.base import CommandError
+
+#: Layout -> patterns of the files that the tool reads for a host, in its order (kolla-ansible:
+#: roles/nova-cell/tasks/config.yml; openstack-ansible: variables of Ansible).
+_SOURCES: Final[Mapping[str, Sequence[str]]] = {
+    layout_names.KOLLA: ("global.conf", "nova.conf", "nova/*.conf", "nova/{host}/*.conf"),
+    layout_names.OSA: (
+        "group_vars/**/*.y*ml",
+        "host_vars/{host}/*.y*ml",
+        "host_vars/{host}.y*ml",
+        "user_*.y*ml",
+    ),
+}
 
 
 def declaration_name_of(args: argparse.Namespace, node: Node) -> str:
@@ -62,6 +77,47 @@ def render_layout_files(
         override.path: layouts.render_override(override, sections_by_part, others)
         for override in _wanted_overrides(args, node, parts)
     }
+
+
+def names_of_layout_files(args: argparse.Namespace, node: Node, parts: Sequence[str]) -> list[str]:
+    """Paths of the files of these parts, below the directory of ``--write``."""
+    return [override.path for override in _wanted_overrides(args, node, parts)]
+
+
+def find_source_files(args: argparse.Namespace, node: Node) -> tuple[Path, ...]:
+    """Find the files of others of which the deployment tool makes Nova's configuration.
+
+    :returns: only files below the directory of ``--write``, which the tool reads; none for the
+        plain layout, whose services read the files themselves.
+    """
+    if args.layout == layout_names.PLAIN or args.write is None:
+        return ()
+    patterns = _SOURCES[args.layout]
+    host = glob.escape(node.hostname or "")
+    return tuple(
+        path
+        for pattern in patterns
+        for path in sorted(args.write.glob(pattern.format(host=host)))
+        if not include_files.has_project_mark(include_files.read_text_or_empty(path))
+    )
+
+
+def find_winning_variables(args: argparse.Namespace, node: Node, parts: Sequence[str]) -> list[str]:
+    """Find variables that OpenStack-Ansible reads in place of those of our files: refusals.
+
+    ``openstack-ansible`` gives ``user_*.yml`` to Ansible by ``-e``, which wins over ``group_vars``
+    and ``host_vars``.
+    """
+    if args.layout != layout_names.OSA or args.write is None:
+        return []
+    return [
+        f"{path}:{number}: {line.strip()} wins over {args.write / override.path} "
+        "and hides all of it: move it into a file below group_vars, and run this command again"
+        for override in _wanted_overrides(args, node, parts)
+        for path in sorted(args.write.glob("user_*.y*ml"))
+        for number, line in enumerate(include_files.read_text_or_empty(path).split("\n"), start=1)
+        if line.partition(":")[0].rstrip() == override.variable
+    ]
 
 
 def _wanted_overrides(

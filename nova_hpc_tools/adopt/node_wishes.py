@@ -105,36 +105,6 @@ def add_to_declaration(
     return attrs.evolve(declared, wishes=add_wishes(declared.wishes, more))
 
 
-def give_up_kept(declared: NodeDeclaration, replaced: Collection[str]) -> NodeDeclaration:
-    """The file without what entries of others have said of the addresses that are given up."""
-
-    def without(wishes: NodeWishes) -> NodeWishes:
-        kept = wishes.kept or {}
-        remain = {address: kept[address] for address in kept if address not in replaced}
-        return attrs.evolve(wishes, kept=remain or None)
-
-    nodes = {name: without(wishes) for name, wishes in declared.nodes.items()}
-    return attrs.evolve(declared, wishes=without(declared.wishes), nodes=nodes)
-
-
-def keep_foreign_entries(
-    declared: NodeDeclaration, hostname: str | None, kept: Mapping[str, Mapping[str, str | None]]
-) -> NodeDeclaration:
-    """The file with what entries of others say of the devices of one node.
-
-    A file for several nodes says it of that one alone: others have other entries.
-    """
-    if hostname is not None and (declared.hosts or hostname in declared.nodes):
-        own = attrs.evolve(declared.nodes.get(hostname, NodeWishes()), kept=kept or None)
-        nodes = (
-            {**declared.nodes, hostname: own}
-            if kept or hostname in declared.nodes
-            else declared.nodes
-        )
-        return attrs.evolve(declared, nodes=nodes)
-    return attrs.evolve(declared, wishes=attrs.evolve(declared.wishes, kept=kept or None))
-
-
 # --- hardware ---------------------------------------------------------------------------
 
 
@@ -291,20 +261,6 @@ def locate_declared_devices(
         else:
             notes.append(f"{device.hardware}, which is declared, is not in this node.")
     return LocatedDevices(frozenset(addresses), tuple(notes))
-
-
-def with_hardware(
-    devices: Iterable[DeclaredDevice] | None, hardware: Mapping[str, str]
-) -> tuple[DeclaredDevice, ...] | None:
-    """Devices of an answer, which names addresses, with the hardware that is there."""
-    if devices is None:
-        return None
-    hardware_ids = {
-        address: what for address, what in hardware.items() if not what.startswith("slot:")
-    }
-    return tuple(
-        attrs.evolve(device, hardware=hardware_ids.get(device.address or "")) for device in devices
-    )
 
 
 # --- what is offered --------------------------------------------------------------------

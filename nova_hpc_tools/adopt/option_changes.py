@@ -18,7 +18,7 @@ import attrs
 from oslo_config import cfg
 
 from nova_hpc import conf
-from nova_hpc_tools.adopt import include_files, service_settings, settings
+from nova_hpc_tools.adopt import foreign_lines, include_files, service_settings, settings
 
 #: Options that are lists, and those that may be given several times: they are compared
 #: value by value. Nova's names and defaults: nova/conf/scheduler.py and pci.py of 32 to 34.
@@ -31,12 +31,6 @@ _OLD: Final[Mapping[str, Sequence[cfg.DeprecatedOpt]]] = {
         cfg.DeprecatedOpt("pci_passthrough_whitelist", group="DEFAULT"),
     ],
 }
-
-#: Under which names entries of device_spec may be written.
-DEVICE_SPEC: Final = (
-    ("pci", "device_spec"),
-    *((deprecated.group, deprecated.name) for deprecated in _OLD["device_spec"]),
-)
 
 #: Group and name of an option.
 Option = tuple[str, str]
@@ -113,11 +107,13 @@ def find_option_changes(
 
 
 def find_hidden_options(service: ConfiguredService, files: Mapping[Path, str]) -> list[str]:
-    """Options of *files* of which another file, read later, says something else.
+    """Find options of *files* for which another file, read later, has another value.
 
+    :returns: one refusal each, with the line that counts.
     :raises nova_hpc_tools.adopt.service_settings.ConfigError: its configuration cannot be read.
     """
-    notes = []
+    refusals = []
+    others = [path for path in service.files(files) if path not in files]
     for path, text in files.items():
         pairs = sorted(set(_find_set_options(text)))
         alone, told = (
@@ -127,13 +123,19 @@ def find_hidden_options(service: ConfiguredService, files: Mapping[Path, str]) -
         for group, name in pairs:
             own_values, theirs = alone[group, name], told[group, name]
             if own_values is not None and not set(own_values) <= set(theirs or ()):
-                notes.append(
-                    f"[{group}]{name} of {path} is hidden by a file that is read later and says "
-                    f"{_format_option_value(theirs)}: that counts for {service.name}. "
-                    f"Start it with --config-dir "
-                    f"{path.parent} behind that file, or take the option out of it."
+                line = foreign_lines.find_option_line(group, name, others)
+                if line and include_files.has_project_mark(
+                    include_files.read_text_or_empty(line.path)
+                ):
+                    continue  # The run that writes that file corrects it.
+                refusals.append(
+                    f"{line or 'a file of yours'}: [{group}]{name} is read after {path} and hides "
+                    f"it, so {service.name} would be told {_format_option_value(theirs)}: remove "
+                    f"{line.place if line else 'that line'} in your configuration management, or "
+                    f"start {service.name} with --config-dir {path.parent} behind that file, and "
+                    "run this command again"
                 )
-    return notes
+    return refusals
 
 
 # --- reading ------------------------------------------------------------------------------
@@ -147,13 +149,10 @@ class _Draft:
 
 
 def _find_set_options(text: str | None) -> Iterator[Option]:
-    """The options that a text sets; of others' files, entries of devices are all that counts."""
+    """The options that a text sets."""
     for group, pairs in parse_config_sections(text or "").items():
         for name in pairs:
-            if include_files.has_project_mark(text or ""):
-                yield (group, name)
-            elif (group, name) in DEVICE_SPEC:
-                yield DEVICE_SPEC[0]
+            yield (group, name)
 
 
 def parse_config_sections(text: str) -> dict[str, dict[str, list[str]]]:

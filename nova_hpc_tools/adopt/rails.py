@@ -122,14 +122,17 @@ def networks_of_functions(
     node: Node,
     roles: Roles,
     chosen: Mapping[str, str],
+    remembered: Mapping[str, Mapping[str, str | None]],
 ) -> dict[str, str]:
     """Role, or address of a function -> physical network: of the rails, else as it is.
 
     :param chosen: role -> network, as the operator has decided.
+    :param remembered: address -> what a removed entry has said, from the declaration.
     :raises DeclarationError: see :func:`locate_rails`.
     """
     located = locate_rails(rails, node, roles, _networks_before(configured))
-    return {**networks_of_roles(configured, node, roles, chosen), **located.networks}
+    networks = networks_of_roles(configured, node, roles, chosen, remembered)
+    return {**networks, **located.networks}
 
 
 def describe_rails(

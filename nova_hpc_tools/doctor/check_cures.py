@@ -9,6 +9,7 @@ from typing import Final
 from nova_hpc_tools.adopt import settings
 from nova_hpc_tools.adopt.cures import (
     CONTROLLERS,
+    ENTRY_REMOVAL,
     NOVA,
     PREPARE,
     RESTART_ALONE,
@@ -194,13 +195,7 @@ CURES: Final[Mapping[str, DoctorCure]] = {
     "not-offered": _NODE,
     "tags-stale": _NODE,
     "managed": _NODE,
-    "entry-hidden": DoctorCure.of(
-        "Take the entry away that comes first: ",
-        CommandRun(
-            CuredCommand.CONFIGURE_NODE, "--replace ENTRY", called="nova-hpc configure --replace"
-        ),
-        ".",
-    ),
+    "entry-hidden": ENTRY_REMOVAL,
     "nova-refuses": DoctorCure.of("Correct the entry that the finding quotes", _RESTART),
     "alias-type": read_cure(
         "Write the device_type that the finding names into the alias, everywhere."

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults of entries and aliases of others, and of ours beside them. Pure.
-
-Advice is tried before it is given: an entry of others is taken out only where ours says all
-that it says, by the same function by which ``configure`` does it.
-"""
+"""Faults of entries and aliases of others, and of ours beside them. Pure."""
 
 from __future__ import annotations
 
@@ -14,8 +10,9 @@ from typing import Any, Final
 import attrs
 
 from nova_hpc.topology.model import Node, PciFunction
-from nova_hpc_tools.adopt import identity, replacement, spec_entries
+from nova_hpc_tools.adopt import entry_losses, identity, spec_entries
 from nova_hpc_tools.adopt.cures import (
+    ENTRY_REMOVAL,
     NOVA,
     RESTART_COMPUTE,
     CommandRun,
@@ -124,8 +121,7 @@ def _cure_of_refusal(theirs: Sequence[str], node: Node) -> DoctorCure:
     addressed = spec_entries.entry_by_address(entry, node)
     if addressed is not entry:
         return DoctorCure.of(
-            CommandRun(CuredCommand.CONFIGURE_NODE, replacement.format_replace_option(line)),
-            f", which puts {addressed['address']} in its place",
+            f"Write the address {addressed['address']} in the place of the interface, in ", _THEIRS
         )
     if entry.get(spec_entries.DEVNAME):
         return DoctorCure.of(f"Write the address of {entry[spec_entries.DEVNAME]} in its place")
@@ -133,27 +129,15 @@ def _cure_of_refusal(theirs: Sequence[str], node: Node) -> DoctorCure:
 
 
 def _check_hidden_entries(facts: Entries) -> Iterator[DoctorFinding]:
-    for hidden in replacement.find_hiding_entries(
+    for hidden in entry_losses.find_hiding_entries(
         facts.others, facts.ours, facts.expected, facts.node
     ):
-        if hidden.plan.losses:
-            lost_text = join_first_few([loss.text for loss in hidden.plan.losses])
-            cure = DoctorCure.of(
-                f"Leave it: ours cannot say what it says ({lost_text}). Flavors with "
-                f"hpc: keys do not "
-                "find these devices."
-            )
-        else:
-            words = replacement.format_replace_option(hidden.line)
-            cure = DoctorCure.of(
-                CommandRun(CuredCommand.CONFIGURE_NODE, words), ", and ", RESTART_COMPUTE, "."
-            )
         yield DoctorFinding(
             "entry-hidden",
             f"{join_first_few(hidden.addresses)}: an entry of [pci]device_spec without "
             f"tags comes before the "
             f"one with tags: {hidden.line}.",
-            cure,
+            ENTRY_REMOVAL,
         )
 
 

@@ -14,7 +14,7 @@ from nova.compute import pci_placement_translator
 from nova.pci import devspec
 
 from nova_hpc.topology import sysfs
-from nova_hpc_tools.adopt import identity, nova_rules, replacement, spec_entries
+from nova_hpc_tools.adopt import entry_losses, identity, nova_rules, spec_entries
 from nova_hpc_tools.adopt.nova_rules import PciSettings
 from nova_hpc_tools.readers import pci_settings
 from tests.unit.adopt.machines import adapter, gpu, machines, node
@@ -99,7 +99,7 @@ def test_traits_are_named_as_nova_does(names):
 def test_what_nobody_calls_lost_nova_still_says(machine, before, after):
     """Where no loss is named, Nova has each device with all tags that it had."""
     entries = [json.dumps(each) for each in before], [json.dumps(each) for each in after]
-    lost = {each.address for each in replacement.losses_of_functions(*entries, machine)}
+    lost = {each.address for each in entry_losses.losses_of_functions(*entries, machine)}
     for function in machine.functions:
         old = spec_entries.first_matching_entry(before, function)
         if old is None or function.address in lost:

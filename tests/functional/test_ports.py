@@ -64,7 +64,7 @@ class PlacedTest(PortsTest):
         )
         node, roles = read_sysfs_node(tree.root), parse_roles(DEFAULT_ROLES)
         rails = read_declaration(text).wishes.rails
-        networks = networks_of_functions(rails, Configured(), node, roles, {})
+        networks = networks_of_functions(rails, Configured(), node, roles, {}, {})
         spec = build_device_spec(
             node,
             roles,

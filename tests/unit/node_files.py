@@ -147,7 +147,7 @@ def libvirt(monkeypatch):
 
 
 def contents(folder):
-    """The include files; the declaration and the record of --undo are beside them."""
+    """The include files; the declaration is beside them."""
     return {path.name: path.read_text(encoding="utf-8") for path in folder.glob("*.conf")}
 
 
@@ -192,3 +192,15 @@ def refused(answer, *texts, out=""):
     assert len(losses) == len(texts), answer[2]
     for line, text in zip(losses, texts, strict=True):
         assert text in line
+
+
+def declare_as_told(at_home, err):
+    """Add to the declaration what the refusals name, as they name it."""
+    told = {}
+    for line in err.splitlines():
+        head, marker, text = line.partition("first what these lines say of the devices: ")
+        if marker:
+            assert head == f"nova-hpc configure: add to {at_home.folder}/node.yaml "
+            told |= yaml.safe_load(text)
+    at_home.declare(**told)
+    return told

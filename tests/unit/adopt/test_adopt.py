@@ -28,7 +28,6 @@ from tests.unit.commands.typed import Server
 pytestmark = pytest.mark.long
 
 TOP = Path(__file__).resolve().parents[3]
-HIDDEN = "entry-hidden"
 PAGE = TOP / "docs/source/admin/adopt.rst"
 KINDS = {"hgx": ("hgx-h100", 4), "bridged": ("a100-bridges", 3), "old": ("two-socket", 3)}
 NAMES = [f"{kind}{number}" for kind, (_, many) in KINDS.items() for number in range(1, many + 1)]
@@ -37,6 +36,8 @@ USED, GIVEN = "old2", "0000:31:00.0"
 OTHERS = ("0000:17:00.0", "0000:b1:00.0")
 #: Another team's, for Neutron's ports.
 POOL = "0000:b1:00.1"
+#: Address -> whether the entry that counts has tags, at the end.
+WITH_TAGS = dict(sorted({GIVEN: True, POOL: False, **dict.fromkeys(OTHERS, True)}.items()))
 
 STOCK = "[DEFAULT]\ncompute_driver = libvirt.LibvirtDriver\n"
 SERVING = """\
@@ -67,7 +68,7 @@ PLACEMENT = "[placement]\nmax_allocation_candidates = 7000\n[api]\nauth_strategy
 
 #: The command blocks of the page, in their order.
 BLOCKS = (
-    *("save", "look", "kinds", "serving", "ids", "kolla", "replace", "take out"),
+    *("save", "look", "kinds", "serving", "ids", "leave", "take out", "kolla", "replace"),
     *("copy", "node", "take out here", "controller"),
     *("doctor of kolla", "doctor", "all doctors"),
 )
@@ -174,12 +175,15 @@ def cloud(tmp_path_factory):
         found.well(blocks()["kinds"])
         status, _, err = found.type(f"{kinds()}\n{blocks()['serving']}")
         assert status == 2
-        refused(err)
+        refused(err, hiding=(GIVEN, POOL))
         page = " ".join(PAGE.read_text(encoding="utf-8").split())
-        said = [line for line in err.splitlines() if "role_options: {gpu: {identity: ids}}" in line]
+        lines = [line for line in err.splitlines() if line.startswith("The role gpu")]
+        said = [line for line in lines if "role_options: {gpu: {identity: ids}}" in line]
         assert len(said) == 1
         assert said[0] in page
-        found.well(blocks()["ids"])
+        for name in ("ids", "leave", "take out"):
+            found.well(blocks()[name])
+        assert (found.deploy / f"{USED}.conf").read_text() == only_without(SERVING)
         declared = (found.deploy / "cloud.yaml").read_text()
         found.seconds = time.monotonic() - begin
         found.shared = len(found.typed())
@@ -189,12 +193,18 @@ def cloud(tmp_path_factory):
         found.server.end()
 
 
-def refused(err):
-    """What a refusal names: every device that would be offered as well, and no other."""
-    lines = [line for line in err.splitlines() if line.startswith("nova-hpc configure: ")]
+def refused(err, new=OTHERS, hiding=()):
+    """What a refusal names: every device that would be offered as well, and entries that hide."""
+    refusals = [line for line in err.splitlines() if line.startswith("nova-hpc configure: ")]
+    lines = [line for line in refusals if "is not offered and would be: --replace" in line]
     named = [re.findall(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9]", line) for line in lines]
-    assert named == [[each] * 3 for each in OTHERS], err
-    assert all("is not offered and would be: --replace" in line for line in lines)
+    assert named == [[each] * 3 for each in new], err
+    first = [line for line in refusals if "Nova takes this entry for" in line]
+    assert len(first) == len(hiding)
+    for line, address in zip(first, hiding, strict=True):
+        assert re.search(
+            rf"\.conf:[0-9]+: device_spec = {{.*}}: Nova takes .* for {address},", line
+        )
 
 
 def kinds():
@@ -263,12 +273,10 @@ def only_without(text):
 
 
 def ports_stay(options):
-    """Another team's entry is as it was, and counts; the one with tags says all of it."""
+    """Another team's entry is as it was, and no other names its port."""
     entries = [json.loads(each) for each in options["pci", "device_spec"]]
-    theirs, ours = (each for each in entries if POOL in addresses_of_entry(each))
+    (theirs,) = (each for each in entries if POOL in addresses_of_entry(each))
     assert theirs == {"address": POOL, "physical_network": "tenants", "trusted": "true"}
-    assert {**ours, **theirs} == ours
-    assert ours["hpc_role"]
 
 
 def all_are_well(cloud, config=None):
@@ -286,9 +294,6 @@ def all_are_well(cloud, config=None):
     status, out, err = cloud.type(f"{blocks()['all doctors']} -f json")
     assert status in (1, 3), err
     found = json.loads(out)
-    seen, cure = next((each["Seen"], each["Cure"]) for each in found if each["Check"] == HIDDEN)
-    assert f"{POOL}: an entry of [pci]device_spec without tags" in seen
-    assert "--replace '{" in cure
     # The name that stock Nova was given is on one node and the controller alone.
     assert [each["Seen"] for each in found if each["Node"] == ""] == [
         "[pci]alias a30 is not known on bridged1, hgx1."
@@ -296,7 +301,7 @@ def all_are_well(cloud, config=None):
     rest = [each for each in found if each["Node"] != ""]
     # What was so before, and nobody had said: NVSwitches without a manager, and the rest.
     before = {
-        USED: {"link-narrow", "not-looked", HIDDEN},
+        USED: {"link-narrow", "not-looked"},
         "hgx1": {"nvswitch-idle"},
         "controller": {"weigher-lost"},
     }
@@ -328,15 +333,16 @@ def test_ten_nodes_with_kolla(cloud, tmp_path):
     refusals = [words for status, _, words in cloud.typed()[since:] if status]
     assert len(refusals) == 1
     assert f"--root {USED} " in refusals[0]
-    refused(err)
+    refused(err, sorted((GIVEN, *OTHERS)))
     assert not (cloud.kolla / f"nova/{USED}").exists()
     out += cloud.well(f"{kinds()}\n{blocks()['replace']}")
     added = only_additions(out)
     every = {}
+    sources = {**cloud.text, USED: only_without(SERVING)}
     for node in NAMES:
         override = (cloud.kolla / f"nova/{node}/nova-compute.conf").read_text()
-        every[node] = told(kolla([cloud.text[node], override]), tmp_path)
-        nothing_went(told(cloud.text[node], tmp_path), every[node], node)
+        every[node] = told(kolla([sources[node], override]), tmp_path)
+        nothing_went(told(sources[node], tmp_path), every[node], node)
     override = (cloud.kolla / "nova/nova-scheduler.conf").read_text()
     merged = kolla([CONTROLLER, override])
     after = told(merged, tmp_path)
@@ -346,22 +352,12 @@ def test_ten_nodes_with_kolla(cloud, tmp_path):
     # Every name means the same everywhere.
     assert set(aliases(after)) >= {"gpu-2330", "gpu-20b5", "gpu-20b7"}
     assert all(aliases(every[node]) == aliases(after) for node in NAMES)
-    # The entry of stock Nova counts until it is taken out, and that of another team stays.
-    first = {GIVEN: False, POOL: False, **dict.fromkeys(OTHERS, True)}
-    assert offered(every[USED]) == dict(sorted(first.items()))
-    cloud.well(f"{kinds()}\nnode={USED}\n{blocks()['take out']}")
-    override = (cloud.kolla / f"nova/{USED}/nova-compute.conf").read_text()
-    assert (cloud.deploy / f"{USED}.conf").read_text() == SERVING
-    own = only_without(SERVING)
-    every[USED] = told(kolla([SERVING, override]), tmp_path)
-    nothing_went(told(own, tmp_path), every[USED], USED)
-    assert offered(every[USED]) == dict(sorted({**first, GIVEN: True}.items()))
+    assert offered(every[USED]) == WITH_TAGS
     ports_stay(every[USED])
     # What the containers have then.
     for node in ("hgx1", "bridged1", USED):
         override = (cloud.kolla / f"nova/{node}/nova-compute.conf").read_text()
-        source = cloud.text[node]
-        (cloud.folder / f"{node}.conf").write_text(kolla([source, override]))
+        (cloud.folder / f"{node}.conf").write_text(kolla([sources[node], override]))
     (cloud.folder / "controller.conf").write_text(merged)
     all_are_well(cloud, lambda name: cloud.folder / f"{name}.conf")
     report(cloud, begin, "with Kolla-Ansible", added, since)
@@ -384,13 +380,16 @@ def test_ten_nodes_without_a_tool(cloud, tmp_path):
         if node == USED:
             status, _, err = cloud.type(script, node)
             assert status == 2
-            refused(err)
+            refused(err, hiding=(GIVEN,))
             assert list(place.iterdir()) == []
+            cloud.well(blocks()["take out here"], node)
             script += " --replace device_spec"
+        source = (place.parent / "nova.conf").read_text()
+        assert source == (only_without(SERVING) if node == USED else cloud.text[node])
         out += cloud.well(script, node)
         files = [path.read_text() for path in sorted(place.glob("*.conf"))]
-        every[node] = read([cloud.text[node], *files], tmp_path)
-        nothing_went(told(cloud.text[node], tmp_path), every[node], node)
+        every[node] = read([source, *files], tmp_path)
+        nothing_went(told(source, tmp_path), every[node], node)
     place = cloud.home("controller") / ".nova/nova.conf.d"
     common = cloud.home("hgx1") / ".nova/nova.conf.d/nova-hpc-common.conf"
     (place / common.name).write_text(common.read_text())
@@ -403,16 +402,8 @@ def test_ten_nodes_without_a_tool(cloud, tmp_path):
     nothing_went(told(PLACEMENT, tmp_path), placement, "placement")
     added = only_additions(out)
     assert all(aliases(every[node]) == aliases(after) for node in NAMES)
-    # The entry of stock Nova counts until it is taken out, and that of another team stays.
-    first = {GIVEN: False, POOL: False, **dict.fromkeys(OTHERS, True)}
-    assert offered(every[USED]) == dict(sorted(first.items()))
-    cloud.well(f"{kinds()}\n{blocks()['take out here']}", USED)
-    own = (cloud.home(USED) / ".nova/nova.conf").read_text()
-    assert own == only_without(SERVING)
-    place = cloud.home(USED) / ".nova/nova.conf.d"
-    texts = [own, *(path.read_text() for path in sorted(place.glob("*.conf")))]
-    assert offered(read(texts, tmp_path)) == dict(sorted({**first, GIVEN: True}.items()))
-    ports_stay(read(texts, tmp_path))
+    assert offered(every[USED]) == WITH_TAGS
+    ports_stay(every[USED])
     all_are_well(cloud)
     report(cloud, begin, "without a tool", added, since)
     assert cloud.well(f"{kinds()}\n{blocks()['node']}", USED) == "Nothing to do.\n"

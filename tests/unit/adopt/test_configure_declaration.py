@@ -1,14 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """``configure`` and the node's declaration: adopted without losing anything that was there."""
 
-import io
-import sys
-
 import pytest
 
 from nova_hpc_tools.adopt import settings
 from nova_hpc_tools.adopt.configure import Configure
-from tests.unit.node_files import GPU, PF, VF, contents, declared, put, refused, snapshot
+from tests.unit.node_files import GPU, PF, VF, contents, put, refused, snapshot
 
 NIC = "0000:1a:00.0"
 
@@ -52,13 +49,12 @@ def test_a_deployments_own_file_is_added_to(at_home, tmp_path):
     mine = tmp_path / "my-nova.conf"
     mine.write_text(FOREIGN, encoding="ascii")
     # By --config-file alone it is the last that a service reads.
-    status, out, _ = at_home("--config-file", mine, "--dry-run")
-    assert status == 0
-    assert "[filter_scheduler]enabled_filters of" in out
-    assert "is hidden by a file that is read later" in out
+    status, _, err = at_home("--config-file", mine, "--dry-run")
+    assert status == 2
+    assert f"{mine}:2: enabled_filters = ComputeFilter," in err
+    assert f"start the controllers with --config-dir {at_home.folder} behind that file" in err
     words = ("--config-file", mine, "--config-dir", at_home.folder)
     status, out, _ = at_home(*words)
-    assert "is hidden" not in out
     assert status == 0
     assert "AggregateMultiTenancyIsolation" in at_home.told("enabled_filters")[0]
     assert "mine.Weigher" in at_home.told("weight_classes")[0]
@@ -314,122 +310,60 @@ def test_what_is_declared_and_missing_is_said(at_home):
 # --- what the services are told -------------------------------------------------------
 
 
-def test_a_value_that_a_later_file_hides_is_named(at_home):
-    (at_home.folder / "zz.conf").write_text(
-        "[filter_scheduler]\nenabled_filters = ComputeFilter,Mine\n", encoding="ascii"
+def test_a_later_file_that_wins_is_refused(at_home):
+    later = at_home.folder / "zz.conf"
+    text = "[Filter_Scheduler]\n# ours\nenabled_filters=ComputeFilter,Mine\n"
+    later.write_text(text, encoding="ascii")
+    written = at_home.folder / settings.file_name(settings.CONTROLLER)
+    answer = at_home()
+    refused(
+        answer,
+        f"{later}:3: enabled_filters=ComputeFilter,Mine: [filter_scheduler]enabled_filters is read "
+        f"after {written} and hides it, so the controllers would be told ComputeFilter, Mine: "
+        f"remove {later}:3 in your configuration management",
     )
-    _, out, _ = at_home()
-    assert "enabled_filters: +" not in out
-    assert "[filter_scheduler]enabled_filters of" in out
-    assert "is hidden by a file that is read later and says ComputeFilter, Mine" in out
+    assert contents(at_home.folder) == {"zz.conf": text}
+    later.write_text("", encoding="ascii")
+    assert at_home()[0] == 0
+    # Also when there is nothing to write.
+    later.write_text(text, encoding="ascii")
+    refused(at_home(), f"{later}:3")
 
 
 # --- undo -----------------------------------------------------------------------------
 
 
-def test_undo_gives_back_what_was_there(at_home):
-    states = [snapshot(at_home.folder)]
-    roles = [f'{{"role": "{name}", "class": "0108"}}' for name in ("disk", "scratch")]
-    for words in ((), *(("--add-device-role", role) for role in roles)):
-        assert at_home(*words)[0] == 0
-        states.append(
-            {name: text for name, text in snapshot(at_home.folder).items() if "undo" not in name}
-        )
-    assert states[1] != states[2] != states[3]
-    for state in reversed(states[:-1]):
-        status, out, _ = at_home("--undo", "--dry-run")
-        assert status == 0
-        assert "Nothing written" in out
-        status, out, _ = at_home("--undo")
-        assert status == 0
-        assert "What changes for" in out
-        now = {name: text for name, text in snapshot(at_home.folder).items() if "undo" not in name}
-        assert now == state
-    assert list(at_home.folder.iterdir()) == []
+def test_undo_removes_the_files_of_this_command(at_home):
+    assert at_home()[0] == 0
+    before = snapshot(at_home.folder)
+    status, out, _ = at_home("--undo", "--dry-run")
+    assert status == 0
+    assert "Nothing written" in out
+    assert snapshot(at_home.folder) == before
+    status, out, _ = at_home("--part", "controller", "--undo")
+    assert status == 0
+    assert "What changes for" in out
+    gone = {settings.file_name(settings.CONTROLLER)}
+    assert snapshot(at_home.folder).keys() == before.keys() - gone
+    # What is decided for the node is the operator's.
+    assert at_home("--undo")[0] == 0
+    assert snapshot(at_home.folder).keys() == {"node.yaml"}
     refused(at_home("--undo"), "nothing to undo")
 
 
-def test_undo_does_not_touch_what_was_changed_since(at_home):
-    assert at_home()[0] == 0
+def test_undo_leaves_files_of_others(at_home):
+    at_home.nova(FOREIGN)
     path = at_home.folder / settings.file_name(settings.COMPUTE)
-    path.write_text(f"{path.read_text(encoding='ascii')}# mine\n", encoding="ascii")
-    before = snapshot(at_home.folder)
-    refused(at_home("--undo"), f"{path} was changed since it was written")
-    assert snapshot(at_home.folder) == before
-
-
-@pytest.mark.parametrize("text", ["", "{}", '{"schema": "nova-hpc/undo", "version": 2}'])
-def test_a_broken_record(at_home, text):
-    (at_home.folder / "nova-hpc-undo.json").write_text(text, encoding="ascii")
-    refused(at_home("--undo"), "nova-hpc-undo.json")
-    status, _, err = at_home()
-    assert status == 2
-    assert "move it away" in err
-    assert contents(at_home.folder) == {}
-
-
-# --- the guided first run ---------------------------------------------------------------
-
-
-@pytest.fixture
-def answer(at_home, monkeypatch):
-    """Answers to the questions, one a line."""
-
-    def run(*lines):
-        monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
-        return at_home("--ask")
-
-    return run
-
-
-def test_the_defaults_are_taken(answer, at_home):
-    status, _, err = answer("", "", "", "")
+    path.write_text("[pci]\n", encoding="ascii")
+    assert at_home("--part", "common")[0] == 0
+    record = at_home.folder / "nova-hpc-undo.json"
+    record.write_text("of an earlier release", encoding="ascii")
+    status, out, _ = at_home("--undo")
     assert status == 0
-    assert f"Offer 1 x gpu (10de:2330) at {GPU} to servers? [y] " in err
-    assert f"Offer 1 x vf (15b3:101e) at {PF} to servers? [y] " in err
-    found = declared(at_home).wishes
-    assert found.left_out is None
-    assert found.cpus.housekeeping_cores == 1
-    assert found.limits.hosts == 1
-    assert at_home()[1] == "Nothing to do.\n"
-
-
-def test_answers_become_the_declaration(answer, at_home, machine, card):
-    pages = "/sys/devices/system/node/node0/hugepages/hugepages-1048576kB"
-    put(machine, f"{pages}/nr_hugepages", "7")
-    put(machine, f"{pages}/free_hugepages", "7")
-    # Kinds of devices by role, the card in use, cores, hosts, pages.
-    status, _, err = answer("n", "yes", "y", "0", "many", "20", "")
-    assert status == 0, err
-    assert "Write a number from 1 to" in err
-    found = declared(at_home).wishes
-    assert [each.address for each in found.left_out] == [GPU]
-    assert [each.address for each in found.offer_in_use] == [NIC]
-    assert found.cpus.housekeeping_cores == 0
-    assert found.limits.hosts == 20
-    assert found.hugepages == {"1G": 7}
-    before = snapshot(at_home.folder)
-    assert at_home()[1] == "Nothing to do.\n"
-    # What is declared is not asked again.
-    _, _, err = answer("", "", "", "", "")
-    assert f"at {GPU}" not in err
-    assert snapshot(at_home.folder) == before
-
-
-def test_nobody_answers(answer, at_home):
-    status, _, err = answer("")
-    assert status == 2
-    assert "no answer to: " in err
-    assert list(at_home.folder.iterdir()) == []
-
-
-def test_sets_of_the_operator_are_kept_by_default(answer, at_home):
-    at_home.nova("[compute]\ncpu_dedicated_set = 0-1\n")
-    status, _, err = answer("", "", "", "")
-    assert status == 0
-    assert "Keep the CPU sets that are configured (cpu_dedicated_set = 0-1)? [y] " in err
-    assert declared(at_home).wishes.cpus is None
-    assert at_home.told("cpu_dedicated_set") == []
+    assert f"{path} was not written by this command and stays." in out
+    assert f"{record} stays: it has the former texts" in out
+    assert snapshot(at_home.folder).keys() == {path.name, record.name, "node.yaml"}
+    assert (at_home.home / "nova.conf").read_text() == FOREIGN
 
 
 def test_a_declaration_that_cannot_be_written(at_home):

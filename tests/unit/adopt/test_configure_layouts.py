@@ -108,7 +108,7 @@ def contents(folder):
     return {
         str(path.relative_to(folder)): path.read_text(encoding="utf-8")
         for path in folder.rglob("*")
-        if path.is_file() and path.name != "nova-hpc-undo.json"
+        if path.is_file()
     }
 
 
@@ -184,13 +184,75 @@ def test_what_was_ours_and_is_not_wanted_any_more_goes(configure, cloud, tmp_pat
     assert any("37c8" in each for each in entries)
 
 
-def test_undo_gives_back(configure, cloud):
-    before = contents(cloud.folder)
-    status, _, err = configure("--part", "compute", "--replace", "device_spec")
+def test_undo_removes_the_files_of_this_node(configure, cloud):
+    all_parts(configure, cloud)
+    written = contents(cloud.folder)
+    other = next(name for name in written if f"/{HOST}/" in name).replace(HOST, "node18")
+    (cloud.folder / other).parent.mkdir()
+    (cloud.folder / other).write_text(written[other.replace("node18", HOST)], encoding="utf-8")
+    status, _, err = configure("--part", "compute", "--undo")
     assert status == 0, err
+    gone = {name for name in written if f"/{HOST}/" in name}
+    assert contents(cloud.folder).keys() == written.keys() - gone | {other}
     status, _, err = configure("--undo")
     assert status == 0, err
-    assert contents(cloud.folder) == before
+    assert contents(cloud.folder).keys() == {other, f"nova-hpc/{HOST}.yaml"}
+
+
+ENTRY = '{"vendor_id": "10de", "product_id": "2330", "address": "0000:18:00.0"}'
+#: Layout -> a file that its tool reads, with the entry on its third line; and where a site mostly
+#: has such a line.
+SOURCES = {
+    "kolla": ("nova/nova-compute.conf", f"# ours\n[pci]\ndevice_spec = {ENTRY}\n"),
+    "osa": ("group_vars/nova_all/pci.yml", f"pci_of_ours:\n  device_spec:\n    ? '{ENTRY}'\n"),
+}
+USUAL = {
+    "kolla": f"it from /etc/kolla/config/nova/{HOST}/nova.conf, or the file that has it",
+    "osa": "it from nova_nova_conf_overrides below /etc/openstack_deploy/host_vars/"
+    f"{HOST}, or the file that has it",
+}
+TOOLS = {"kolla": "kolla-ansible", "osa": "openstack-ansible"}
+
+
+def test_an_entry_that_hides_ours_is_named_where_it_comes_from(configure, cloud):
+    cloud.merged["nova-compute"] = NOVA.replace("[pci]\n", f"[pci]\ndevice_spec = {ENTRY}\n")
+    words = ("--part", "compute", "--replace", "device_spec")
+    status, _, err = configure(*words)
+    assert status == 2
+    merged = f"{cloud.place}/nova-compute.conf:12"
+    assert f"{merged}: device_spec = {ENTRY}: Nova takes this entry for 0000:18:00.0, and" in err
+    tool = f"{merged}, which {TOOLS[cloud.layout]} has made of it"
+    assert f"remove {USUAL[cloud.layout]}, and {tool}, and run this command again; or keep" in err
+    assert f"'0000:18:00.0'] in {cloud.declaration}\n" in err
+    name, text = SOURCES[cloud.layout]
+    source = cloud.folder / name
+    source.parent.mkdir(parents=True)
+    source.write_text(text, encoding="utf-8")
+    status, _, err = configure(*words)
+    assert status == 2
+    line = text.splitlines()[2].strip()
+    assert f"nova-hpc configure: {source}:3: {line}: Nova takes this entry for" in err
+    assert f"remove {source}:3, and {tool}" in err
+    assert contents(cloud.folder) == {name: text}
+    # The line is gone in both.
+    source.unlink()
+    cloud.merged["nova-compute"] = NOVA
+    assert configure(*words)[0] == 0
+
+
+def test_a_variable_that_wins_over_ours(configure, cloud):
+    path = cloud.folder / "user_variables.yml"
+    path.write_text("---\nnova_nova_conf_overrides:\n  DEFAULT: {}\n", encoding="utf-8")
+    words = ("--part", "compute", "--replace", "device_spec")
+    status, _, err = configure(*words)
+    assert status == (2 if cloud.layout == "osa" else 0)
+    if cloud.layout == "kolla":
+        return  # Its tool reads no such file.
+    ours = cloud.folder / f"host_vars/{HOST}/nova-hpc.yml"
+    assert f"{path}:2: nova_nova_conf_overrides: wins over {ours} and hides" in err
+    assert not ours.exists()
+    path.write_text("nova_nova_conf_overrides_of_ours: {}\n", encoding="utf-8")
+    assert configure(*words)[0] == 0
 
 
 def test_a_file_of_the_operators_is_not_touched(configure, cloud):

@@ -2,14 +2,16 @@
 """``configure`` beside entries of ``device_spec`` that others wrote: nothing of them is lost."""
 
 import json
-import os
-import stat
+import tempfile
+from pathlib import Path
 
 import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from nova_hpc_tools.adopt import device_spec_edit
-from nova_hpc_tools.adopt.include_files import IncludeError
-from tests.unit.node_files import GPU, PF, VF, contents, declared, put, refused
+from nova_hpc_tools.adopt import foreign_lines
+from tests.unit.node_files import GPU, PF, VF, contents, declare_as_told, put, refused
 
 GPU_ENTRY = {"vendor_id": "10de", "product_id": "2330", "address": GPU}
 VF_ENTRY = {"vendor_id": "15b3", "product_id": "101e", "address": VF}
@@ -56,45 +58,50 @@ def interface(machine):
     return machine
 
 
+def lines_of(at_home, text):
+    """Places in nova.conf whose line has *text*: path and number."""
+    path = at_home.home / "nova.conf"
+    lines = enumerate(path.read_text().splitlines(), start=1)
+    return [f"{path}:{number}" for number, line in lines if text in line]
+
+
+# --- an interface in the place of an address ---------------------------------------------
+
+
 # --- an interface in the place of an address ---------------------------------------------
 
 
 def test_an_interface_is_refused_with_its_address(at_home, interface):
     """Nova does not start with it once devices are in Placement."""
-    entry = {"devname": NAME, "physical_network": "tenant1"}
+    entry = {"devname": NAME, "product_id": "1021", "physical_network": "tenant1"}
     at_home.nova(foreign(entry))
     answer = at_home(*COMPUTE, "--replace", "device_spec")
     refused(answer, f"names its device by the interface {NAME}")
-    assert f"--replace '{json.dumps(entry)}' puts its address {PF}" in answer[2]
+    (place,) = lines_of(at_home, NAME)
+    assert f"nova-hpc configure: {place}: device_spec = {json.dumps(entry)}: " in answer[2]
+    assert f'write "address": "{PF}" in the place of "devname": "{NAME}"' in answer[2]
     assert contents(at_home.folder) == {}
 
 
-def test_an_interface_gets_its_address_where_it_says_more_than_ours(at_home, interface):
+def test_an_interface_that_hides_ours(at_home, interface):
     """It names the physical function as well, which ours does not offer."""
     entry = {"devname": NAME, "physical_network": "tenant1"}
-    at_home.nova(foreign(entry, GPU_ENTRY))
-    words = (*COMPUTE, "--replace", json.dumps(entry))
-    status, out, err = at_home(*words)
-    assert status == 0, err
-    now = {"address": PF, "physical_network": "tenant1"}
-    assert (at_home.home / "nova.conf").read_text() == foreign(now, GPU_ENTRY)
-    assert f"-device_spec = {json.dumps(entry)}\n+device_spec = {json.dumps(now)}\n" in out
+    at_home.nova(foreign(entry))
+    words = (*COMPUTE, "--replace", "device_spec")
+    answer = at_home(*words)
+    refused(answer, f"Nova takes this entry for {VF}", f"kept: {{'{VF}': ")
+    assert f'write "address": "{PF}" in the place of' in answer[2]
+    assert f"(without it, {PF} is offered (physical_network tenant1) and would not be" in answer[2]
+    assert declare_as_told(at_home, answer[2]) == {"kept": {VF: {"physical_network": "tenant1"}}}
+    at_home.nova(foreign())
+    assert at_home(*words)[0] == 0
     assert entries(at_home)[PF]["physical_network"] == "tenant1"
     assert at_home(*COMPUTE)[1] == "Nothing to do.\n"
 
 
-def test_an_interface_goes_where_ours_says_all_of_it(at_home, interface):
-    entry = {"devname": NAME, "product_id": "101e", "physical_network": "tenant1"}
-    at_home.nova(foreign(entry, GPU_ENTRY))
-    status, _, err = at_home(*COMPUTE, "--replace", json.dumps(entry))
-    assert status == 0, err
-    assert (at_home.home / "nova.conf").read_text() == foreign(GPU_ENTRY)
-    assert entries(at_home)[PF]["physical_network"] == "tenant1"
-
-
 def test_an_interface_that_is_not_here_is_refused_by_name(at_home):
-    at_home.nova(foreign({"devname": "eth7", "physical_network": "tenant1"}, GPU_ENTRY, VF_ENTRY))
-    answer = at_home(*COMPUTE)
+    at_home.nova(foreign({"devname": "eth7", "physical_network": "tenant1"}))
+    answer = at_home(*COMPUTE, "--replace", "device_spec")
     refused(answer, "by the interface eth7")
     assert "this node has no interface eth7" in answer[2]
     # The settings of the controllers do not depend on it.
@@ -103,21 +110,20 @@ def test_an_interface_that_is_not_here_is_refused_by_name(at_home):
 
 def test_an_adapter_and_its_virtual_functions_would_both_be_reported(at_home):
     """One address of a physical function names both (nova/pci/devspec.py)."""
-    entry = {"address": PF}
-    at_home.nova(foreign(entry, GPU_ENTRY))
+    at_home.nova(foreign({"address": PF}))
+    at_home.declare(left_out=[PF])
     answer = at_home(*COMPUTE, "--replace", "device_spec")
     refused(answer, f"{PF} and its virtual functions ({VF}) would both be reported")
+    (place,) = lines_of(at_home, PF)
+    assert f"configure: {place}: " in answer[2]
     assert "with which nova-compute does not start" in answer[2]
-    words = (*COMPUTE, "--replace", json.dumps(entry))
-    # The physical function would not be offered any more, which is said.
-    refused(at_home(*words), f"{PF} is offered and would not be: --replace {PF}")
-    assert at_home(*words, "--replace", PF)[0] == 0
-    assert (at_home.home / "nova.conf").read_text() == foreign(GPU_ENTRY)
+    assert "name vendor and product in it, or remove" in answer[2]
 
 
-# --- what entries of others say is said on ------------------------------------------------
+# --- an entry that hides ours -------------------------------------------------------------
 
 KEYS = [
+    {},
     {"trusted": "true"},
     {"live_migratable": "yes"},
     {"resource_class": "CUSTOM_GPU_BIG"},
@@ -130,11 +136,26 @@ KEYS = [
 
 
 @pytest.mark.parametrize("said", KEYS, ids=str)
-def test_each_key_is_carried_over_and_stays(at_home, said):
+def test_each_key_stays_when_the_line_is_gone(at_home, said):
     entry = {**GPU_ENTRY, **said}
-    at_home.nova(foreign(entry, VF_ENTRY))
-    status, _, err = at_home(*COMPUTE)
+    at_home.nova(foreign(entry))
+    before = (at_home.home / "nova.conf").read_bytes()
+    words = (*COMPUTE, "--replace", "device_spec")
+    status, out, err = at_home(*words)
+    assert (status, out) == (2, "")
+    (place,) = lines_of(at_home, GPU)
+    text = f"{place}: device_spec = {json.dumps(entry)}: Nova takes this entry for {GPU}, and not"
+    assert f"nova-hpc configure: {text} the one with tags: remove {place} in your" in err
+    assert f"or keep it, with left_out: ['{GPU}'] in {at_home.folder}/node.yaml" in err
+    assert (at_home.home / "nova.conf").read_bytes() == before
+    assert contents(at_home.folder) == {}
+    # As the files of a dry run have it, with the line there, so they are without it.
+    _, would, _ = at_home(*words, "--dry-run")
+    declare_as_told(at_home, err)
+    at_home.nova(foreign())
+    status, _, err = at_home(*words)
     assert status == 0, err
+    assert all(f"+device_spec = {line}\n" in would for line in at_home.told("device_spec"))
     written = entries(at_home)[GPU]
     for key, value in said.items():
         if key == "traits":
@@ -143,32 +164,33 @@ def test_each_key_is_carried_over_and_stays(at_home, said):
             assert written[key] == value.upper() == written["hpc_resource_class"]
         else:
             assert written[key] == (value if isinstance(value, str) else "true")
-    assert f"--replace '{json.dumps(entry)}' takes it out" in err
     assert at_home(*COMPUTE)[1] == "Nothing to do.\n"
-    # And it is still said when the entry is gone.
-    status, _, err = at_home(*COMPUTE, "--replace", json.dumps(entry))
-    assert status == 0, err
-    assert (at_home.home / "nova.conf").read_text() == foreign(VF_ENTRY)
-    assert entries(at_home)[GPU] == written
-    assert at_home(*COMPUTE)[1] == "Nothing to do.\n"
-    assert GPU in declared(at_home).wishes.kept
 
 
-def test_a_key_that_nobody_remembers_does_not_go_in_silence(at_home):
-    at_home.nova(foreign({**GPU_ENTRY, "trusted": "true"}, VF_ENTRY))
-    assert at_home(*COMPUTE)[0] == 0
+def test_a_kept_entry_leaves_its_device_alone(at_home):
     at_home.nova(foreign(VF_ENTRY))
-    (at_home.folder / "node.yaml").unlink()
-    refused(at_home(*COMPUTE), f"{GPU}: trusted is true and would be lost")
+    words = (*COMPUTE, "--replace", "device_spec")
+    status, _, err = at_home(*words)
+    assert status == 2
+    left_out = yaml.safe_load(err.partition("or keep it, with ")[2].partition(" in /")[0])
+    at_home.declare(**left_out)
+    status, _, err = at_home(*words)
+    assert status == 0, err
+    assert list(entries(at_home)) == [GPU]
 
 
 def test_ports_of_a_dpu(at_home, machine):
     """Two of its functions for tunnels that are managed elsewhere; the third has no entry."""
     second = second_vf(machine)
     kept = {"physical_network": None, "remote_managed": "true"}
-    theirs = [{**VF_ENTRY, "address": VF, **kept}]
-    at_home.nova(foreign(*theirs, GPU_ENTRY))
-    answer = at_home(*COMPUTE, "--replace", "device_spec")
+    at_home.nova(foreign({**VF_ENTRY, **kept}))
+    words = (*COMPUTE, "--replace", "device_spec")
+    status, _, err = at_home(*words)
+    assert status == 2
+    assert declare_as_told(at_home, err) == {"kept": {VF: kept}}
+    assert f"Not offered: {second} (vf): an entry of yours offers {VF}" in err
+    at_home.nova(foreign())
+    answer = at_home(*words)
     assert answer[0] == 0, answer[2]
     written = entries(at_home)
     assert written[VF]["physical_network"] is None
@@ -177,40 +199,32 @@ def test_ports_of_a_dpu(at_home, machine):
     # An alias of Nova's knows no such device, and Placement one class of an adapter.
     assert [json.loads(each)["name"] for each in at_home.told("alias")] == ["gpu"]
     assert second not in json.dumps(written)
-    assert f"Not offered: {second} (vf): an entry of yours offers {VF}" in answer[2]
-    words = (*COMPUTE, "--replace", json.dumps(theirs[0]))
-    assert at_home(*words)[0] == 0
-    assert (at_home.home / "nova.conf").read_text() == foreign(GPU_ENTRY)
-    assert entries(at_home) == written
     assert at_home(*COMPUTE)[1] == "Nothing to do.\n"
 
 
 def test_a_network_of_some_functions_alone(at_home, machine):
     second = second_vf(machine)
     theirs = {**VF_ENTRY, "address": second, "physical_network": "tenant1", "trusted": "true"}
-    at_home.nova(foreign(theirs, GPU_ENTRY, VF_ENTRY))
-    status, _, err = at_home(*COMPUTE)
+    at_home.nova(foreign(theirs))
+    words = (*COMPUTE, "--replace", "device_spec")
+    status, _, err = at_home(*words)
+    assert status == 2
+    declare_as_told(at_home, err)
+    at_home.nova(foreign())
+    status, _, err = at_home(*words)
     assert status == 0, err
     written = entries(at_home)
     assert written[second]["physical_network"] == "tenant1"
     assert written[second]["trusted"] == "true"
     assert "physical_network" not in written[VF]
-    assert at_home(*COMPUTE, "--replace", json.dumps(theirs))[0] == 0
-    assert entries(at_home) == written
     assert at_home(*COMPUTE)[1] == "Nothing to do.\n"
 
 
-def test_what_ours_cannot_say_is_a_loss_by_name(at_home):
-    entry = {**GPU_ENTRY, "managed": "yes"}
-    at_home.nova(foreign(entry, VF_ENTRY))
-    status, _, err = at_home(*COMPUTE)
-    assert status == 0
-    assert f"It says what ours cannot ({GPU}: managed is yes and would be no), so leave it" in err
-    words = (*COMPUTE, "--replace", json.dumps(entry))
-    refused(at_home(*words), f"{GPU}: managed is yes and would be no: --replace {GPU}")
-    assert (at_home.home / "nova.conf").read_text() == foreign(entry, VF_ENTRY)
-    assert at_home(*words, "--replace", GPU)[0] == 0
-    assert (at_home.home / "nova.conf").read_text() == foreign(VF_ENTRY)
+def test_what_ours_cannot_say_is_named(at_home):
+    at_home.nova(foreign({**GPU_ENTRY, "managed": "yes"}))
+    status, _, err = at_home(*COMPUTE, "--replace", "device_spec", "--replace", GPU)
+    assert status == 2
+    assert f"(without it, {GPU}: managed is yes and would be no)" in err
 
 
 def test_a_wide_entry_takes_no_other_device_with_it(at_home, machine):
@@ -221,155 +235,79 @@ def test_a_wide_entry_takes_no_other_device_with_it(at_home, machine):
     (machine / "sys/bus/pci/devices/0000:1a:00.0").symlink_to(
         "../../../devices/pci0000:17/0000:1a:00.0"
     )
-    entry = {"vendor_id": "10de"}
-    at_home.nova(foreign(entry, VF_ENTRY))
+    at_home.nova(foreign({"vendor_id": "10de"}))
     at_home.declare(left_out=["0000:1a:00.0"])
-    assert at_home(*COMPUTE)[0] == 0
-    refused(at_home(*COMPUTE, "--replace", json.dumps(entry)), "0000:1a:00.0 is offered and would")
+    status, _, err = at_home(*COMPUTE)
+    assert status == 2
+    assert "(without it, 0000:1a:00.0 is offered and would not be)" in err
 
 
-# --- the operator's file ------------------------------------------------------------------
+# --- the lines of files -------------------------------------------------------------------
 
 FILE = """\
-# ours
+# device_spec = {first}
 [DEFAULT]
 transport_url = rabbit://nova:secret@host//
 [pci]
-device_spec = {first}
-# a comment
 device_spec = [{{"vendor_id": "15b3",
     "product_id": "1017"}},
-  {{"address": "*:af:00.*", "physical_network": "tenant1"}}, {{"vendor_id": "8086"}}]
-
-passthrough_whitelist: {old}
-[compute]
-cpu_dedicated_set = 0\
+  {{"address": "*:af:00.*", "note": "a$$b"}}, {first}]
+passthrough_whitelist: '{first}'
 """
-FIRST = '{"address":"0000:18:00.0",   "vendor_id": "10de"}'
-OLD = '{"address": "0000:5e:00.1"}'
+FIRST = {"address": GPU, "vendor_id": "10de"}
 
 
-@pytest.fixture
-def conf(tmp_path):
+@pytest.mark.parametrize(
+    ("entry", "numbers"),
+    [
+        (FIRST, [7, 8]),
+        ({"product_id": "1017", "vendor_id": "15b3"}, [5]),
+        ({"address": "*:af:00.*", "note": "a$b"}, [7]),
+        ({"address": GPU}, []),
+    ],
+)
+def test_the_line_of_an_entry(tmp_path, entry, numbers):
     path = tmp_path / "nova.conf"
-    path.write_text(FILE.format(first=FIRST, old=OLD), encoding="utf-8")
-    path.chmod(0o640)
-    return path
+    path.write_text(FILE.format(first=json.dumps(FIRST)), encoding="utf-8")
+    found = list(foreign_lines.find_object_lines(entry, [tmp_path / "none.conf", path]))
+    assert [line.number for line in found] == numbers
+    texts = path.read_text().replace("$$", "$").splitlines()
+    assert [str(line) for line in found] == [
+        f"{path}:{number}: {texts[number - 1].strip()}" for number in numbers
+    ]
 
 
-def edited(path, *removed, rewritten=None):
-    (change,) = device_spec_edit.edit_device_spec([path], removed, rewritten or {})
-    assert change.old == path.read_text()
-    assert change.mode == 0o640
-    return change.new
+@given(st.text(alphabet="{}[]\"'\\\n #;:,a1$"))
+@settings(deadline=None)
+def test_any_text_is_read(text):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "nova.conf")
+        path.write_text(f'{text}\n{{"a": 1}}\n', encoding="utf-8")
+        for line in foreign_lines.find_object_lines({"a": 1}, [path]):
+            assert line.text in path.read_text().replace("$$", "$")
 
 
-@pytest.mark.parametrize(
-    ("entry", "was", "now"),
-    [
-        ({"vendor_id": "10de", "address": GPU}, f"device_spec = {FIRST}\n", ""),
-        ({"address": "0000:5e:00.1"}, f"passthrough_whitelist: {OLD}\n", ""),
-        (
-            {"vendor_id": "15b3", "product_id": "1017"},
-            '{"vendor_id": "15b3",\n    "product_id": "1017"},\n  ',
-            "",
-        ),
-        ({"vendor_id": "8086"}, ', {"vendor_id": "8086"}', ""),
-        (
-            {"physical_network": "tenant1", "address": "*:af:00.*"},
-            '{"address": "*:af:00.*", "physical_network": "tenant1"}, ',
-            "",
-        ),
-    ],
-)
-def test_one_entry_is_taken_out_and_all_else_stays(conf, entry, was, now):
-    text = conf.read_text()
-    assert text.count(was) == 1
-    assert edited(conf, json.dumps(entry)) == text.replace(was, now)
-
-
-def test_windows_line_ends_and_quotes(conf):
-    text = conf.read_text().replace(f"= {FIRST}", f"= '{FIRST}'").replace("\n", "\r\n")
-    conf.write_text(text, encoding="utf-8", newline="")
-    (change,) = device_spec_edit.edit_device_spec([conf], [FIRST], {})
-    assert change.new == text.replace(f"device_spec = '{FIRST}'\r\n", "")
-
-
-def test_an_address_in_the_place_of_an_interface(conf):
-    text = conf.read_text().replace(FIRST, '{"devname": "a$$b"}')
-    conf.write_text(text)
-    new = edited(conf, rewritten={'{"devname": "a$b"}': '{"address": "0000:18:00.0"}'})
-    assert new == text.replace('{"devname": "a$$b"}', '{"address": "0000:18:00.0"}')
+def test_secrets_are_not_quoted(at_home):
+    text = FILE.format(first=json.dumps(GPU_ENTRY))
+    at_home.nova(text)
+    _, out, err = at_home(*COMPUTE, "--replace", "device_spec", "--dry-run")
+    assert "nova.conf:7: " in err
+    assert "nova:secret" not in out + err
+    assert (at_home.home / "nova.conf").read_text() == text
 
 
 @pytest.mark.parametrize(
-    ("change", "why"),
+    ("words", "text"),
     [
-        (lambda p: p.write_text(p.read_text().replace(OLD, FIRST)), "is in several places"),
-        (lambda p: p.write_text(p.read_text().replace(FIRST, "{}")), "is in no file"),
-        (
-            # A backslash is no continuation for oslo.config, so Nova does not read this either.
-            lambda p: p.write_text(p.read_text().replace(FIRST, FIRST.replace("   ", "\\\n   "))),
-            "is in no file",
-        ),
-        (lambda p: p.write_bytes(p.read_bytes() + b"\n# \xff\n"), "is no UTF-8"),
-        (lambda p: p.rename(p.with_name("real")) and p.symlink_to("real"), "is not a plain file"),
-        (lambda p: p.write_text("nonsense\n" + p.read_text()), "cannot be read"),
+        (["--ask"], "--ask was removed: run configure --write, edit the declaration"),
+        (["--replace", json.dumps(GPU_ENTRY)], "this command edits no file of others"),
+        (["--replace", " [{}]"], "this command edits no file of others"),
     ],
 )
-def test_what_is_not_safe_is_refused(conf, change, why):
-    change(conf)
-    before = conf.read_bytes()
-    with pytest.raises(IncludeError, match=why):
-        device_spec_edit.edit_device_spec([conf], [FIRST], {})
-    assert conf.read_bytes() == before
-
-
-def test_the_files_user_mode_and_secrets(at_home):
-    path = at_home.home / "nova.conf"
-    text = FILE.format(first=json.dumps(GPU_ENTRY), old=json.dumps(VF_ENTRY))
-    path.write_text(text)
-    path.chmod(0o640)
-    if os.getuid() == 0:
-        os.chown(path, 64060, 64061)
-    before = path.stat()
-    status, out, err = at_home(*COMPUTE, "--replace", json.dumps(GPU_ENTRY))
-    assert status == 0, err
-    after = path.stat()
-    assert (after.st_mode, after.st_uid, after.st_gid) == (
-        before.st_mode,
-        before.st_uid,
-        before.st_gid,
-    )
-    assert path.read_text() == text.replace(f"device_spec = {json.dumps(GPU_ENTRY)}\n", "")
-    assert "secret" not in out + err
-    assert f"-device_spec = {json.dumps(GPU_ENTRY)}\n" in out
-    assert f"  [pci]device_spec: - {json.dumps(GPU_ENTRY)}\n" in out
-    # What the record repeats of it is read by nobody else, and is given back.
-    record = at_home.folder / "nova-hpc-undo.json"
-    assert stat.S_IMODE(record.stat().st_mode) == 0o600
-    status, out, err = at_home("--undo")
-    assert status == 0, err
-    assert path.read_text() == text
-    assert (path.stat().st_mode, path.stat().st_uid) == (before.st_mode, before.st_uid)
-    assert "secret" not in out + err
-
-
-def test_a_dry_run_touches_nothing(at_home):
-    at_home.nova(foreign(GPU_ENTRY, VF_ENTRY))
-    status, out, _ = at_home(*COMPUTE, "--replace", json.dumps(GPU_ENTRY), "--dry-run")
-    assert status == 0
-    assert f"-device_spec = {json.dumps(GPU_ENTRY)}\n" in out
-    assert (at_home.home / "nova.conf").read_text() == foreign(GPU_ENTRY, VF_ENTRY)
-
-
-def test_an_entry_that_is_not_there(at_home):
-    at_home.nova(foreign(VF_ENTRY))
-    words = (*COMPUTE, "--replace", "device_spec", "--replace", json.dumps(GPU_ENTRY))
-    status, _, err = at_home(*words)
-    assert status == 0
-    assert "no entry of device_spec of yours is" in err
-    refused(at_home(*COMPUTE, "--replace", "{nonsense"), "is no JSON object")
+def test_options_of_the_release_before(at_home, words, text):
+    at_home.nova(foreign(GPU_ENTRY))
+    refused(at_home(*COMPUTE, *words), text)
+    assert list(at_home.folder.iterdir()) == []
 
 
 # --- what the driver does not start with, and what stays as it is -------------------------
@@ -377,13 +315,14 @@ def test_an_entry_that_is_not_there(at_home):
 
 def test_functions_with_tags_and_without_on_one_adapter(at_home, machine):
     """The driver refuses that, so it is not written."""
-    second_vf(machine)
-    at_home.nova(foreign(VF_ENTRY, GPU_ENTRY))
+    second = second_vf(machine)
+    at_home.nova(foreign(VF_ENTRY))
+    at_home.declare(left_out=[VF])
     words = (*COMPUTE, "--replace", "device_spec")
     refused(at_home(*words), f"virtual functions of {PF} have different hpc_* tags ({VF} none)")
-    words += ("--replace", json.dumps(VF_ENTRY))
+    at_home.declare(left_out=[PF])
     assert at_home(*words)[0] == 0
-    assert (at_home.home / "nova.conf").read_text() == foreign(GPU_ENTRY)
+    assert second not in json.dumps(entries(at_home))
 
 
 def test_functions_on_the_driver_of_their_vendor_stay_there(at_home, machine):
@@ -392,12 +331,8 @@ def test_functions_on_the_driver_of_their_vendor_stay_there(at_home, machine):
     drivers.mkdir(parents=True)
     (machine / f"sys/devices/pci0000:17/{VF}/driver").symlink_to(drivers)
     theirs = {**VF_ENTRY, "managed": "no", "resource_class": "CUSTOM_VGPU_4C"}
-    at_home.nova(foreign(theirs, GPU_ENTRY))
-    status, _, err = at_home(*COMPUTE)
+    at_home.nova(foreign(theirs))
+    status, _, err = at_home(*COMPUTE, "--replace", "device_spec")
     assert status == 0, err
     assert list(entries(at_home)) == [GPU]
     assert f"Not offered: {VF} (vf): an entry of yours gives it on the driver nvidia" in err
-    refused(
-        at_home(*COMPUTE, "--replace", json.dumps(theirs)),
-        f"{VF} is offered (managed no, resource_class CUSTOM_VGPU_4C) and would not be",
-    )

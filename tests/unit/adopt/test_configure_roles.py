@@ -7,7 +7,7 @@ import re
 import pytest
 
 from nova_hpc_tools.adopt import settings
-from tests.unit.node_files import contents, identities, put, refused
+from tests.unit.node_files import contents, declare_as_told, identities, put, refused
 
 #: The default of a release that did not tell the fabrics apart.
 BEFORE = (
@@ -129,7 +129,11 @@ def test_devices_of_a_cloud_without_this_project(at_home):
     line = re.search(r"otherwise by trait \((.*)\)", answer[2])[1]
     head = "schema: nova-hpc/node\nversion: 1\n"
     (at_home.folder / "node.yaml").write_text(f"{head}{line}\n", encoding="utf-8")
-    assert at_home("--replace", "0000:18:00.0")[0] == 0
+    status, _, err = at_home("--replace", "0000:18:00.0")
+    assert status == 2
+    assert "Nova takes this entry for 0000:19:00.1, 0000:1b:00.1, and not" in err
+    at_home.nova("")
+    assert at_home()[0] == 0
     assert "resource_class" not in by_role(at_home)["ethvf"]
     assert by_name(at_home)["ethvf"]["traits"] == "CUSTOM_HPC_ROLE_ETHVF"
 
@@ -223,7 +227,9 @@ def test_devices_of_ports(at_home):
 def test_devices_that_an_operator_has_for_ports_are_in_no_alias(at_home):
     entry = {"vendor_id": "15b3", "address": "0000:1b:00.0", "physical_network": "physnet1"}
     at_home.nova(f"[pci]\ndevice_spec = {json.dumps(entry)}\n")
-    assert at_home("--replace", "device_spec")[0] == 0
+    declare_as_told(at_home, at_home("--replace", "device_spec")[2])
+    at_home.nova("")
+    assert at_home()[0] == 0
     assert sorted(by_name(at_home)) == ["gpu", "vf"]
     assert by_role(at_home)["ethvf"]["physical_network"] == "physnet1"
     assert by_role(at_home)["vf"]["resource_class"] == "CUSTOM_HPC_VF"
@@ -266,16 +272,16 @@ def test_declarations_by_which_roles_cannot_be_told_apart(at_home, wishes, why):
 def test_what_an_entry_of_stock_nova_means_is_said(at_home):
     at_home.nova('[pci]\ndevice_spec = {"vendor_id": "10de", "address": "0000:18:00.0"}\n')
     words = ("--part", "compute", "--part", "common", "--replace", "device_spec")
-    first = "0000:18:00.0: an entry of device_spec of yours comes first"
+    first = "Nova takes this entry for 0000:18:00.0, and not the one with tags"
     status, _, err = at_home(*words)
-    assert status == 0, err
+    assert status == 2
     assert err.count("(role_options: {gpu: {identity: ids}})") == 1
     assert "The role vf goes" not in err
     assert first in err
     # Decided, so it is not said again; the entry still comes first.
-    at_home.declare(role_options=identities("ids", "gpu"))
+    assert declare_as_told(at_home, err) == {"role_options": identities("ids", "gpu")}
     status, _, err = at_home(*words)
-    assert (status, "role_options" in err, first in err) == (0, False, True)
+    assert (status, "role_options" in err, first in err) == (2, False, True)
     at_home.nova("")
-    assert at_home(*words) == (0, "Nothing to do.\n", at_home(*words)[2])
-    assert "device_spec of yours" not in at_home(*words)[2]
+    assert at_home(*words)[0] == 0
+    assert "resource_class" not in by_role(at_home)["gpu"]

@@ -115,16 +115,16 @@ def test_the_file_is_written_as_it_was_read():
     assert "'0000:18:00.0'" in write_declaration(read)
 
 
-def test_untagged_entries_of_the_page_before_are_taken_over(at_home):
-    """The page told operators to write such an entry: it stays, or ``--replace`` takes it out."""
+def test_untagged_entries_of_an_earlier_page(at_home):
+    """The page told operators to write such an entry, which hides ours."""
     entry = {"address": "0000:19:00.*", "physical_network": "ibrail0"}
     at_home.nova(f"[pci]\ndevice_spec = {json.dumps(entry)}\n")
     at_home.declare(rails=RAILS)
-    words = ["--replace", GPU, "--replace", PF]
-    status, _, err = at_home(*words)
-    assert status == 0
-    assert f"{VF}: an entry of device_spec of yours comes first" in err
-    status, _, err = at_home(*words, "--replace", json.dumps(entry))
+    status, _, err = at_home("--replace", GPU)
+    assert status == 2
+    assert f"Nova takes this entry for {VF}, and not the one with tags" in err
+    at_home.nova("")
+    status, _, err = at_home()
     assert status == 0, err
     vf = by_role(at_home)["vf"]
     assert (vf["physical_network"], vf["hpc_numa"]) == ("ibrail0", "0")

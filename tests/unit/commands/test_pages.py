@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -64,8 +63,13 @@ class Node:
         (self.bin / name).write_text(text)
         (self.bin / name).chmod(0o755)
 
-    def type(self, text: str, **more: str):
-        """Type a block of a page."""
+    @property
+    def file(self) -> str:
+        """The declaration."""
+        return str(self.home / ".nova/nova.conf.d/node.yaml")
+
+    def here(self, text: str) -> str:
+        """A block of a page, with the folders of this test."""
         for there, here in {
             "/etc/nova/": f"{self.home}/.nova/",
             "/etc/placement/": f"{self.home}/.placement/",
@@ -78,12 +82,17 @@ class Node:
         text = text.replace("--write /\n", f"--write {self.root}\n")
         if text.endswith("--write /"):
             text = f"{text[:-1]}{self.root}"
+        return text
+
+    def type(self, text: str, **more: str):
+        """Type a block of a page."""
+        text = self.here(text)
         env = {
             **os.environ,
             "PATH": f"{self.bin}:{os.environ['PATH']}",
             "HOME": str(self.home),
             "ROOT": str(self.root),
-            "DECLARATION": str(self.home / ".nova/nova.conf.d/node.yaml"),
+            "DECLARATION": self.file,
             **more,
         }
         done = subprocess.run(
@@ -103,7 +112,7 @@ class Node:
 
     def declare(self, lines: str) -> None:
         """Put lines behind those of the declaration."""
-        path = self.home / ".nova/nova.conf.d/node.yaml"
+        path = Path(self.file)
         before = path.read_text() if path.exists() else "schema: nova-hpc/node\nversion: 1\n"
         path.write_text(f"{before}{lines}")
 
@@ -135,22 +144,13 @@ def test_prepare(node):
 
 def test_configure_a_node(node):
     found = typed.blocks(ADMIN / "configure-node.rst")
-    inventory, show, do, controllers, filters, look, refused, entries, _ = found
+    inventory, show, do, controllers, filters, look, refused, *_ = found
     assert "NVIDIA" in node.well(inventory) or "10de:2330" in node.well(inventory)
     assert "### nova-hpc-compute.conf" in node.well(show)
     assert not node.wrote("compute")
     node.well(do)
     assert node.wrote("compute")
     assert node.well(do) == "Nothing to do.\n"
-    # One of two entries goes, the one that is named.
-    theirs = '{"address": "*:fe:00.*", "physical_network": "tenants"}'
-    ours = shlex.split(entries)[-1]
-    text = f"[pci]\ndevice_spec = {theirs}\ndevice_spec = {ours}\n"
-    conf = node.home / ".nova/nova.conf"
-    conf.write_text(text)
-    node.well(entries)
-    assert conf.read_text() == text.replace(f"device_spec = {ours}\n", "")
-    conf.unlink()
     # What a refusal looks like: the very words, once a device is away.
     gpu = "0000:19:00.0"
     text, said = refused.replace("0000:18:00.0", gpu).splitlines()
@@ -170,6 +170,32 @@ def test_configure_a_node(node):
         "resource provider list",
         "resource provider inventory list UUID",
     ]
+
+
+@pytest.mark.parametrize("number", range(3), ids=["plain", "kolla", "osa"])
+def test_entries_of_others(node, number):
+    """The refusals are the very words, and what they name is the way on."""
+    *_, plain, kolla, osa, _ = typed.blocks(ADMIN / "configure-node.rst")
+    block = (plain, kolla, osa)[number]
+    for name in ("kolla", "osa", "node17"):
+        (node.work / name).mkdir()
+    command, *said = node.here(block).replace("/etc/nova-hpc/node.yaml", node.file).splitlines()
+    line = re.search(r"configure: \S+:[0-9]+: (.*): Nova takes", said[0])[1]
+    for path, count in set(re.findall(r"(\S+\.(?:conf|yml)):([0-9]+)", said[0])):
+        text = line if path.endswith("yml") else f"device_spec = {re.search('{.*}', line)[0]}"
+        head = "# ours\n" * (int(count) - 2) + "[pci]\n"
+        (node.work / path).parent.mkdir(parents=True, exist_ok=True)
+        (node.work / path).write_text(f"{head}{text}\n")
+    status, out, err = node.type(command.removeprefix("# "))
+    assert (status, out) == (2, "")
+    refusals = [each for each in err.splitlines() if each.startswith("nova-hpc configure")]
+    assert refusals == said
+    keys = "".join(f"{each.partition('of the devices: ')[2]}\n" for each in said[1:])
+    node.declare(keys)
+    (node.work / "cloud.yaml").write_text(Path(node.file).read_text())
+    for path in re.findall(r"(\S+\.(?:conf|yml)):[0-9]", said[0]):
+        (node.work / path).write_text("")
+    assert '"CUSTOM_SXM"' in node.well(command.removeprefix("# "))
 
 
 def test_split_a_role(node):
@@ -249,7 +275,7 @@ def test_deployment_tools(node, number):
 
 
 def test_upgrade(node):
-    check, controllers, do, back, host, reserved = typed.blocks(ADMIN / "upgrade.rst")
+    check, controllers, do, host, reserved = typed.blocks(ADMIN / "upgrade.rst")
     configure = typed.blocks(ADMIN / "configure-node.rst")
     node.declare("limits: {hosts: 400}\n")
     node.well(f"{configure[2]}\n{configure[3]}")
@@ -265,11 +291,6 @@ def test_upgrade(node):
     assert out.count("Nothing to do.") == 2
     node.well(f"nova-hpc prepare --write {node.root}")
     assert (node.root / host_files.UDEV).is_file()
-    # The controllers' file was written last, then the node's.
-    before = (node.home / ".nova/nova.conf.d/nova-hpc-controller.conf").read_text()
-    assert before
-    node.well(back)
-    assert not node.wrote("controller")
     node.well(host)
     assert not (node.root / host_files.UDEV).exists()
     assert node.well(reserved) == "Nothing is reserved in Placement.\n"
@@ -341,7 +362,7 @@ def test_undo_of_settings(node, layout):
     (node.work / "nova.conf").write_text(STOCK)
     node.well(
         f"nova-hpc configure --layout {layout} --write {LAYOUTS[layout]} --part common"
-        " --part compute --part controller --config-file nova.conf"
+        f" --part compute --part controller --config-file nova.conf --config-dir {LAYOUTS[layout]}"
     )
 
     def texts():
@@ -380,7 +401,7 @@ def test_undo_of_the_rest(node):
     node.well(f"nova-hpc prepare --write {node.root}")
     node.well(back)
     assert not node.wrote("compute")
-    assert not (node.home / ".nova/nova.conf.d/node.yaml").exists()
+    assert Path(node.file).exists()
     assert (node.root / host_files.UDEV).is_file()
     node.well(host)
     assert not (node.root / host_files.UDEV).exists()

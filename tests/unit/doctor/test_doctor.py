@@ -290,17 +290,8 @@ def test_without_nova_what_others_wrote_is_unknown(doctor, place):
     assert "Nova cannot be loaded here" in found["not-looked"]["seen"] or (
         "no reader of Nova is registered" in found["not-looked"]["seen"]
     )
-    # All that it says is carried over, so it may go, and the command is given.
-    assert found["entry-hidden"]["cure"].count(f"--replace '{theirs}'") == 1
-
-
-def test_removal_is_not_advised_where_ours_says_less(doctor, place):
-    theirs = f'{{"address": "{GPU}", "managed": "yes"}}'
-    (place.folder / "aa.conf").write_text(f"[pci]\ndevice_spec = {theirs}\n")
-    cure = doctor.checks()["entry-hidden"]["cure"]
-    assert "--replace" not in cure
-    assert cure.startswith("Leave it: ours cannot say what it says")
-    assert "managed is yes and would be no" in cure
+    # The command names the line, and what to declare before it goes.
+    assert "--part common --dry-run: it names the line" in found["entry-hidden"]["cure"]
 
 
 def test_reporting_is_not_advised_where_nova_would_not_start(doctor, place):

@@ -51,7 +51,6 @@ from nova_hpc.wire import (
     inventory,
     node_declaration,
     partitions,
-    undo,
 )
 from nova_hpc.wire.announcements import Accepted, Maintenance
 from nova_hpc.wire.cluster_wish import ClusterWish, Nic
@@ -74,7 +73,6 @@ from nova_hpc.wire.reservation import ReservedProvider
 from nova_hpc.wire.server_devices import ServerDevices
 from nova_hpc.wire.stats import StatsDocument
 from nova_hpc.wire.tags import Tags
-from nova_hpc.wire.undo import Replaced
 from nova_hpc.wire.unplug import Unplug
 from nova_hpc_tools import snapshot
 from nova_hpc_tools.inventory import fleet_document, kinds
@@ -399,10 +397,6 @@ FOUND: Final = findings.Findings(
     ),
     aliases=('{"name": "gpu", "vendor_id": "10de", "product_id": "2330"}',),
 )
-UNDONE: Final = (
-    (Replaced("/etc/nova/nova.conf.d/nova-hpc-compute.conf", None, "[pci]\n"),),
-    (Replaced("/etc/nova/nova.conf.d/nova-hpc-compute.conf", "[pci]\n", "[compute]\n"),),
-)
 REPLACED: Final = frozenset({capture.SERIALS, capture.ADDRESSES, capture.HOST})
 
 FLEET: Final = kinds.compare_nodes(
@@ -468,7 +462,6 @@ WRITERS: Final[dict[str, Callable[[], str]]] = {
         json.dumps(partitions.write_desired(DESIRED), indent=1) + "\n"
     ),
     "findings/v1.json": lambda: findings.write_findings(FOUND),
-    "undo-record/v1.json": lambda: undo.write_undo(UNDONE),
     "acceptance/v1.json": lambda: result.write_acceptance(GUEST_RESULT, ACCEPTED_AT),
     "acceptance/v1-refused.json": lambda: result.write_acceptance(REFUSED_RESULT, ACCEPTED_AT),
     "acceptance-sample/v1.json": lambda: acceptance_sample.write_sample(GUEST_SAMPLE) + "\n",

@@ -46,7 +46,6 @@ from nova_hpc.wire import (
     server_devices,
     stats,
     tags,
-    undo,
     unplug,
 )
 from nova_hpc.wire.version import WireDocument, WireError
@@ -107,7 +106,6 @@ READERS: dict[str, Callable[[str], object]] = {
     "server-devices": server_devices.read_server_devices,
     "node-declaration": node_declaration.read_declaration,
     "capture-manifest": capture.read_capture_note,
-    "undo-record": undo.read_undo,
     "findings": findings.read_findings,
     "desired-partitions": read_partitions,
     "acceptance": result.read_acceptance,
@@ -146,7 +144,6 @@ MEANING: dict[str, object] = {
         *(("pages-small",), ("blas",)),
     ),
     "acceptance-sample": acceptance_examples.GUEST_SAMPLE,
-    "undo-record": examples.UNDONE,
     "findings": examples.FOUND,
     "desired-partitions": examples.DESIRED,
     "gpu-share": examples.GPU_SHARE,

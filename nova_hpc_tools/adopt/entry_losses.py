@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The losses when an entry of ``[pci]device_spec`` of somebody else's is taken out. Pure.
+"""The losses when others remove an entry of ``[pci]device_spec``. Pure.
 
-The entry that counts for each function before is compared with the one that counts after,
-key by key: ``configure`` refuses by it, and ``doctor`` advises by it.
+The functions here compare the entry that counts for each function before with the one that counts
+after, key by key. ``configure`` and ``doctor`` name the result.
 """
 
 from __future__ import annotations
 
 import json
-import shlex
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import attrs
@@ -29,15 +28,6 @@ class KeyLoss:
     address: str
     #: A sentence without its full stop.
     text: str
-
-
-def is_same_entry(line: str, entry: Mapping[str, Any]) -> bool:
-    """Whether *line* is this entry, however it is written."""
-    parsed = spec_entries.read_spec_entry(line)
-    # JSON tells true from 1, Python does not.
-    if parsed is spec_entries.NOTHING:
-        return False
-    return json.dumps(dict(parsed), sort_keys=True) == json.dumps(dict(entry), sort_keys=True)
 
 
 def losses_of_functions(
@@ -103,88 +93,32 @@ def as_tag(value: object) -> str | None:
 
 
 @attrs.frozen
-class ReplacementPlan:
-    """The plan for the entries of others."""
-
-    #: What they say afterwards, one entry each.
-    others: tuple[str, ...]
-    #: Of what they say now: what goes, and what gets an address for its interface.
-    removed: tuple[str, ...] = ()
-    rewritten: Mapping[str, str] = attrs.field(factory=dict, hash=False)
-    losses: tuple[KeyLoss, ...] = ()
-
-
-def plan_replacement(
-    others: Iterable[str],
-    ours: Iterable[str],
-    node: Node,
-    taken: Collection[str] = (),
-    translate: bool = False,
-) -> ReplacementPlan:
-    """Take entries of others out, as far as ours say all of it.
-
-    One that names an interface and says more than ours gets the interface's address instead.
-
-    :param others: one entry each, as they are written.
-    :param ours: what is written behind them.
-    :param taken: of *others* those that are named.
-    :param translate: give every interface of this node its address.
-    """
-    before, own_lines = tuple(others), tuple(ours)
-    rewritten = {
-        line: addressed
-        for line in before
-        if (addressed := _entry_with_address(line, node)) is not None
-    }
-    removed = []
-    for line in taken:
-        rest = [candidate for candidate in before if candidate != line]
-        if line not in rewritten or not list(_losses_between(before, [*rest, *own_lines], node)):
-            removed.append(line)
-    changed = {
-        line: text
-        for line, text in rewritten.items()
-        if line not in removed and (translate or line in taken)
-    }
-    after = tuple(changed.get(line, line) for line in before if line not in removed)
-    return ReplacementPlan(
-        others=after,
-        removed=tuple(removed),
-        rewritten=changed,
-        losses=tuple(_losses_between(before, [*after, *own_lines], node)) if removed else (),
-    )
-
-
-@attrs.frozen
 class Hiding:
-    """An entry of others that counts where one of ours names the device, too."""
+    """An entry of others that counts although one of ours names the device, too."""
 
     line: str
     #: Of the functions.
     addresses: tuple[str, ...]
-    #: What becomes of it when it is taken out.
-    plan: ReplacementPlan
+    #: The losses when it is removed.
+    losses: tuple[KeyLoss, ...]
 
 
 def find_hiding_entries(
     others: Sequence[str], ours: Iterable[str], instead: Iterable[str], node: Node
 ) -> Iterator[Hiding]:
-    """Entries of others that come before ours.
+    """Find entries of others that come before ours.
 
     :param others: one entry each, as they are written.
-    :param ours: what is written now.
-    :param instead: what is written when one of them is taken out.
+    :param ours: the present entries of this project.
+    :param instead: the entries that this project writes when one of *others* is removed.
     """
     by_text = {spec_entries.translate_interfaces([line], node)[0]: line for line in others}
     own_lines = list(instead)
     for text, addresses in spec_entries.hidden_addresses_of([*by_text, *ours], node).items():
         line = by_text[text]
-        yield Hiding(line, tuple(addresses), plan_replacement(others, own_lines, node, [line]))
-
-
-def format_replace_option(line: str) -> str:
-    """``--replace`` of one entry, as it is typed."""
-    return f"--replace {shlex.quote(line)}"
+        rest = [*(other for other in others if other != line), *own_lines]
+        losses = _losses_between([*others, *own_lines], rest, node)
+        yield Hiding(line, tuple(addresses), tuple(losses))
 
 
 def _losses_between(before: Iterable[str], after: Iterable[str], node: Node) -> Iterator[KeyLoss]:
@@ -193,13 +127,6 @@ def _losses_between(before: Iterable[str], after: Iterable[str], node: Node) -> 
         spec_entries.translate_interfaces(after, node),
     )
     return losses_of_functions(*texts, node)
-
-
-def _entry_with_address(line: str, node: Node) -> str | None:
-    """The same entry with the address of its interface; None: it has none, or not here."""
-    entry = spec_entries.read_spec_entry(line)
-    addressed = spec_entries.entry_by_address(entry, node)
-    return None if addressed is entry else json.dumps(dict(addressed))
 
 
 # --- what is carried over ---------------------------------------------------------
@@ -211,7 +138,7 @@ def kept_keys(
     """Address -> what its entry goes on saying, as an entry that is not ours says it now.
 
     :param lines: what is configured, one entry each, interfaces translated.
-    :param remembered: the same of entries that are gone by now, as it was declared.
+    :param remembered: the same of removed entries, from the declaration.
     """
     entries = [spec_entries.read_spec_entry(line) for line in lines]
     kept = {}
