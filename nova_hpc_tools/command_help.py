@@ -31,7 +31,6 @@ EXAMPLES: Final = {
     "fabric diff": "nova-hpc fabric diff topology.conf",
     "fabric export": "nova-hpc fabric export topology.conf --format slurm-tree",
     "fabric groups": "nova-hpc fabric groups",
-    "fabric plan": "nova-hpc fabric plan --map topology.conf --capacity capacity.csv --members 16",
     "fabric ports": "nova-hpc fabric ports",
     "fabric reap": "nova-hpc fabric reap",
     "fabric show": "nova-hpc fabric show topology.conf",

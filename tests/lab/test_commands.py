@@ -100,11 +100,6 @@ READING = (
         configured=False,
     ),
     Row(
-        "fabric plan --map {folder}/map.yaml --capacity {folder}/fit.csv --members 4",
-        ("4 members on 2 hosts in leaf l1", "hpc1 x2, hpc2 x2"),
-        configured=False,
-    ),
-    Row(
         "requirements --id NET01-01 --id CNP01-09",
         ("met  NET01-01", "leaf", "not known  CNP01-09", "--try"),
         status=1,
@@ -217,7 +212,6 @@ def site(lab, tmp_path_factory):
     """A flavor, a map in Nova, and what rows name."""
     folder = tmp_path_factory.mktemp("commands")
     (folder / "map.yaml").write_text(MAP)
-    (folder / "fit.csv").write_text("host,fit\nhpc1,2\nhpc2,2\n")
     words = [part for key in PROPERTIES for part in ("--property", f"{key}={PROPERTIES[key]}")]
     lab.openstack("flavor", "create", FLAVOR, "--vcpus", "1", "--ram", "384", "--disk", "1", *words)
     done = lab.run("fabric", "sync", str(folder / "map.yaml"), "--yes")

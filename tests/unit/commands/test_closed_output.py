@@ -299,7 +299,6 @@ READS = {
     "fabric show": "fabric show {}/map.conf",
     "fabric diff": "fabric diff {}/map.conf {}/map.conf -f json",
     "fabric export": "fabric export {}/map.conf",
-    "fabric plan": "fabric plan --map {}/map.conf --capacity 2 --members 3",
     "upgrade check": "status upgrade check --config-file {}/nova.conf",
     "install-shim": f"install-shim --check --python {sys.executable}",
     "nvlink list": "nvlink list --config-file {}/nova.conf -f json",
