@@ -39,7 +39,6 @@ EXAMPLES: Final = {
     "help check": "nova-hpc help check iommu-off",
     "install-shim": "nova-hpc install-shim --check",
     "inventory": "nova-hpc inventory --matrix",
-    "inventory fleet": "nova-hpc inventory fleet nodes",
     "metrics cloud": "nova-hpc metrics cloud --flavor hpc.gpu8 --members 4 --textfile cloud.prom",
     "metrics fabric": "nova-hpc metrics fabric --listen 127.0.0.1:9480",
     "metrics node": "nova-hpc metrics node --listen 127.0.0.1:9480",

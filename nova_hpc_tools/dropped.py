@@ -14,6 +14,7 @@ from typing import Final
 DROPPED: Final[Mapping[str, str]] = {
     "fabric plan": "nova-hpc capacity --flavor FLAVOR --members N, or "
     "nova-hpc explain --flavor FLAVOR --count N",
+    "inventory fleet": "nova-hpc doctor --fleet DIR",
 }
 
 

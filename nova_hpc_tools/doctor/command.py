@@ -26,10 +26,11 @@ class Doctor(ListCommand):
     Looks at this machine or the capture of another one, at what its services
     are told, and at its declaration; with --part cloud, at what Nova and
     Placement have of all nodes; changes nothing. With --merge, at what
-    the doctor has found on many nodes. The exit status is 0 where nothing is
-    wrong, 1 where something is (warnings), 3 where it keeps servers from
-    their devices or other teams from theirs (errors), and 2 where nothing
-    could be read.
+    the doctor has found on many nodes. With --fleet, at archives of many
+    nodes; status 1 then means that an archive could not be read. Otherwise
+    the exit status is 0 where nothing is wrong, 1 where something is
+    (warnings), 3 where it keeps servers from their devices or other teams
+    from theirs (errors), and 2 where nothing could be read.
     """
 
     acts_with = ()
@@ -51,11 +52,20 @@ class Doctor(ListCommand):
             action="store_true",
             help="run virt-host-validate and oslo-config-validator, too, and say what they find",
         )
-        parser.add_argument(
+        other_subject = parser.add_mutually_exclusive_group()
+        other_subject.add_argument(
             "--merge",
             type=Path,
             metavar="DIR",
             help="put together what -f json has written on many nodes, one .json file each",
+        )
+        other_subject.add_argument(
+            "--fleet",
+            type=Path,
+            nargs="+",
+            metavar="DIR",
+            help="compare nodes, and name the odd ones: archives of nova-hpc inventory --save, or "
+            "directories of them",
         )
         return parser
 
@@ -69,6 +79,10 @@ class Doctor(ListCommand):
         from nova_hpc_tools.doctor import examination, fleet_findings, other_checkers
 
         args = parsed_args
+        if args.fleet is not None:
+            from nova_hpc_tools.inventory.fleet_comparison import compare_fleet
+
+            return compare_fleet(args.fleet, self._name)
         if args.merge is not None:
             return self._answer(
                 *fleet_findings.merge_fleet_findings(args.merge, args.layout), layout=args.layout

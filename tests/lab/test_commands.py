@@ -138,7 +138,7 @@ READING = (
     Row("inventory", ("0000:21:00.0",), node=True),
     Row("inventory --matrix", ("GPU0", "CPU affinity", "0000:21:00.0"), node=True),
     Row("inventory --save /tmp/hpc2.tar.gz", ("hpc2",), node=True, configured=False),
-    Row("inventory fleet /tmp/hpc2.tar.gz", ("Kind 1: 1 node",), node=True, configured=False),
+    Row("doctor --fleet /tmp/hpc2.tar.gz", ("Kind 1: 1 node",), node=True, configured=False),
     Row("install-shim --check", ("installed",), node=True, configured=False),
     Row("inventory --format json", ('"0000:21:00.0"',), node=True, configured=False),
     Row("configure", ("[pci]", "device_spec"), node=True),

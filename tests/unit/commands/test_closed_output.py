@@ -282,7 +282,7 @@ def files(machine, node, tmp_path):
 READS = {
     "inventory": "inventory --root {}/machine",
     "inventory in JSON": "inventory --root {}/machine -f json",
-    "inventory fleet": "inventory fleet {}/n1.tar.xz {}/n2.tar.xz",
+    "doctor of a fleet": "doctor --fleet {}/n1.tar.xz {}/n2.tar.xz",
     "configure": "configure --root {}/machine",
     "capacity": "capacity --snapshot {}/cloud.json --flavor pair",
     "explain": "explain --snapshot {}/cloud.json --flavor pair",
