@@ -15,6 +15,10 @@ DROPPED: Final[Mapping[str, str]] = {
     "fabric plan": "nova-hpc capacity --flavor FLAVOR --members N, or "
     "nova-hpc explain --flavor FLAVOR --count N",
     "inventory fleet": "nova-hpc doctor --fleet DIR",
+    "device reserved": "nova-hpc device list --reserved",
+    "nvlink check": "nova-hpc doctor --nvlink",
+    "nvlink list": "nova-hpc device list --nvlink",
+    "nvlink restore": "nova-hpc doctor --restore-nvlink",
 }
 
 

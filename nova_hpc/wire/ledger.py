@@ -42,7 +42,7 @@ gets it, and so does one of which Nova has another record when nova-compute star
 is another text each time that nova-compute writes: an older copy does not have the last.
 
 Writer and readers: nova-compute of the node and ``nova-hpc device`` and
-``nova-hpc nvlink``. A broken entry makes its device one that nobody may have. Keys
+``nova-hpc device list --nvlink``. A broken entry makes its device one that nobody may have. Keys
 that this release does not know are written again as they were read.
 """
 

@@ -125,7 +125,7 @@ READING = (
     Row("device show 0000:21:00.0", ("Role", "gpu", "Driver", "vfio-pci"), node=True),
     Row("device check 0000:21:00.0", (), node=True),
     Row("device maintenance", ("no maintenance is announced",), node=True),
-    Row("device reserved", ("Nothing is reserved",), node=True),
+    Row("device list --reserved", ("Nothing is reserved",), node=True),
     Row(
         "metrics node",
         (
@@ -145,9 +145,9 @@ READING = (
     Row("prepare --root /", ("65-nova-hpc.rules",), node=True),
     # Nova's own defaults, which this lab keeps.
     Row("doctor", ("[guest-devices]",), status=1, node=True),
-    Row("nvlink list", ("this node has no partitions",), status=2, node=True),
-    Row("nvlink check", ("this node has no partitions",), status=2, node=True),
-    Row("nvlink restore", ("this node has no partitions",), status=2, node=True),
+    Row("device list --nvlink", ("this node has no partitions",), status=2, node=True),
+    Row("doctor --nvlink", ("this node has no partitions",), status=2, node=True),
+    Row("doctor --restore-nvlink", ("this node has no partitions",), status=2, node=True),
 )
 
 #: Of the operator of a node; each pair leaves it as it was.

@@ -45,3 +45,13 @@ def test_first_words_of_commands_name_no_dropped_one(capsys: pytest.CaptureFixtu
     status, out, err = shown(capsys, "fabric")
     assert (status, err) == (2, "")
     assert "fabric show" in out
+
+
+def test_a_first_word_without_commands_names_all_replacements(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    status, out, err = shown(capsys, "nvlink")
+    assert (status, out) == (2, "")
+    assert [line.split()[1:3] for line in err.splitlines()] == [
+        ["nvlink", verb] for verb in ("check", "list", "restore")
+    ]
