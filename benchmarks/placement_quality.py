@@ -24,48 +24,20 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.simulate.__main__ import ResearchSimulation
-from benchmarks.simulate.policies import ABLATION
+from nova_hpc_tools.simulate.command import SimulatePolicies
 from nova_hpc_tools.simulate.results import draw_curves
 from nova_hpc_tools.simulate.scenario import Scenario, Summary
 
 OUTPUT: Final = Path(__file__).parent.parent / "docs" / "source" / "_static" / "simulation"
 
-#: Mean allocation over ten seeds, in per cent, as published for the trace.
-PUBLISHED: Final = {
-    "multigpu50": {
-        "random": 90.28,
-        "dot-product": 94.85,
-        "clustering": 95.81,
-        "packing": 96.18,
-        "best-fit": 95.74,
-        "fgd": 97.18,
-    },
-    "default": {
-        "random": 87.47,
-        "dot-product": 90.85,
-        "clustering": 91.88,
-        "packing": 92.00,
-        "best-fit": 93.08,
-        "fgd": 95.39,
-    },
-}
-_SIX: Final = [word for name in PUBLISHED["default"] for word in ("--policy", name)]
-_ABLATION: Final = [word for name in ("nova-hpc", *ABLATION) for word in ("--policy", name)]
 _TOPOLOGY: Final = ["--topology", "dgx", "--levels", "50"]
 
 #: name of the result -> list of requests, options
 RESULTS: Final[dict[str, tuple[str, list[str]]]] = {
-    "published-multigpu50": ("multigpu50", ["--fractions", *_SIX]),
-    "published-default": ("default", ["--fractions", *_SIX]),
     "whole-multigpu50": ("multigpu50", []),
     "topology-multigpu50": ("multigpu50", _TOPOLOGY),
     "whole-default": ("default", []),
     "topology-default": ("default", _TOPOLOGY),
-    "ablation-whole-multigpu50": ("multigpu50", _ABLATION),
-    "ablation-topology-multigpu50": ("multigpu50", [*_TOPOLOGY, *_ABLATION]),
-    "ablation-whole-default": ("default", _ABLATION),
-    "ablation-topology-default": ("default", [*_TOPOLOGY, *_ABLATION]),
 }
 #: What the others are compared with.
 _OURS: Final = "nova-hpc"
@@ -94,7 +66,7 @@ def main() -> int:
         words = ["--nodes", str(args.folder / "openb_node_list_gpu_node.csv.gz")]
         words += ["--requests", str(args.folder / f"openb_pod_list_{requests}.csv.gz")]
         words += ["--seeds", args.seeds, "--format", "json"]
-        words += _without_policies(options) if args.again else options
+        words += options
         words += ["--policy", args.again] if args.again else []
         if args.jobs != "0":
             words += ["--jobs", args.jobs]
@@ -104,27 +76,18 @@ def main() -> int:
             document = _with(json.loads((OUTPUT / f"{name}.json").read_text()), document)
         _draw(document, OUTPUT / f"{name}.svg")
         (OUTPUT / f"{name}.json").write_text(_dumps(document), encoding="utf-8")
-        published = PUBLISHED[requests] if name.startswith("published") else None
-        _table(document, OUTPUT / f"{name}.csv", published)
+        _table(document, OUTPUT / f"{name}.csv")
     return 0
 
 
 def _simulate(words: list[str]) -> str:
-    command = ResearchSimulation(None, None)
+    command = SimulatePolicies(None, None)
     text = io.StringIO()
     with contextlib.redirect_stdout(text):
         status = command.run(command.get_parser("simulate").parse_args(words))
     if status:
         raise SystemExit(status)
     return text.getvalue()
-
-
-def _without_policies(options: list[str]) -> list[str]:
-    found = [*options]
-    while "--policy" in found:
-        at = found.index("--policy")
-        del found[at : at + 2]
-    return found
 
 
 def _with(document: dict[str, Any], again: dict[str, Any]) -> dict[str, Any]:
@@ -163,34 +126,27 @@ def _dumps(document: dict[str, Any]) -> str:
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-def _table(document: dict[str, Any], path: Path, published: dict[str, float] | None) -> None:
+def _table(document: dict[str, Any], path: Path) -> None:
     with path.open("w", encoding="utf-8", newline="") as stream:
         writer = csv.writer(stream, lineterminator="\n")
-        if published:
-            writer.writerow(["policy", "published", "here", "difference", "deviation"])
-        else:
-            writer.writerow(
-                ["policy", "allocated %", "±", "at 100 % demand", "fragmented %",
-                 "refused", "of several GPUs", "needing a level", "GPUs refused",
-                 f"at 100 %, {_OURS} has more by", f"GPUs refused, {_OURS} fewer by"]
-            )  # fmt: skip
+        writer.writerow(
+            ["policy", "allocated %", "±", "at 100 % demand", "fragmented %",
+             "refused", "of several GPUs", "needing a level", "GPUs refused",
+             f"at 100 %, {_OURS} has more by", f"GPUs refused, {_OURS} fewer by"]
+        )  # fmt: skip
         for one in document["policies"]:
             figures = one["figures"]
             mean, deviation = (figures["allocated"][key] for key in ("mean", "deviation"))
-            if published:
-                was = published[one["policy"]]
-                row = [f"{was:.2f}", f"{mean:.2f}", f"{mean - was:+.2f}", f"{deviation:.2f}"]
-            else:
-                row = [f"{mean:.2f}", f"{deviation:.2f}"]
-                row += [f"{figures[key]['mean']:.2f}" for key in ("allocated_at_100", "fragmented")]
-                row += [
-                    f"{figures[key]['mean']:.1f}"
-                    for key in ("refused", "refused_several", "refused_local", "refused_gpus")
-                ]
-                row += [
-                    _difference(document["runs"], _OURS, one["policy"], "allocated_at_100"),
-                    _difference(document["runs"], one["policy"], _OURS, "refused_gpus"),
-                ]
+            row = [f"{mean:.2f}", f"{deviation:.2f}"]
+            row += [f"{figures[key]['mean']:.2f}" for key in ("allocated_at_100", "fragmented")]
+            row += [
+                f"{figures[key]['mean']:.1f}"
+                for key in ("refused", "refused_several", "refused_local", "refused_gpus")
+            ]
+            row += [
+                _difference(document["runs"], _OURS, one["policy"], "allocated_at_100"),
+                _difference(document["runs"], one["policy"], _OURS, "refused_gpus"),
+            ]
             writer.writerow([one["policy"], *row])
 
 

@@ -18,6 +18,7 @@ from cliff.command import Command
 
 from nova_hpc_tools import command_help
 from nova_hpc_tools.command_index import CommandIndex, PrintCompletion
+from nova_hpc_tools.dropped import list_replacements
 from nova_hpc_tools.outlet import fill_descriptors, open_outlets
 from nova_hpc_tools.printing import InertStream, inert_streams
 
@@ -83,8 +84,13 @@ class NovaHpc(App):
         raise SystemExit(0)
 
     def run_subcommand(self, argv: list[str]) -> int:
-        """Run the command; of the first words of several, list them."""
+        """Run the command; refuse a dropped one; list the commands that begin with the words."""
         words = list(itertools.takewhile(lambda word: not word.startswith("-"), argv))
+        names = dict(self.command_manager)
+        if refusals := [*list_replacements(words[words[:1] == ["help"] :], names)]:
+            for refusal in refusals:
+                self.LOG.error(refusal)
+            return _USAGE
         below = self.command_manager.list_names_below(words) if words else []
         if words[:1] == [_LAB] and not self.command_manager.list_names_below([_LAB]):
             self.LOG.error(
@@ -92,7 +98,7 @@ class NovaHpc(App):
                 "folder lab of the sources, and install that beside this one"
             )
             return _USAGE
-        if below and " ".join(words) not in dict(self.command_manager):
+        if below and " ".join(words) not in names:
             lines = [f"{self.NAME} {' '.join(words)} has these commands:"]
             lines += self.command_manager.format_commands(below)
             self.stdout.write("\n".join([*lines, ""]))

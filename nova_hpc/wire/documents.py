@@ -44,7 +44,7 @@ INVENTORY: Final = WireDocument(
 )
 FLEET: Final = WireDocument(
     name="fleet report",
-    lives="the output of nova-hpc inventory fleet",
+    lives="the output of nova-hpc doctor --fleet",
     writer="nova_hpc_tools.inventory.fleet_document:write_node_fleet",
     schema="nova-hpc/fleet",
 )

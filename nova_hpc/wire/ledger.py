@@ -41,8 +41,8 @@ next server gets it. The same holds if Nova has another record when nova-compute
 text at each write of nova-compute, so an older copy does not have the latest one.
 
 Writer and readers: nova-compute of the node and ``nova-hpc device`` and
-``nova-hpc nvlink``. A device with a broken entry goes to no server. Keys of later
-releases are written again as they were read.
+``nova-hpc device list --nvlink``. A device with a broken entry goes to no server. Keys of
+later releases are written again as they were read.
 """
 
 from __future__ import annotations

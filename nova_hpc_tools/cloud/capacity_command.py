@@ -20,7 +20,6 @@ from nova_hpc_tools.cloud.capacity import Capacity, measure_capacity
 from nova_hpc_tools.cloud.explain_command import direct_ports
 from nova_hpc_tools.cluster.capacity import AtLevel, count_clusters_by_level
 from nova_hpc_tools.fabric import map_files
-from nova_hpc_tools.fabric.plan_command import read_reported_map
 from nova_hpc_tools.fabric.problems import FabricMapError
 from nova_hpc_tools.snapshot import Snapshot, SnapshotError, cloud_readers
 
@@ -100,7 +99,7 @@ class ShowCapacity(ListCommand):
     def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
         """Count; status 0 if one more fits, 1 if not."""
         args = parsed_args
-        fabric = None if args.fabric is None else read_reported_map(args.fabric, args)
+        fabric = None if args.fabric is None else map_files.read_reported_map(args.fabric, args)
         cloud = cloud_readers.obtain_snapshot(args.snapshot, args.config, args.image)
         capacity = measure_capacity(cloud, args.flavor, args.image, args.port or ())
         problems: tuple[str, ...] = ()

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from nova_hpc.cluster.plan import GangPlan
+from nova_hpc.outside.name_lists import join_first
 from nova_hpc_tools.cluster.group_fit import DomainFit, GroupFit
 
 #: Domains that are named; the others are counted.
@@ -26,7 +27,7 @@ def print_gang_answer(console: Console, together: GroupFit) -> None:
     if together.decided is not None:
         console.print(f"  The server group has its domain already: {together.decided}.")
     if isinstance(together.answer, GangPlan):
-        console.print(Text(f"  {together.answer.why}", style="bold green"))
+        _print_gang_plan(console, together.answer)
     else:
         console.print(Text(f"  {together.answer.reason}", style="bold red"))
     for room in together.rooms[:_SHOWN]:
@@ -41,6 +42,18 @@ def print_gang_answer(console: Console, together: GroupFit) -> None:
     if not together.kept_known:
         console.print(
             Text("  What is kept for other groups a snapshot does not say.", style="yellow")
+        )
+
+
+def _print_gang_plan(console: Console, plan: GangPlan) -> None:
+    console.print(Text(f"  {plan.why}", style="bold green"))
+    for title, counts in (("Leaves", plan.leaves), ("Hosts", plan.hosts)):
+        names = [f"{name} ({count})" for name, count in counts.items()]
+        if names:
+            console.print(f"  {title}, with their members: {join_first(names, _SHOWN)}")
+    if not plan.proven:
+        console.print(
+            "  The search was cut short: leaves of blocks that are equally good may be smaller."
         )
 
 

@@ -25,21 +25,23 @@ class Doctor(ListCommand):
 
     Looks at this machine or the capture of another one, at what its services
     are told, and at its declaration; with --part cloud, at what Nova and
-    Placement have of all nodes; changes nothing. With --merge, at what
-    the doctor has found on many nodes. The exit status is 0 where nothing is
-    wrong, 1 where something is (warnings), 3 where it keeps servers from
-    their devices or other teams from theirs (errors), and 2 where nothing
-    could be read.
+    Placement have of all nodes; changes nothing without --restore-nvlink.
+    With --merge, at what the doctor has found on many nodes. With --fleet,
+    at archives of many nodes; status 1 then means that an archive could not
+    be read. With --nvlink, status 1 means that partitions and sets differ.
+    Otherwise the exit status is 0 where nothing is wrong, 1 where something is
+    (warnings), 3 where it keeps servers from their devices or other teams
+    from theirs (errors), and 2 where nothing could be read.
     """
 
-    acts_with = ()
+    acts_with = ("restore_nvlink",)
 
     @classmethod
     def list_errors(cls) -> tuple[type[Exception], ...]:
         """What ends the command with one line."""
-        from nova_hpc_tools.doctor import examination
+        from nova_hpc_tools.doctor import examination, nvlink_partitions
 
-        return examination.ERRORS
+        return (*examination.ERRORS, *nvlink_partitions.ERRORS)
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Declare the options."""
@@ -51,11 +53,32 @@ class Doctor(ListCommand):
             action="store_true",
             help="run virt-host-validate and oslo-config-validator, too, and say what they find",
         )
-        parser.add_argument(
+        other_subject = parser.add_mutually_exclusive_group()
+        other_subject.add_argument(
             "--merge",
             type=Path,
             metavar="DIR",
             help="put together what -f json has written on many nodes, one .json file each",
+        )
+        other_subject.add_argument(
+            "--fleet",
+            type=Path,
+            nargs="+",
+            metavar="DIR",
+            help="compare nodes, and name the odd ones: archives of nova-hpc inventory --save, or "
+            "directories of them",
+        )
+        other_subject.add_argument(
+            "--nvlink",
+            action="store_true",
+            help="compare the partitions of the NVLink fabric with the NVLink sets of this node, "
+            "and print the lines that [hpc]nvlink_set needs",
+        )
+        other_subject.add_argument(
+            "--restore-nvlink",
+            action="store_true",
+            help="send a manager of the NVLink fabric that was restarted the partitions that "
+            "servers have; nova-compute does the same at its next periodic update",
         )
         return parser
 
@@ -66,9 +89,22 @@ class Doctor(ListCommand):
         from nova_hpc.wire import findings as document
         from nova_hpc_tools.adopt import service_settings
         from nova_hpc_tools.adopt.findings import exit_status_of
-        from nova_hpc_tools.doctor import examination, fleet_findings, other_checkers
+        from nova_hpc_tools.doctor import (
+            examination,
+            fleet_findings,
+            nvlink_partitions,
+            other_checkers,
+        )
 
         args = parsed_args
+        if args.nvlink:
+            return nvlink_partitions.compare_partitions(args.config)
+        if args.restore_nvlink:
+            return nvlink_partitions.restore_partitions(args.config)
+        if args.fleet is not None:
+            from nova_hpc_tools.inventory.fleet_comparison import compare_fleet
+
+            return compare_fleet(args.fleet, self._name)
         if args.merge is not None:
             return self._answer(
                 *fleet_findings.merge_fleet_findings(args.merge, args.layout), layout=args.layout

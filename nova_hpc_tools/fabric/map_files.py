@@ -135,6 +135,16 @@ def read_fabric_files(paths: Sequence[str], args: argparse.Namespace) -> FabricR
     return merge_readings([read_fabric_file(path, args) for path in paths], args.name)
 
 
+def read_reported_map(path: str, args: argparse.Namespace) -> FabricMap:
+    """Read a map, and print its problems on standard error.
+
+    :raises FabricMapError: the file contains no map.
+    """
+    reading = read_fabric_file(path, args)
+    report_map_problems(reading, args)
+    return reading.fabric
+
+
 def report_map_problems(reading: FabricReading, args: argparse.Namespace) -> None:
     """Say on standard error what is wrong with a map, and what else is worth a word."""
     _print_problems(reading.problems, "problem: ")

@@ -16,7 +16,6 @@ from nova_hpc_tools.base import PICTURES, CommandAnswer, ListCommand
 from nova_hpc_tools.cloud.capacity_command import read_synced_map
 from nova_hpc_tools.cloud.explain import find_nodes
 from nova_hpc_tools.fabric import hostlist, map_files
-from nova_hpc_tools.fabric.plan_command import read_reported_map
 from nova_hpc_tools.fabric.problems import FabricMapError
 from nova_hpc_tools.pictures import draw_cloud, page, snapshot_view
 from nova_hpc_tools.pictures.model import CloudPicture, GroupNote, HostTile, LeafBox, RoleRow
@@ -64,7 +63,7 @@ class ShowSnapshot(ListCommand):
     def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
         """Read the cloud and describe it."""
         args = parsed_args
-        fabric = None if args.fabric is None else read_reported_map(args.fabric, args)
+        fabric = None if args.fabric is None else map_files.read_reported_map(args.fabric, args)
         cloud = cloud_readers.obtain_snapshot(args.snapshot, args.config)
         problems: tuple[str, ...] = ()
         if fabric is None:

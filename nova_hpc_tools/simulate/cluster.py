@@ -185,7 +185,6 @@ class Measure:
     def __init__(self, tasks: Sequence[Typical]) -> None:
         self.tasks = tuple(tasks)
         self.cpu: Ints = np.array([t.shape.cpu_milli for t in self.tasks], dtype=np.int64)
-        self.memory: Ints = np.array([t.shape.memory_mib for t in self.tasks], dtype=np.int64)
         self.gpus: Ints = np.array([t.shape.gpus for t in self.tasks], dtype=np.int64)
         self.frequency: Floats = np.array([t.frequency for t in self.tasks], dtype=np.float64)
         milli = np.array(
@@ -199,7 +198,6 @@ class Measure:
         cpu: Ints,
         gpu: Ints,
         satisfied: npt.NDArray[np.bool_] | None = None,
-        memory: Ints | None = None,
     ) -> Floats:
         """Fragmented thousandths of a GPU of each state.
 
@@ -207,7 +205,6 @@ class Measure:
         :param gpu: states x GPUs: what is free of each, in thousandths
         :param satisfied: states x tasks: whether the GPUs suffice; default: by
             their number
-        :param memory: free memory of the states, in MiB; default: it suffices
         """
         wide = gpu[:, None, :] >= self.shares[None, :, None]
         left = np.where(wide, 0, gpu[:, None, :]).sum(axis=2)
@@ -215,8 +212,6 @@ class Measure:
         if satisfied is None:
             satisfied = wide.sum(axis=2)[:, self.share_of] >= self.gpus
         usable = satisfied & (cpu[:, None] >= self.cpu) & (self.gpus > 0)
-        if memory is not None:
-            usable &= memory[:, None] >= self.memory
         lost = np.where(usable, left[:, self.share_of], total[:, None])
         result: Floats = lost @ self.frequency
         return result

@@ -5,19 +5,18 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from nova_hpc_tools.base import CommandAnswer, CommandError, Count, ListCommand
 
 if TYPE_CHECKING:
-    from nova_hpc_tools.simulate.policies import NamedPolicy
     from nova_hpc_tools.simulate.scenario import Scenario
 
 _EPILOG: Final = """
 Policies: nova-spread (stock Nova with its weighers as they are by default),
-nova-pack (its RAM and CPU weighers turned round), nova-hpc (ours).
+nova-pack (its RAM and CPU weighers turned round), nova-hpc (ours); only if
+named, nova:ram=N,cpu=N,pci=N,subset=N (stock Nova with your multipliers).
 """
 
 
@@ -91,7 +90,7 @@ class SimulatePolicies(ListCommand):
             "--policy",
             action="append",
             metavar="NAME",
-            help="policy to simulate, see below; may be repeated (default: all)",
+            help="policy to simulate, see below; may be repeated (default: the first three)",
         )
         amount = run.add_mutually_exclusive_group()
         amount.add_argument(
@@ -132,10 +131,11 @@ class SimulatePolicies(ListCommand):
         args = parsed_args
         _require_libraries(args.svg is not None)
         from nova_hpc_tools.simulate import results
+        from nova_hpc_tools.simulate.policies import choose_policies
         from nova_hpc_tools.simulate.scenario import build_simulation_document, summarise_outcomes
 
         try:
-            chosen = self.choose_policies(args.policy or ())
+            chosen = choose_policies(args.policy or ())
             scenario, left_out = _read_scenario(args)
         except ValueError as error:
             raise CommandError(str(error)) from error
@@ -161,15 +161,6 @@ class SimulatePolicies(ListCommand):
                 + "\n"
             ),
         )
-
-    def choose_policies(self, names: Iterable[str]) -> dict[str, NamedPolicy]:
-        """The policies of these names; all where there is none.
-
-        :raises ValueError: there is no such policy.
-        """
-        from nova_hpc_tools.simulate.policies import choose_policies
-
-        return choose_policies(names)
 
 
 def _require_libraries(drawing: bool) -> None:

@@ -17,9 +17,7 @@ each, which gives the same limits for servers.
 
 from __future__ import annotations
 
-import enum
 import random
-from collections import Counter
 from collections.abc import Mapping
 from typing import Final
 
@@ -28,17 +26,15 @@ import numpy as np
 
 from nova_hpc.placement import between_hosts, model, shape_mix
 from nova_hpc.placement.choose import choose_device_sets
-from nova_hpc.placement.profile import DEFAULT, HostProfile, Profile
 from nova_hpc.placement.profile import FlavorShape as Sold
-from nova_hpc.topology.level import Level, Location
+from nova_hpc.placement.profile import Profile
+from nova_hpc.topology.level import Location
 from nova_hpc_tools.simulate.cluster import Bools, Floats, Ints, SimulatedCluster
 from nova_hpc_tools.simulate.model import Layout, TaskShape, Typical
 from nova_hpc_tools.simulate.policy import Multipliers, Nova, Scores, SimulatedPolicy
 
 _ROLE: Final = "gpu"
 _WANT: Final = "gpu"
-#: Weights of the profile are frequencies in these parts.
-PARTS: Final = 10_000
 #: Memory is counted in pages of this size, so that none is rounded away.
 _PAGE_KIB: Final = 1024
 #: One more than the first parts of a rank can be, so that one number has them all.
@@ -50,74 +46,29 @@ _LEARN: Final = 100
 _NEVER: Final = -1e18
 
 
-class Weights(enum.Enum):
-    """A scheduler's knowledge of its users."""
-
-    #: As it is installed: flavors count by the servers of them that run.
-    LEARNED = "learned"
-    #: ``[hpc]flavor_weights`` says how often each flavor is asked for.
-    KNOWN = "known"
-    #: It says nothing and ``[hpc]learn_flavor_weights`` is off: every flavor counts once.
-    EQUAL = "equal"
-    #: The flavors cannot be read, and the engine's own shapes are taken.
-    UNKNOWN = "unknown"
-
-
-@attrs.frozen
-class Variant:
-    """The ranking of hosts; the defaults are those of a scheduler as it is installed."""
-
-    weights: Weights = Weights.LEARNED
-    #: The damage comes first among hosts that reach the level; otherwise the whole score
-    #: decides, in which the level, the distance and the spread come before it.
-    by_damage: bool = True
-    #: Damage is counted in grains; otherwise exactly.
-    coarse: bool = True
-    #: Of hosts that serve alike the one with the fewest free CPUs, and then the least free
-    #: memory, is taken.
-    tight: bool = True
-    #: What is left equal, and requests without GPUs, are Nova's to decide, with the weighers
-    #: that it has by default. Otherwise the first host of the list is taken, and requests
-    #: without GPUs go where they do the least damage. Shares of a GPU are Nova's always.
-    nova: bool = True
-
-
-def profile_of(
-    workload: tuple[Typical, ...],
-    cells: int,
-    weights: Weights = Weights.KNOWN,
-    running: Mapping[TaskShape, int] | None = None,
+def learned_profile_of(
+    workload: tuple[Typical, ...], cells: int, running: Mapping[TaskShape, int]
 ) -> Profile:
-    """The profile that a scheduler makes of flavors that are the workload's typical shapes.
+    """The profile of a scheduler whose flavors are the workload's typical shapes.
 
-    By the functions of the scheduler, :mod:`nova_hpc.placement.shape_mix`.
+    The scheduler's functions make it: :mod:`nova_hpc.placement.shape_mix`.
 
-    :param cells: NUMA nodes of the hosts, on each of which a server takes its part.
-    :param running: servers by their shapes, where weights are learned.
+    :param cells: NUMA nodes of the hosts; a server takes an equal part from each.
+    :param running: servers by their shapes, from which the weights of flavors are learned.
     """
-    if weights is Weights.UNKNOWN:
-        return DEFAULT
-    sold = [typical for typical in workload if typical.shape.gpus]
-    counts = running or {}
-    learned = shape_mix.learn_weights(
-        {typical.shape: counts.get(typical.shape, 0) for typical in sold}
-    )
-    weight = {
-        Weights.LEARNED: lambda typical: learned[typical.shape],
-        Weights.KNOWN: lambda typical: max(1, round(typical.frequency * PARTS)),
-        Weights.EQUAL: lambda typical: 1,
-    }[weights]
+    sold = [typical.shape for typical in workload if typical.shape.gpus]
+    weights = shape_mix.learn_weights({shape: running.get(shape, 0) for shape in sold})
     made = shape_mix.build_mixed_profile(
         Sold(
-            counts={_ROLE: typical.shape.group_size},
-            groups=typical.shape.groups,
-            level=typical.shape.level,
-            weight=weight(typical),
-            cpus=typical.shape.cpu_milli,
-            memory_kib=typical.shape.memory_mib * _PAGE_KIB,
+            counts={_ROLE: shape.group_size},
+            groups=shape.groups,
+            level=shape.level,
+            weight=weights[shape],
+            cpus=shape.cpu_milli,
+            memory_kib=shape.memory_mib * _PAGE_KIB,
             page_kib=_PAGE_KIB,
         )
-        for typical in sold
+        for shape in sold
     )
     return Profile(
         tuple(
@@ -125,10 +76,6 @@ def profile_of(
             for shape in made.shapes
         )
     )
-
-
-#: As it is installed.
-SHIPPED: Final = Variant()
 
 
 @attrs.frozen
@@ -141,34 +88,22 @@ class Ours(SimulatedPolicy):
     """HpcTopologyFilter and HpcPackingWeigher, and Nova's own weighers after them."""
 
     def __init__(
-        self,
-        cluster: SimulatedCluster,
-        rng: random.Random,
-        workload: tuple[Typical, ...],
-        variant: Variant = SHIPPED,
+        self, cluster: SimulatedCluster, rng: random.Random, workload: tuple[Typical, ...]
     ) -> None:
         super().__init__(cluster, rng, workload)
-        self.variant = variant
         self.nova = Nova(cluster, rng, workload, Multipliers())
         self.cells = {
             machine.layout: max(1, len({place.numa for place in machine.layout}))
             for machine in cluster.machines
         }
         self.placed = 0
-        self.asked = 0
         self.profiles: dict[int, Profile] = {}
         self._sell({})
 
     def _sell(self, running: Mapping[TaskShape, int]) -> None:
         """Take the profile of what runs, and forget what was found with another one."""
-        if not any(typical.shape.memory_mib for typical in self.workload):
-            # Its shapes are not told apart by memory.
-            bare: Counter[TaskShape] = Counter()
-            for shape, count in running.items():
-                bare[attrs.evolve(shape, memory_mib=0)] += count
-            running = bare
         profiles = {
-            count: profile_of(self.workload, count, self.variant.weights, running)
+            count: learned_profile_of(self.workload, count, running)
             for count in {1, *self.cells.values()}
         }
         if profiles == self.profiles:
@@ -189,18 +124,17 @@ class Ours(SimulatedPolicy):
 
     def node(self, shape: TaskShape, fits: Bools) -> int:
         """Pick it."""
-        if not shape.exclusive or (self.variant.nova and not shape.gpus):
+        if not shape.exclusive or not shape.gpus:
             return self.nova.node(shape, fits)
-        if self.variant.weights is Weights.LEARNED and self.placed % _LEARN == 0:
+        if self.placed % _LEARN == 0:
             self._sell(self.cluster.running)
         self.placed += 1
         scores = self.scores.of(shape, fits)
         nodes = np.flatnonzero(fits)
         alike = nodes[scores[nodes] == scores[nodes].max()]
-        if self.variant.tight:
-            for free in (self.cluster.cpu, self.cluster.memory):
-                alike = alike[free[alike] == free[alike].min()]
-        return self.nova.among(alike, fits) if self.variant.nova else int(alike[0])
+        for free in (self.cluster.cpu, self.cluster.memory):
+            alike = alike[free[alike] == free[alike].min()]
+        return self.nova.among(alike, fits)
 
     def gpus(self, node: int, shape: TaskShape) -> tuple[int, ...]:
         """Pick them."""
@@ -227,7 +161,6 @@ class Ours(SimulatedPolicy):
             verdict = self.known.get(key)
             if verdict is None:
                 verdict = self.known[key] = self._ask(node, shape, layout, free)
-                self.asked += 1
             if not layout:
                 verdict = attrs.evolve(verdict, gpus=free[: shape.gpus])
             result.append(verdict)
@@ -259,12 +192,6 @@ class Ours(SimulatedPolicy):
         cpu, memory = int(self.cluster.cpu[node]), int(self.cluster.memory[node])
         host = _host_for_engine(layout, free, cells, cpu, memory)
         profile = self.profiles[cells]
-        if not shape.gpus:
-            rest = _host_for_engine(
-                layout, free, cells, cpu - shape.cpu_milli, memory - shape.memory_mib
-            )
-            damage = _count_usable_gpus(host, profile) - _count_usable_gpus(rest, profile)
-            return _ScoredGpus(-float(-(-damage // self._grain(profile))))
         answer = choose_device_sets(_request_for_engine(shape, cells), host, 1, profile)
         if not answer.sets and shape.groups > 1:
             # The engine spreads groups over the cells; the trace does not ask for it.
@@ -272,19 +199,12 @@ class Ours(SimulatedPolicy):
         if not answer.sets:
             return _ScoredGpus(_NEVER)
         chosen = answer.sets[0]
-        level, misses, distance, spread, damage, _, left, _, spare, _ = chosen.score
-        if self.variant.by_damage:
-            rank = between_hosts.rank_device_set(chosen.score, shape.level, self._grain(profile))
-            score = 0.0
-            for part, most in zip(rank, _MOST, strict=False):
-                score = score * most - part
-        else:
-            place = ((level * 8 + misses) * 8 + distance) * 64 + spread
-            score = -float(place * 2**40 + damage * 2**10 + left * 32 + spare)
+        grain = between_hosts.damage_grain_of(profile)
+        rank = between_hosts.rank_device_set(chosen.score, shape.level, grain)
+        score = 0.0
+        for part, most in zip(rank, _MOST, strict=False):
+            score = score * most - part
         return _ScoredGpus(score, tuple(sorted(int(pick.pool) for pick in chosen.picks)))
-
-    def _grain(self, profile: Profile) -> int:
-        return between_hosts.damage_grain_of(profile) if self.variant.coarse else 1
 
 
 def _host_for_engine(
@@ -321,18 +241,3 @@ def _request_for_engine(shape: TaskShape, cells: int) -> model.Request:
             for number in range(cells)
         ),
     )
-
-
-def _count_usable_gpus(host: model.FreeHost, profile: Profile) -> int:
-    """Count the free GPUs that the shapes can use; weighted."""
-    host_profile = HostProfile.of(profile, frozenset({_ROLE}), frozenset({_ROLE}))
-    opened = host_profile.open([len(host.pools)], host_profile.limits_on_host(host.nodes, ()))
-    total = 0
-    for level in Level:
-        domains = Counter(pool.location.domain(level) for pool in host.pools)
-        total += sum(
-            host_profile.usable(level, [count], opened)
-            for domain, count in domains.items()
-            if domain is not None
-        )
-    return total

@@ -4,61 +4,65 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Final
-
-import attrs
+from typing import Final, TypeAlias
 
 from nova_hpc_tools.simulate.cluster import SimulatedCluster
-from nova_hpc_tools.simulate.model import SimulatedMachine, Typical
+from nova_hpc_tools.simulate.model import Typical
 from nova_hpc_tools.simulate.ours import Ours
 from nova_hpc_tools.simulate.policy import Multipliers, Nova, SimulatedPolicy
 
-Workload = tuple[Typical, ...]
-_Make = Callable[[SimulatedCluster, random.Random, Workload], SimulatedPolicy]
-
-
-@attrs.frozen
-class NamedPolicy:
-    """A policy that has a name; it goes to other processes, so it is no closure."""
-
-    make: _Make
-    #: Whether its workload tells shapes apart that differ in memory alone.
-    memory: bool = False
-    #: What keeps the sums that it asks for.
-    cluster: Callable[[Sequence[SimulatedMachine]], SimulatedCluster] = SimulatedCluster
-
+#: Makes a policy for a cluster, with its dice and the workload. It is pickled for worker processes.
+PolicyMaker: TypeAlias = Callable[
+    [SimulatedCluster, random.Random, tuple[Typical, ...]], SimulatedPolicy
+]
 
 #: In the order in which they are compared: stock Nova with its default weighers (most free RAM
 #: and CPUs, fewest PCI devices), with the RAM and CPU weighers turned round, and ours as shipped.
-POLICIES: Final[Mapping[str, NamedPolicy]] = {
-    "nova-spread": NamedPolicy(partial(Nova, multipliers=Multipliers())),
-    "nova-pack": NamedPolicy(partial(Nova, multipliers=Multipliers(ram=-1, cpu=-1, pci=1))),
-    "nova-hpc": NamedPolicy(Ours, memory=True),
+POLICIES: Final[Mapping[str, PolicyMaker]] = {
+    "nova-spread": partial(Nova, multipliers=Multipliers()),
+    "nova-pack": partial(Nova, multipliers=Multipliers(ram=-1, cpu=-1, pci=1)),
+    "nova-hpc": Ours,
 }
-
-#: What the command had, too, and research still has.
-RESEARCH: Final = frozenset(
-    ("nova-random", "random", "first-fit", "best-fit", "dot-product", "clustering", "packing")
-)
-_RESEARCH_PREFIXES: Final = ("nova:", "nova-hpc-", "fgd")
+#: Prefix of stock Nova with multipliers of a site, for example ``nova:ram=-1,pci=5``.
+_NOVA: Final = "nova:"
 
 
-def choose_policies(names: Iterable[str]) -> dict[str, NamedPolicy]:
-    """The policies of these names, each once; all where there is no name.
+def choose_policies(names: Iterable[str]) -> dict[str, PolicyMaker]:
+    """The policies of these names, each once; all of :data:`POLICIES` if there is no name.
 
-    :raises ValueError: there is no such policy; the text names all, and where a policy of
-        research is.
+    :raises ValueError: there is no such policy; the text names all.
     """
-    chosen = dict.fromkeys(names) or POLICIES
-    for name in chosen:
-        if name in POLICIES:
-            continue
-        if name in RESEARCH or name.startswith(_RESEARCH_PREFIXES):
+    return {name: _find_policy(name) for name in tuple(names) or POLICIES}
+
+
+def _find_policy(name: str) -> PolicyMaker:
+    if name.startswith(_NOVA):
+        return partial(Nova, multipliers=_parse_multipliers(name))
+    if name not in POLICIES:
+        raise ValueError(
+            f"no policy {name!r}; there are {', '.join(POLICIES)}, and "
+            f"{_NOVA}ram=N,cpu=N,pci=N,subset=N with your own options of Nova"
+        )
+    return POLICIES[name]
+
+
+def _parse_multipliers(name: str) -> Multipliers:
+    values: dict[str, float] = {}
+    for pair in name.removeprefix(_NOVA).split(","):
+        key, equals, text = pair.partition("=")
+        try:
+            value = float(text)
+            if not equals or key not in ("ram", "cpu", "pci", "subset") or not abs(value) < 1e9:
+                raise ValueError
+            if key == "subset" and (value < 0 or value != int(value)):
+                raise ValueError
+        except ValueError:
             raise ValueError(
-                f"policy {name!r} is for research: python -m benchmarks.simulate, in the "
-                f"project's source tree, has it; here are {', '.join(POLICIES)}"
-            )
-        raise ValueError(f"no policy {name!r}; there are {', '.join(POLICIES)}")
-    return {name: POLICIES[name] for name in chosen}
+                f"policy {name!r}: {pair!r} is none of ram=NUMBER, cpu=NUMBER, pci=NUMBER "
+                "and subset=COUNT (0: all hosts)"
+            ) from None
+        values[key] = value
+    subset = int(values.pop("subset", 1))
+    return Multipliers(**values, subset=subset)

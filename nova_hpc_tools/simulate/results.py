@@ -27,7 +27,7 @@ from nova_hpc.topology.model import InventoryError
 from nova_hpc_tools.printing import InertConsole
 from nova_hpc_tools.simulate import inputs, model
 from nova_hpc_tools.simulate.model import Layout, SimulatedMachine, SimulatedTask
-from nova_hpc_tools.simulate.policies import NamedPolicy
+from nova_hpc_tools.simulate.policies import PolicyMaker
 from nova_hpc_tools.simulate.scenario import (
     FigureSpread,
     ReplayOutcome,
@@ -144,7 +144,7 @@ _scenario: Scenario | None = None
 
 
 def play_all(
-    scenario: Scenario, chosen: Mapping[str, NamedPolicy], seeds: Sequence[int], jobs: int
+    scenario: Scenario, chosen: Mapping[str, PolicyMaker], seeds: Sequence[int], jobs: int
 ) -> list[ReplayOutcome]:
     """Every policy with every seed, by policy and then by seed.
 
@@ -171,7 +171,7 @@ def play_all(
 
 def _play_in_processes(
     scenario: Scenario,
-    chosen: Mapping[str, NamedPolicy],
+    chosen: Mapping[str, PolicyMaker],
     wanted: Sequence[tuple[str, int]],
     jobs: int,
 ) -> Iterator[ReplayOutcome]:
@@ -204,9 +204,9 @@ def _set_worker_scenario(scenario: Scenario) -> None:
     _scenario = scenario
 
 
-def _play_in_worker(name: str, seed: int, named: NamedPolicy) -> ReplayOutcome:
+def _play_in_worker(name: str, seed: int, maker: PolicyMaker) -> ReplayOutcome:
     assert _scenario is not None
-    return play_scenario(_scenario, name, seed, named)
+    return play_scenario(_scenario, name, seed, maker)
 
 
 # --- results -------------------------------------------------------------------

@@ -22,7 +22,7 @@ from nova_hpc_tools.simulate.model import (
     typical_shapes_of,
     with_levels,
 )
-from nova_hpc_tools.simulate.policies import POLICIES, NamedPolicy
+from nova_hpc_tools.simulate.policies import POLICIES, PolicyMaker
 from nova_hpc_tools.simulate.policy import SimulatedPolicy
 
 PERCENT: Final = 100
@@ -227,11 +227,11 @@ def prepare_scenario(
 
 
 def play_scenario(
-    scenario: Scenario, policy: str, seed: int, named: NamedPolicy | None = None
+    scenario: Scenario, policy: str, seed: int, maker: PolicyMaker | None = None
 ) -> ReplayOutcome:
     """Play *policy* on one order; the same for the same arguments.
 
-    :param named: what has this name; default: that of :data:`policies.POLICIES`.
+    :param maker: makes the policy; default: the one of this name in :data:`policies.POLICIES`.
 
     The seed decides the order of the arrivals, which of the requests need a
     level, the order in which equal nodes are taken, and the policy's own dice.
@@ -240,13 +240,13 @@ def play_scenario(
     if scenario.levels:
         sizes = model.domain_sizes([machine.layout for machine in scenario.machines])
         tasks = with_levels(tasks, seed, scenario.levels, *sizes)
-    named = named or POLICIES[policy]
+    maker = maker or POLICIES[policy]
     workload = typical_shapes_of(tasks)
-    own = typical_shapes_of(tasks, memory=True) if named.memory else workload
     machines = list(scenario.machines)
     random.Random(f"nodes {seed}").shuffle(machines)
-    cluster = named.cluster(machines)
-    chosen = named.make(cluster, random.Random(f"{policy} {seed}"), own)
+    cluster = SimulatedCluster(machines)
+    flavors = typical_shapes_of(tasks, memory=True)
+    chosen = maker(cluster, random.Random(f"{policy} {seed}"), flavors)
     timed = scenario.demand is None
     if scenario.demand is not None:
         tasks = draw_arrivals(tasks, scenario.capacity * scenario.demand // PERCENT, seed)

@@ -100,11 +100,6 @@ READING = (
         configured=False,
     ),
     Row(
-        "fabric plan --map {folder}/map.yaml --capacity {folder}/fit.csv --members 4",
-        ("4 members on 2 hosts in leaf l1", "hpc1 x2, hpc2 x2"),
-        configured=False,
-    ),
-    Row(
         "requirements --id NET01-01 --id CNP01-09",
         ("met  NET01-01", "leaf", "not known  CNP01-09", "--try"),
         status=1,
@@ -130,7 +125,7 @@ READING = (
     Row("device show 0000:21:00.0", ("Role", "gpu", "Driver", "vfio-pci"), node=True),
     Row("device check 0000:21:00.0", (), node=True),
     Row("device maintenance", ("no maintenance is announced",), node=True),
-    Row("device reserved", ("Nothing is reserved",), node=True),
+    Row("device list --reserved", ("Nothing is reserved",), node=True),
     Row(
         "metrics node",
         (
@@ -143,16 +138,16 @@ READING = (
     Row("inventory", ("0000:21:00.0",), node=True),
     Row("inventory --matrix", ("GPU0", "CPU affinity", "0000:21:00.0"), node=True),
     Row("inventory --save /tmp/hpc2.tar.gz", ("hpc2",), node=True, configured=False),
-    Row("inventory fleet /tmp/hpc2.tar.gz", ("Kind 1: 1 node",), node=True, configured=False),
+    Row("doctor --fleet /tmp/hpc2.tar.gz", ("Kind 1: 1 node",), node=True, configured=False),
     Row("install-shim --check", ("installed",), node=True, configured=False),
     Row("inventory --format json", ('"0000:21:00.0"',), node=True, configured=False),
     Row("configure", ("[pci]", "device_spec"), node=True),
     Row("prepare --root /", ("65-nova-hpc.rules",), node=True),
     # Nova's own defaults, which this lab keeps.
     Row("doctor", ("[guest-devices]",), status=1, node=True),
-    Row("nvlink list", ("this node has no partitions",), status=2, node=True),
-    Row("nvlink check", ("this node has no partitions",), status=2, node=True),
-    Row("nvlink restore", ("this node has no partitions",), status=2, node=True),
+    Row("device list --nvlink", ("this node has no partitions",), status=2, node=True),
+    Row("doctor --nvlink", ("this node has no partitions",), status=2, node=True),
+    Row("doctor --restore-nvlink", ("this node has no partitions",), status=2, node=True),
 )
 
 #: Of the operator of a node; each pair leaves it as it was.
@@ -217,7 +212,6 @@ def site(lab, tmp_path_factory):
     """A flavor, a map in Nova, and what rows name."""
     folder = tmp_path_factory.mktemp("commands")
     (folder / "map.yaml").write_text(MAP)
-    (folder / "fit.csv").write_text("host,fit\nhpc1,2\nhpc2,2\n")
     words = [part for key in PROPERTIES for part in ("--property", f"{key}={PROPERTIES[key]}")]
     lab.openstack("flavor", "create", FLAVOR, "--vcpus", "1", "--ram", "384", "--disk", "1", *words)
     done = lab.run("fabric", "sync", str(folder / "map.yaml"), "--yes")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The domain that a group gets, and the place of the next member in it, by the planner. Pure.
 
-The scheduler calls the same function as ``nova-hpc fabric plan``
-(:func:`nova_hpc.cluster.plan.search.plan_gang`), with the hosts that Nova offers in place of files.
+The scheduler and ``nova-hpc explain`` call the same function
+(:func:`nova_hpc.cluster.plan.search.plan_gang`), the scheduler with the hosts that Nova offers.
 This module adds two conditions of schedulers: domains whose places are kept for other groups,
 and members that come one after the other.
 
@@ -166,7 +166,7 @@ class Ground:
     ) -> tuple[int, GroupDomain] | None:
         """The domain for a group, and how many levels above the wanted one it is.
 
-        It is the one that holds the whole plan of ``nova-hpc fabric plan --group GROUP``. Equal
+        It is the one that holds the whole plan of ``nova-hpc explain --group GROUP``. Equal
         domains come in an order that the group decides. Otherwise groups that are created at the
         same moment would all prefer the same one.
 

@@ -164,7 +164,7 @@ class NvlinkStep(TenancyStep):
         for gpus in wrong:
             notes.append(
                 "An NVLink set of this node is no NVLink partition, so servers that get it are "
-                f"refused: {_join_sorted_gpus(gpus)}; see nova-hpc nvlink check"
+                f"refused: {_join_sorted_gpus(gpus)}; see nova-hpc doctor --nvlink"
             )
         return tuple(notes)
 

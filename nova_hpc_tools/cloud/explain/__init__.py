@@ -105,9 +105,8 @@ def find_flavor(cloud: Snapshot, name: str, image: str | None = None) -> Flavor:
         raise SnapshotError(f"flavor {flavor.name}: Nova refuses it: {flavor.problem}")
     if not has_hpc_keys(flavor.extra_specs) and has_fabric_keys(flavor.extra_specs):
         raise SnapshotError(
-            f"flavor {flavor.name} takes no devices, so how many of its servers fit on a host "
-            "only Placement knows: nova-scheduler logs it, and nova-hpc fabric plan answers for "
-            "a list of hosts"
+            f"flavor {flavor.name} takes no devices, so Placement alone counts how many of its "
+            "servers fit on a host; nova-scheduler logs it"
         )
     if not has_hpc_keys(flavor.extra_specs):
         raise SnapshotError(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The filter chooses the domain that ``nova-hpc fabric plan`` names, on any fabric.
+"""The filter chooses the domain that the planner names, on any fabric.
 
 The filter gets Nova's objects: hosts with the aggregates that ``nova-hpc fabric sync`` makes of
-the map, and what Placement said of them. The command gets two files.
+the map, and what Placement said of them. The planner gets the map and the free places.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from oslo_config import cfg
 from nova_hpc import conf as hpc_conf
 from nova_hpc.cluster.group_domain.membership import GroupDomains
 from nova_hpc.cluster.group_domain.model import EVERYWHERE, GroupDomain
+from nova_hpc.cluster.plan import Gang, GangPolicy
 from nova_hpc.fabric.model import FabricLevel, FabricMap, FabricPlace
 from nova_hpc.from_nova import (
     contract,
@@ -34,8 +35,7 @@ from nova_hpc.from_nova.patches import answers
 from nova_hpc_tools.fabric import map_aggregates
 from scheduler_filters.hpc_fabric_filter import HpcFabricFilter
 from tests.unit.cluster.placement_model import Client, World, records
-from tests.unit.cluster.plan.command import planned
-from tests.unit.cluster.plan.fabrics import Case, cases
+from tests.unit.cluster.plan.fabrics import Case, cases, planned
 
 CONF = cfg.CONF
 
@@ -100,7 +100,7 @@ def _request(group: str, members: int, specs: dict[str, str], hosts: list[Any]) 
 def _cut_by_leaves(fabric_map: FabricMap) -> bool:
     """Whether an NVLink domain lies in several leaves.
 
-    The command ranks parts that cut each other by all of their hosts, the weigher by those that
+    The planner ranks parts that cut each other by all of their hosts, the weigher by those that
     are in the group's domain, so they may prefer two parts that are equally good for the group.
     """
     pairs = {(each.nvlink_domain, each.leaf) for each in fabric_map.places if each.nvlink_domain}
@@ -109,7 +109,7 @@ def _cut_by_leaves(fabric_map: FabricMap) -> bool:
 
 @settings(max_examples=60, deadline=None)
 @given(cases(), st.uuids(), st.booleans())
-def test_filter_and_command_choose_the_same_domain(
+def test_filter_and_planner_choose_the_same_domain(
     case: Case, group: uuid.UUID, flexible: bool
 ) -> None:
     fabric_map, capacity, gang = case
@@ -118,10 +118,10 @@ def test_filter_and_command_choose_the_same_domain(
     hosts = _hosts(fabric_map, capacity)
     if not hosts or gang.level.word == "core":
         return
-    said = planned(
-        fabric_map, capacity, "--members", gang.members, "--level", gang.level.word,
-        "--policy", policy, "--group", group,
-    )  # fmt: skip
+    wanted = Gang(
+        members=gang.members, level=gang.level, policy=GangPolicy(policy), group=str(group)
+    )
+    said = planned(fabric_map, capacity, wanted)
     world = World()
     spec = _request(str(group), gang.members, specs, hosts)
     world.states_[spec.instance_uuid] = "there"

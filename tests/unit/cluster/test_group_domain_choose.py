@@ -21,6 +21,7 @@ from nova_hpc.cluster.group_domain.model import (
     room_name,
 )
 from nova_hpc.cluster.group_domain.records import ServerPresence, SweptProviders, find_dead_tickets
+from nova_hpc.cluster.plan import Gang, GangPolicy
 from nova_hpc.fabric.model import FabricLevel, FabricPlace
 from nova_hpc_tools.snapshot.group_fleet import (
     DomainFleet,
@@ -29,8 +30,7 @@ from nova_hpc_tools.snapshot.group_fleet import (
     reap_all_domains,
 )
 from tests.unit.cluster.placement_model import Client, World, records
-from tests.unit.cluster.plan.command import planned
-from tests.unit.cluster.plan.fabrics import Case, cases
+from tests.unit.cluster.plan.fabrics import Case, cases, planned
 
 LEAF = GroupDomain("leaf", "ib/leaf1")
 
@@ -53,8 +53,8 @@ def ground(*fits: int, leaves: int | None = None) -> Ground:
 
 
 @given(cases(), st.sampled_from(["", "5f1f9bb8-4a4e-4a4b-8b9b-0a4c9f6f3d11", "g2"]), st.booleans())
-def test_the_domain_is_that_of_fabric_plan(case: Case, group: str, flexible: bool) -> None:
-    """Any fabric, any free places: files for the command, seats for the scheduler."""
+def test_the_domain_is_that_of_the_plan(case: Case, group: str, flexible: bool) -> None:
+    """Any fabric, any free places: a map for the planner, seats for the scheduler."""
     fabric, capacity, gang = case
     seats = [
         FabricSeat(
@@ -64,8 +64,9 @@ def test_the_domain_is_that_of_fabric_plan(case: Case, group: str, flexible: boo
     ]
     random.Random(gang.members).shuffle(seats)
     offer = JoinOffer(Ground(tuple(seats)), gang.level)
-    words = ("--members", gang.members, "--level", gang.level.word, "--group", group)
-    said = planned(fabric, capacity, *words, "--policy", "preferred" if flexible else "required")
+    policy = GangPolicy.PREFERRED if flexible else GangPolicy.REQUIRED
+    wanted = Gang(members=gang.members, level=gang.level, group=group, policy=policy)
+    said = planned(fabric, capacity, wanted)
     chosen = offer.ground.choose(gang.level, gang.members, group, flexible=flexible)
     if not said["fits"]:
         assert chosen == ((len(FabricLevel) - gang.level, EVERYWHERE) if flexible else None)
@@ -190,8 +191,7 @@ def test_one_after_the_other_they_use_as_many_leaves_as_the_plan(case: Case) -> 
     if not members:
         return
     fits = {each.place.host: each.fit for each in seats}
-    words = ("--members", members, "--policy", "preferred")
-    said = planned(fabric, fits, *words)
+    said = planned(fabric, fits, Gang(members=members, policy=GangPolicy.PREFERRED))
     used = _fill(Ground(tuple(seats)), members)
     leaves = {each.place.leaf for each in seats if each.place.host in used}
     assert len(leaves) == len(said["leaves"])

@@ -14,9 +14,10 @@ from nova_hpc.cluster.group_domain.domain_choice import FabricSeat
 from nova_hpc.cluster.group_domain.model import EVERYWHERE, GroupDomain
 from nova_hpc.cluster.plan import GangPlan, GangPolicy, GangRefusal
 from nova_hpc.fabric.model import FabricLevel, FabricMap, FabricPlace
-from nova_hpc_tools.cloud import explain_command
+from nova_hpc_tools.cloud import explain_command, gang_answer
 from nova_hpc_tools.cluster.group_fit import DomainFit, GroupFit, assess_group_fit
 from nova_hpc_tools.main import main
+from nova_hpc_tools.printing import InertConsole
 from nova_hpc_tools.snapshot import document as snapshot_document
 from nova_hpc_tools.snapshot.group_fleet import GroupLine
 from nova_hpc_tools.snapshot.unplaced_requests import UnplacedRequest
@@ -108,9 +109,11 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
 def test_people_read_leaves_and_what_is_missing(run: Run) -> None:
     status, out, _ = run("--flavor", "near", "--count", 5)
     assert status == 0
-    assert out.splitlines()[-5:] == [
+    assert out.splitlines()[-7:] == [
         "Together (hpc:fabric=leaf, required): 5 members",
         "  5 members on 2 hosts in leaf leaf0",
+        "  Leaves, with their members: leaf0 (5)",
+        "  Hosts, with their members: n2 (2), n4 (3)",
         "  leaf ib/leaf0: 6 fit on 2 hosts",
         "  leaf ib/leaf1: 4 fit on 2 hosts; 1 missing",
         "  What is kept for other groups a snapshot does not say.",
@@ -125,6 +128,16 @@ def test_people_read_leaves_and_what_is_missing(run: Run) -> None:
     status, out, _ = run("--flavor", "pair", "--count", 7)
     assert status == 0
     assert "Together" not in out
+
+
+def test_a_search_that_was_cut_short_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    fit = assess_group_fit(seats(), LEAF, GangPolicy.REQUIRED, 5, ())
+    gang_answer.print_gang_answer(InertConsole(), fit)
+    assert "cut short" not in capsys.readouterr().out
+    assert isinstance(fit.answer, GangPlan)
+    unproven = attrs.evolve(fit, answer=attrs.evolve(fit.answer, proven=False))
+    gang_answer.print_gang_answer(InertConsole(), unproven)
+    assert "The search was cut short" in capsys.readouterr().out
 
 
 def test_programs_read_it_too(run: Run) -> None:

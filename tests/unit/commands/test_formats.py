@@ -24,6 +24,13 @@ manager, nvlink = test_nvlink.manager, test_nvlink.ask
 GPU = test_device.GPU
 FORMATS = ("csv", "json", "table", "value", "yaml")
 
+#: Command -> its name in the fixture of test_nvlink.
+NVLINK = {
+    "device list --nvlink": "list",
+    "doctor --nvlink": "check",
+    "doctor --restore-nvlink": "restore",
+}
+
 #: Command -> its columns, and the exit status; "document": JSON says more than rows do.
 COMMANDS = {
     "inventory": ("Address,Class,Vendor,Product,Type,NUMA node,Root", 0, "document"),
@@ -42,9 +49,9 @@ COMMANDS = {
     "device release": ("Address,State,Reason", 0, "list"),
     "device accept": ("Address,Differences,Result", 0, "list"),
     "device maintenance": ("Start,End,Models,Reason", 0, "record"),
-    "nvlink list": ("Partition,GPUs,NVLinks,Active,Server", 0, "list"),
-    "nvlink check": ("Set,Devices,Change", 1, "list"),
-    "nvlink restore": ("Partition", 0, "empty"),
+    "device list --nvlink": ("Partition,GPUs,NVLinks,Active,Server", 0, "list"),
+    "doctor --nvlink": ("Set,Devices,Change", 1, "list"),
+    "doctor --restore-nvlink": ("Partition", 0, "empty"),
 }
 
 
@@ -84,25 +91,24 @@ def run(request, machine, tmp_path, monkeypatch, capsys):
             if name == "install-shim":
                 monkeypatch.setenv("PYTHONPATH", str(tmp_path / "nova"))
             return main([*map(str, plain[name]), *more]), *capsys.readouterr()
-        room, verb = name.split()
-        ask = request.getfixturevalue(room)
-        if room == "nvlink":
+        if name in NVLINK:
             # A node that has had no server yet.
             (tmp_path / "hpc-ledger.json").write_text(Ledger().dumps())
-        words = [GPU] if room == "device" and verb not in ("list", "maintenance") else []
+            if NVLINK[name] == "restore":
+                request.getfixturevalue("manager").restart()
+            odd = 'nvlink_set = {"name": "odd", "devices": ["0000:41:00.0", "0000:42:00.0"]}\n'
+            return request.getfixturevalue("nvlink")(NVLINK[name], *more, more=odd)
+        _, verb = name.split()
+        ask = request.getfixturevalue("device")
+        words = [GPU] if verb not in ("list", "maintenance") else []
         if verb in ("quarantine", "accept"):
             words += ["--reason", "ticket"]
         if verb == "accept":
             request.getfixturevalue("node").config(GPU, capabilities=(0x01,))
-        if verb == "restore":
-            request.getfixturevalue("manager").restart()
         if verb == "release" and not call.quarantined:
             ask("quarantine", GPU, "--reason", "ticket")
             call.quarantined = True
-        sets = {
-            "more": 'nvlink_set = {"name": "odd", "devices": ["0000:41:00.0", "0000:42:00.0"]}\n'
-        }
-        return ask(verb, *words, *more, **(sets if verb == "check" and room == "nvlink" else {}))
+        return ask(verb, *words, *more)
 
     call.quarantined = False
     return call
@@ -154,7 +160,7 @@ def test_yaml_says_what_json_says(run, name):
     assert without_time(yaml.safe_load(run(name, "-f", "yaml")[1])) == without_time(said)
 
 
-@pytest.mark.parametrize("name", ["inventory", "explain --server", "simulate", "nvlink check"])
+@pytest.mark.parametrize("name", ["inventory", "explain --server", "simulate", "doctor --nvlink"])
 def test_columns_are_chosen(run, name):
     column = COMMANDS[name][0].split(",")[0]
     for words in (["-c", column], ["-f", "table", "-c", column]):

@@ -170,7 +170,10 @@ def test_that_commands_are_found():
         ("::\n\n   nova-hpc simulate snapshot > cloud.json\n", "arguments are required: FILE"),
         ("::\n\n   nova-hpc explain\n", "is required"),
         ("::\n\n   nova-hpc device release --sinse 2h\n", "unrecognized arguments"),
-        (".. code-block:: console\n\n   $ nova-hpc fabric plan x --members many\n", "--members"),
+        (
+            ".. code-block:: console\n\n   $ nova-hpc capacity --flavor x --members many\n",
+            "--members",
+        ),
     ],
 )
 def test_mistakes_are_found(tmp_path, monkeypatch, text, why):

@@ -88,7 +88,7 @@ def ask(path, words):
 def serve(path):
     from nova_hpc_tools.main import main
 
-    for name in ("adopt.configure", "doctor", "inventory.fleet_command"):
+    for name in ("adopt.configure", "doctor", "inventory.fleet_comparison"):
         importlib.import_module(f"nova_hpc_tools.{name}")
 
     with socket.socket(socket.AF_UNIX) as here:

@@ -14,7 +14,7 @@ from nova_hpc.tenancy.stage import device_stage
 from nova_hpc.tenancy.step import NodeView
 from nova_hpc.topology import sysfs
 from nova_hpc.wire.reservation import ReservedProvider
-from nova_hpc_tools.device import bulk_commands
+from nova_hpc_tools.device import bulk_commands, list_command
 from nova_hpc_tools.device import command as device
 from nova_hpc_tools.main import NovaHpc
 from tests.unit.tenancy.hygiene_node import GPU, OTHER, PF, make, settled
@@ -22,7 +22,7 @@ from tests.unit.tenancy.test_forbidden import MANAGER
 
 SERVER = "11111111-1111-1111-1111-111111111111"
 COMMANDS = {
-    "list": device.ListDevices,
+    "list": list_command.ListDevices,
     "show": device.ShowDevice,
     "check": device.CheckDevice,
     "quarantine": device.QuarantineDevice,

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from nova_hpc.wire.ledger import DeviceState
-from nova_hpc_tools.device import bulk_commands
+from nova_hpc_tools.device import bulk_commands, list_command
 from nova_hpc_tools.device import command as device
 from nova_hpc_tools.main import NovaHpc
 from nova_hpc_tools.snapshot import SnapshotError, cloud_readers
@@ -20,7 +20,7 @@ GPUS = [f"0000:{bus:02x}:00.0" for bus in range(0x40, 0x48)]
 GPU, OTHER = GPUS[:2]
 SERVER = "11111111-1111-1111-1111-111111111111"
 COMMANDS = {
-    "list": device.ListDevices,
+    "list": list_command.ListDevices,
     "show": device.ShowDevice,
     "quarantine": device.QuarantineDevice,
     "accept": bulk_commands.AcceptDevices,
@@ -252,7 +252,7 @@ def test_all_nodes(ask, monkeypatch):
         NodeHealth("n1", {GPU: "suspect: x"}, {OTHER: "y"}, {GPU: ("suspect", 1.8e9)}, ("alarm",)),
         NodeHealth("n2"),
     ]
-    monkeypatch.setattr(device, "read_health", lambda config: found)
+    monkeypatch.setattr(list_command, "read_health", lambda config: found)
     assert rows(ask, "list", "--all-nodes")[1] == [
         {
             "Host": "n1",
@@ -267,7 +267,7 @@ def test_all_nodes(ask, monkeypatch):
 
 
 def test_a_report_that_was_too_long_is_no_all_clear(ask, monkeypatch):
-    monkeypatch.setattr(device, "read_health", lambda config: [NodeHealth("n1", left_out=3)])
+    monkeypatch.setattr(list_command, "read_health", lambda config: [NodeHealth("n1", left_out=3)])
     (row,) = rows(ask, "list", "--all-nodes")[1]
     assert (row["Host"], row["State"]) == ("n1", "note")
     assert row["Reason"].startswith("3 more devices did not fit into the report of the node")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands of ``nova-hpc nvlink``, as an operator types them."""
+"""The NVLink options of ``device list`` and ``doctor``, as an operator types them."""
 
 import json
 
@@ -9,14 +9,13 @@ from nova_hpc.tenancy.ledger import LedgerFile
 from nova_hpc.tenancy.nvlink.backend import NvlinkSettings, load_nvlink_backend
 from nova_hpc.tenancy.nvlink.step import NvlinkStep
 from nova_hpc.tenancy.nvlink.step import run_fabric_call as run_program
-from nova_hpc_tools.device import nvlink_command
-from nova_hpc_tools.main import NovaHpc
+from nova_hpc_tools.main import main
 from tests.fabric_manager import FabricManager, library
 
 COMMANDS = {
-    "list": nvlink_command.ListPartitions,
-    "check": nvlink_command.CheckPartitions,
-    "restore": nvlink_command.RestorePartitions,
+    "list": ("device", "list", "--nvlink"),
+    "check": ("doctor", "--nvlink"),
+    "restore": ("doctor", "--restore-nvlink"),
 }
 GPUS = {number: f"0000:4{number}:00.0" for number in range(1, 5)}
 
@@ -28,16 +27,13 @@ def manager(tmp_path):
 
 @pytest.fixture
 def ask(manager, tmp_path, capsys):
-    def run(*words, more=""):
+    def run(name, *words, more=""):
         (tmp_path / "nova.conf").write_text(
             f"[DEFAULT]\nstate_path = {tmp_path}\n[hpc]\nsysfs_root = {tmp_path}\n"
             f"nvlink_backend = fabric-manager\nnvlink_address = {manager.path}\n"
             f"nvlink_library = {library()}\n{more}"
         )
-        app = NovaHpc()
-        for name, command in COMMANDS.items():
-            app.command_manager.add_command(f"nvlink {name}", command)
-        status = app.run(["nvlink", *words, "--config-file", str(tmp_path / "nova.conf")])
+        status = main([*COMMANDS[name], *words, "--config-file", str(tmp_path / "nova.conf")])
         out, err = capsys.readouterr()
         return status, out, err.replace(f"Ledger: {tmp_path}/hpc-ledger.json\n", "")
 
@@ -63,7 +59,7 @@ def test_an_operator_sees_whose_partition_it_is(ask, manager, tmp_path):
     manager.restart()
     status, out, err = ask("list")
     assert (status, out) == (2, "")
-    assert err.startswith("nova-hpc nvlink list: Fabric Manager at ")
+    assert err.startswith("nova-hpc device list: Fabric Manager at ")
     assert "not configured yet" in err
     assert ask("restore") == (0, "Active partitions: 1\n", "")
     assert manager.active == {1}

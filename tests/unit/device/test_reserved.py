@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``nova-hpc device reserved``: what was left reserved is found, and lifted by its command."""
+"""``nova-hpc device list --reserved``: each reservation, with the command that lifts it."""
 
 import json
 import re
@@ -8,8 +8,7 @@ import pytest
 
 from nova_hpc.wire.ledger import Ledger
 from nova_hpc.wire.reservation import ReservedProvider
-from nova_hpc_tools.device.reservations import ListReserved
-from nova_hpc_tools.main import NovaHpc
+from nova_hpc_tools.main import main
 
 GPU, PF, LAST = "0000:41:00.0", "0000:42:00.0", "0000:43:00.0"
 UUIDS = {each: f"5f0d2f5a-8a58-4f0e-8a51-00000000000{i}" for i, each in enumerate((GPU, PF, LAST))}
@@ -25,10 +24,8 @@ def ask(tmp_path, capsys):
         if ledger is not None:
             text = ledger if isinstance(ledger, str) else ledger.dumps()
             (tmp_path / "ledger").write_text(text)
-        app = NovaHpc()
-        app.command_manager.add_command("device reserved", ListReserved)
         where = ("--config-file", str(tmp_path / "nova.conf"))
-        status = app.run(["device", "reserved", *where, *words])
+        status = main(["device", "list", "--reserved", *where, *words])
         return status, *capsys.readouterr()
 
     return run
@@ -54,13 +51,17 @@ def command(name, left, address):
 def test_each_with_its_command(ask):
     status, out, _ = ask(LEDGER)
     assert status == 0
-    assert out.splitlines() == [
-        f"{GPU}: of 1, 1 withheld, 0 by an operator",
-        f"  {command('CUSTOM_GPU', 0, GPU)}",
+    head, *rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in out.splitlines()
+        if line.startswith("|")
+    ]
+    assert head == ["Address", "Provider", "Class", "Total", "Withheld", "Operator", "Lift"]
+    assert [[row[0], *row[3:]] for row in rows] == [
+        [GPU, "1", "1", "0", command("CUSTOM_GPU", 0, GPU)],
         # The operator's is the greater one: there is nothing to lift.
-        f"{PF}: of 4, 1 withheld, 2 by an operator",
-        f"{LAST}: of 1, 0 withheld, 0 by an operator",
-        f"  {command('CUSTOM_GPU', 0, LAST)}",
+        [PF, "4", "1", "2", ""],
+        [LAST, "1", "0", "0", command("CUSTOM_GPU", 0, LAST)],
     ]
 
 
@@ -99,7 +100,7 @@ def test_a_damaged_part_is_no_all_clear(ask, damaged):
     # What could be read is listed, beside the problem.
     body["providers"] = {GPU: {"uuid": 7}} | {PF: LEDGER.providers[PF].dumps()}
     status, out, error = ask(json.dumps(body))
-    assert (status, out.splitlines()[0]) == (0, f"{PF}: of 4, 1 withheld, 2 by an operator")
+    assert (status, out.splitlines()[3].split()[1]) == (0, PF)
     assert f"Problem: {GPU}: what is reserved of its provider cannot be read" in error
 
 

@@ -14,7 +14,7 @@ from nova_hpc.placement import shape_mix
 from nova_hpc.placement.profile import DEFAULT, FlavorShape
 from nova_hpc.topology.level import Level
 from nova_hpc_tools.simulate.model import Typical
-from nova_hpc_tools.simulate.ours import PARTS, Weights, profile_of
+from nova_hpc_tools.simulate.ours import learned_profile_of
 from tests.unit.simulate.build import shape as workload_shape
 
 SHAPES = st.lists(
@@ -114,24 +114,26 @@ def test_the_simulation_has_the_profile_of_the_scheduler() -> None:
         for gpus in (1, 2, 4)
         for more in range(1, 21)
     )
+    running = {one.shape: 10 * number for number, one in enumerate(workload)}
+    weights = shape_mix.learn_weights(running)
     flavors = [
         FlavorShape(
             {"gpu": one.shape.gpus},
-            weight=round(one.frequency * PARTS),
+            weight=weights[one.shape],
             cpus=one.shape.cpu_milli,
             memory_kib=one.shape.memory_mib * 1024,
             page_kib=1024,
         )
         for one in workload
     ]
-    assert profile_of(workload, 1) == shape_mix.build_mixed_profile(flavors)
-    assert len(profile_of(workload, 1).shapes) == shape_mix.MOST
+    learned = learned_profile_of(workload, 1, running)
+    assert learned == shape_mix.build_mixed_profile(flavors)
+    assert len(learned.shapes) == shape_mix.MOST
     equal = [attrs.evolve(each, weight=1) for each in flavors]
-    assert profile_of(workload, 1, Weights.EQUAL) == shape_mix.build_mixed_profile(equal)
-    assert profile_of(workload, 2, Weights.UNKNOWN) == DEFAULT
+    assert learned_profile_of(workload, 1, {}) == shape_mix.build_mixed_profile(equal)
     # On two NUMA nodes a server takes its part from each.
-    assert [one.cpus for one in profile_of(workload, 2).shapes] == [
-        2 * one.cpus for one in profile_of(workload, 1).shapes
+    assert [one.cpus for one in learned_profile_of(workload, 2, running).shapes] == [
+        2 * one.cpus for one in learned.shapes
     ]
 
 

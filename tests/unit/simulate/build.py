@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import random
 
-from benchmarks.simulate.policies import choose_policies
 from nova_hpc_tools.simulate.cluster import SimulatedCluster
 from nova_hpc_tools.simulate.model import SimulatedMachine, TaskShape, Typical
+from nova_hpc_tools.simulate.policies import choose_policies
 from nova_hpc_tools.simulate.policy import SimulatedPolicy
 
 
@@ -28,7 +28,7 @@ HALVES = (Typical(shape(1, memory_mib=0), 0.5), Typical(shape(4, memory_mib=0), 
 def policy(
     name: str, cluster: SimulatedCluster, workload: tuple[Typical, ...] = HALVES
 ) -> SimulatedPolicy:
-    return choose_policies([name])[name].make(cluster, random.Random(0), workload)
+    return choose_policies([name])[name](cluster, random.Random(0), workload)
 
 
 def picks(name: str, cluster: SimulatedCluster, wanted: TaskShape, workload=HALVES) -> int:

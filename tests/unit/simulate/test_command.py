@@ -14,8 +14,6 @@ import xml.etree.ElementTree as ET
 import attrs
 import pytest
 
-from benchmarks.simulate import policies as research
-from nova_hpc_tools.simulate import policies
 from nova_hpc_tools.simulate.command import SimulatePolicies
 from nova_hpc_tools.snapshot import document
 from tests.unit.snapshot import clouds
@@ -72,21 +70,11 @@ def test_more_nodes_help(files, capsys):
     assert refused() >= 6  # 26 GPUs are asked for, 20 are there
 
 
-def test_every_policy_that_went_is_where_the_error_says():
-    names = {*research.POLICIES, "nova:ram=1"} - policies.POLICIES.keys()
-    for name in names:
-        with pytest.raises(ValueError, match=r"benchmarks\.simulate"):
-            policies.choose_policies([name])
-    assert names > policies.RESEARCH
-    assert list(research.choose_policies(names)) == list(names)
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--policy", "best"], "no policy 'best'; there are nova-spread, nova-pack, nova-hpc"),
-        (["--policy", "fgd"], "policy 'fgd' is for research: python -m benchmarks.simulate"),
-        (["--policy", "nova:ram=1"], "policy 'nova:ram=1' is for research: python -m benchm"),
+        (["--policy", "best"], "no policy 'best'; there are nova-spread, nova-pack, nova-hpc, "),
+        (["--policy", "nova:ram"], "policy 'nova:ram': 'ram' is none of ram=NUMBER, cpu=NUMBER"),
         (["--nodes-add", "1", "--nodes-add-type", "x"], "no node of type 'x'; there are big, sma"),
         (["--nodes-add-type", "big"], "--nodes-add-type needs --nodes-add"),
         (["--topology", "x"], "--topology x: write dgx, or TYPE=FILE"),

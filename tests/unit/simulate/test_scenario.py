@@ -6,7 +6,6 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from benchmarks.simulate.policies import POLICIES, choose_policies
 from nova_hpc.topology.level import Level
 from nova_hpc_tools.simulate import model, results
 from nova_hpc_tools.simulate.model import (
@@ -16,6 +15,7 @@ from nova_hpc_tools.simulate.model import (
     typical_shapes_of,
     with_levels,
 )
+from nova_hpc_tools.simulate.policies import POLICIES, choose_policies
 from nova_hpc_tools.simulate.scenario import (
     build_simulation_document,
     play_scenario,
@@ -24,7 +24,6 @@ from nova_hpc_tools.simulate.scenario import (
 )
 from tests.unit.simulate.build import machine, shape
 
-FIRST_FIT = POLICIES["first-fit"]
 SPREAD = "nova:ram=1,cpu=1,pci=0"
 OPTIONS = {"whole": True, "demand": 150, "levels": 0.0, "added": 0}
 
@@ -36,7 +35,7 @@ def tasks(count, wanted, **more):
 def test_demand_and_refusals():
     """Two hosts of four GPUs, 150 per cent in pairs: six arrive, four find a place."""
     scenario = prepare_scenario([machine("a", 4), machine("b", 4)], tasks(3, shape(2)), **OPTIONS)
-    found = play_scenario(scenario, "first-fit", 0, FIRST_FIT)
+    found = play_scenario(scenario, "nova-pack", 0)
     assert (found.arrived, found.refused, found.refused_several) == (6, 2, 2)
     assert (found.refused_gpus, found.allocated, found.fragmented) == (4.0, 100.0, 0.0)
     assert [(one.at, one.allocated) for one in found.samples][:2] == [(25, 25.0), (50, 50.0)]
@@ -46,7 +45,7 @@ def test_demand_and_refusals():
 def test_more_nodes_and_the_same_demand():
     machines = model.add_machines([machine("a", 4), machine("b", 4)], 1)
     scenario = prepare_scenario(machines, tasks(3, shape(2)), **{**OPTIONS, "added": 1})
-    found = play_scenario(scenario, "first-fit", 0, FIRST_FIT)
+    found = play_scenario(scenario, "nova-pack", 0)
     assert (found.arrived, found.refused, found.allocated) == (6, 0, 100.0)
     with pytest.raises(ValueError, match="no node of type 'x'; there are node"):
         model.add_machines(machines, 1, "x")
@@ -74,7 +73,7 @@ def test_departures():
     scenario = prepare_scenario(
         [machine("n", 1)], wanted, whole=True, demand=None, levels=0.0, added=0
     )
-    found = play_scenario(scenario, "first-fit", 0, FIRST_FIT)
+    found = play_scenario(scenario, "nova-pack", 0)
     assert (found.arrived, found.refused) == (3, 1)
     assert [sample.allocated for sample in found.samples] == [100.0] * 59 + [0.0] * 40 + [100.0]
 
@@ -100,7 +99,7 @@ def test_shares_of_one_gpu_share_it(policy):
     machines = [machine("a", 1), machine("b", 1)]
     halves = tasks(4, shape(1, gpu_milli=500))
     scenario = prepare_scenario(machines, halves, **{**OPTIONS, "whole": False, "demand": 100})
-    outcome = play_scenario(scenario, policy, 0, POLICIES[policy])
+    outcome = play_scenario(scenario, policy, 0)
     assert (outcome.arrived, outcome.refused, outcome.allocated) == (4, 0, 100.0)
 
 
@@ -143,12 +142,12 @@ def test_processes_change_nothing():
     machines = model.all_dgx([machine("a", 8), machine("b", 4)])
     wanted = [SimulatedTask(f"t{n}", shape(1 + n % 4)) for n in range(40)]
     scenario = prepare_scenario(machines, wanted, **{**OPTIONS, "levels": 0.5})
-    names = ["nova-random", "random", "fgd", "nova-hpc"]
+    names = ["nova:subset=0", "nova-pack", "nova-hpc"]
     alone = results.play_all(scenario, choose_policies(names), range(2), 1)
     assert alone == results.play_all(scenario, choose_policies(names), range(2), 2)
     assert [(one.policy, one.seed) for one in alone] == [(n, s) for n in names for s in (0, 1)]
     assert [one.policy for one in summarise_outcomes(alone)] == names
     result = build_simulation_document(scenario, alone, {})
-    assert len(result["runs"]) == 8
+    assert len(result["runs"]) == 6
     mean = result["policies"][0]["figures"]["refused"]["mean"]
     assert mean == sum(one.refused for one in alone[:2]) / 2

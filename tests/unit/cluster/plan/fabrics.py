@@ -4,16 +4,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 from hypothesis import strategies as st
 
-from nova_hpc.cluster.plan import Gang, GangOrder, GangPolicy
+from nova_hpc.cluster.plan import Gang, GangOrder, GangPolicy, plan_gang
 from nova_hpc.fabric.model import FabricLevel, FabricMap, FabricPlace, Rail
+from nova_hpc_tools.fabric.plan_document import build_plan_document
 
 Case = tuple[FabricMap, dict[str, int], Gang]
 
 #: So many ways to deal members are looked at by the reference.
 MOST_WAYS = 1500
+
+
+def planned(fabric: FabricMap, capacity: Mapping[str, int], gang: Gang) -> dict[str, Any]:
+    """The planner's answer, as ``nova-hpc explain -f json`` contains it."""
+    return build_plan_document(gang, plan_gang(fabric, capacity, gang))
 
 
 @st.composite

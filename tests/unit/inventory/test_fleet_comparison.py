@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``nova-hpc inventory fleet``: archives in, kinds and odd ones out."""
+"""``nova-hpc doctor --fleet``: archives in, kinds and odd ones out."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def archives(synthetic, tmp_path):
 
 def run(capsys, *words):
     capsys.readouterr()
-    status = main(["inventory", "fleet", *map(str, words)])
+    status = main(["doctor", "--fleet", *map(str, words)])
     return status, *capsys.readouterr()
 
 

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``nova-hpc inventory fleet``: kinds of nodes, and the odd ones out."""
+"""The kinds of nodes in a fleet, and the odd ones out: ``nova-hpc doctor --fleet``."""
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from nova_hpc.outside.name_lists import join_first
 from nova_hpc.topology import sysfs
 from nova_hpc.topology.files import show_path
 from nova_hpc.topology.model import InventoryError, Node
-from nova_hpc_tools.base import CommandAnswer, CommandError, ListCommand
+from nova_hpc_tools.base import CommandAnswer, CommandError
 from nova_hpc_tools.inventory import fleet_document as report
 from nova_hpc_tools.inventory import kinds, node_archive
 from nova_hpc_tools.printing import InertConsole
@@ -27,51 +26,33 @@ _SOME: Final = 1
 _NAMES: Final = 12
 
 
-class CompareFleet(ListCommand):
-    """Compare many nodes: kinds of nodes, and what is odd about one of them.
+def compare_fleet(paths: Sequence[Path], command: str) -> CommandAnswer:
+    """Compare archives of nodes; each node has the name of its file.
 
-    Reads archives that ``nova-hpc inventory --save`` wrote. A node is called as its
-    file is. Exit status 1: an archive could not be read, and the report is of the others.
+    :param paths: archives that ``nova-hpc inventory --save`` wrote, or directories of them.
+    :param command: the name that precedes the errors of archives on standard error.
+    :returns: status 1 if an archive could not be read; the report is of the others.
+    :raises CommandError: no archive could be read, or a directory contains none.
     """
-
-    acts_with = ()
-    errors = (InventoryError,)
-
-    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Declare the arguments."""
-        parser: argparse.ArgumentParser = super().get_parser(prog_name)
-        parser.add_argument(
-            "archives",
-            type=Path,
-            nargs="+",
-            metavar="FILE",
-            help="archive of a node, or a directory of such archives",
-        )
-        return parser
-
-    def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
-        """Read the archives and compare."""
-        nodes: dict[str, Node] = {}
-        wrong: dict[str, str] = {}
-        for name, path in _show_reading_progress(
-            _name_archives(_collect_archives(parsed_args.archives))
-        ):
-            try:
-                nodes[name] = sysfs.read_tree(node_archive.load_node_archive(path), show_path(path))
-            except InventoryError as error:
-                wrong[name] = str(error)
-        for text in wrong.values():
-            print(f"{self._name}: {text}", file=sys.stderr)
-        if not nodes:
-            raise CommandError("no archive of a node could be read; nova-hpc inventory --save")
-        fleet = kinds.compare_nodes(nodes)
-        return CommandAnswer(
-            columns=("Node", "Kind", "Place", "Fact", "Value", "Usual", "Nodes with it"),
-            rows=list(_rows_of_differences(fleet)),
-            status=_SOME if wrong else 0,
-            show=lambda: _print_fleet(fleet),
-            document=lambda: report.write_node_fleet(fleet, wrong),
-        )
+    nodes: dict[str, Node] = {}
+    wrong: dict[str, str] = {}
+    for name, path in _show_reading_progress(_name_archives(_collect_archives(paths))):
+        try:
+            nodes[name] = sysfs.read_tree(node_archive.load_node_archive(path), show_path(path))
+        except InventoryError as error:
+            wrong[name] = str(error)
+    for text in wrong.values():
+        print(f"{command}: {text}", file=sys.stderr)
+    if not nodes:
+        raise CommandError("no archive of a node could be read; nova-hpc inventory --save")
+    fleet = kinds.compare_nodes(nodes)
+    return CommandAnswer(
+        columns=("Node", "Kind", "Place", "Fact", "Value", "Usual", "Nodes with it"),
+        rows=list(_rows_of_differences(fleet)),
+        status=_SOME if wrong else 0,
+        show=lambda: _print_fleet(fleet),
+        document=lambda: report.write_node_fleet(fleet, wrong),
+    )
 
 
 def _collect_archives(given: Sequence[Path]) -> list[Path]:
