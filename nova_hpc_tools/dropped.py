@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Commands that an earlier release had, and the commands that replace them.
 
-For one release, each name is refused with a usage error that contains its replacement. The names
-are not entry points, so the help and the completion of a shell do not list them.
+For one release, each name is refused with a usage error that contains its replacement, or still
+runs with a warning. The names are not entry points, so the help and the completion of a shell do
+not list them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,11 @@ DROPPED: Final[Mapping[str, str]] = {
     "device reserved": "nova-hpc device list --reserved",
     "nvlink check": "nova-hpc doctor --nvlink",
     "nvlink list": "nova-hpc device list --nvlink",
-    "nvlink restore": "nova-hpc doctor --restore-nvlink",
+}
+#: First words of a command that still runs -> the words that replace them. A unit of systemd runs
+#: this one when Fabric Manager starts, and systemd stops the manager if the command fails.
+RENAMED: Final[Mapping[tuple[str, str], tuple[str, str]]] = {
+    ("nvlink", "restore"): ("doctor", "--restore-nvlink"),
 }
 
 

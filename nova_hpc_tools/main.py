@@ -18,7 +18,7 @@ from cliff.command import Command
 
 from nova_hpc_tools import command_help
 from nova_hpc_tools.command_index import CommandIndex, PrintCompletion
-from nova_hpc_tools.dropped import list_replacements
+from nova_hpc_tools.dropped import RENAMED, list_replacements
 from nova_hpc_tools.outlet import fill_descriptors, open_outlets
 from nova_hpc_tools.printing import InertStream, inert_streams
 
@@ -85,6 +85,10 @@ class NovaHpc(App):
 
     def run_subcommand(self, argv: list[str]) -> int:
         """Run the command; refuse a dropped one; list the commands that begin with the words."""
+        if renamed := RENAMED.get((*argv[:2],)):
+            # The console shows no warnings.
+            self.LOG.error(f"{' '.join(argv[:2])} is now nova-hpc {' '.join(renamed)}")
+            argv = [*renamed, *argv[2:]]
         words = list(itertools.takewhile(lambda word: not word.startswith("-"), argv))
         names = dict(self.command_manager)
         if refusals := [*list_replacements(words[words[:1] == ["help"] :], names)]:

@@ -53,5 +53,5 @@ def test_a_first_word_without_commands_names_all_replacements(
     status, out, err = shown(capsys, "nvlink")
     assert (status, out) == (2, "")
     assert [line.split()[1:3] for line in err.splitlines()] == [
-        ["nvlink", verb] for verb in ("check", "list", "restore")
+        ["nvlink", verb] for verb in ("check", "list")
     ]

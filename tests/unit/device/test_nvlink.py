@@ -16,6 +16,8 @@ COMMANDS = {
     "list": ("device", "list", "--nvlink"),
     "check": ("doctor", "--nvlink"),
     "restore": ("doctor", "--restore-nvlink"),
+    # As units of systemd still have it.
+    "former restore": ("nvlink", "restore"),
 }
 GPUS = {number: f"0000:4{number}:00.0" for number in range(1, 5)}
 
@@ -62,6 +64,10 @@ def test_an_operator_sees_whose_partition_it_is(ask, manager, tmp_path):
     assert err.startswith("nova-hpc device list: Fabric Manager at ")
     assert "not configured yet" in err
     assert ask("restore") == (0, "Active partitions: 1\n", "")
+    assert manager.active == {1}
+    manager.restart()
+    warning = "nova-hpc: nvlink restore is now nova-hpc doctor --restore-nvlink\n"
+    assert ask("former restore") == (0, "Active partitions: 1\n", warning)
     assert manager.active == {1}
 
 
