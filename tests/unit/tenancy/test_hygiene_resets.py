@@ -126,7 +126,7 @@ def test_bus_mastering_ends_before_the_reset_of_a_device_that_is_awake(
     node.config(GPU, master=master)
     folder = os.open(node.root, os.O_RDONLY)
     reset, config = (str(node.devices / GPU / name) for name in ("reset", "config"))
-    argv = [reset, str(folder), "lock", "", "", config, str(power)]
+    argv = [reset, "1\n", str(folder), "lock", "", "", config, str(power), "1", "20"]
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", TRACE + hygiene_reset._WRITER, *argv],
         capture_output=True,
