@@ -48,6 +48,9 @@ CURE_OF_MASTERING: Final = (
 _NO_ANSWER: Final = "it did not answer within {:g} seconds"
 #: Seconds for which the writer waits for the group: others of this project look at it.
 _GROUP: Final = 2.0
+#: Seconds for which the writer waits for the lock: list_busy_resets() of another process holds it
+#: for an instant.
+_LOCK: Final = 2.0
 #: Seconds after the deadline at which the writer ends a program by itself, because the service,
 #: which does that first, was killed.
 _SPARE: Final = 2.0
@@ -101,7 +104,15 @@ try:
     what = "lock"
     made = flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
     handle = os.open(lock, made, 0o644, dir_fd=int(folder))
-    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    end = time.monotonic() + {_LOCK}
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except OSError as error:
+            if error.errno != errno.EAGAIN or time.monotonic() > end:
+                raise
+            time.sleep(0.02)
     what = "group"
     end = time.monotonic() + {_GROUP}
     while group:
