@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Actions that need root, for a service that does not run as root. Uses oslo.privsep.
 
-The service says which device and no more, of an adapter also which setting; which adapter that
-is, which number the function has there and what is written to ports of switches the daemon
-finds out by itself. Where ``sys`` is, where locks are kept, how long
-is waited and which drivers there are for devices, the daemon reads in its own
-configuration: a service that was taken over cannot have it write elsewhere.
+A request contains the address of a device, for an adapter also the setting, and for a reset that
+the device's cleaner declares its name. The daemon itself finds the adapter, the number of the
+function there, the file or program of the reset and the bits for ports of switches. It reads
+``sysfs_root``, the folder of the locks, the deadlines, the drivers and the cleaners in its own
+configuration: a service that an attacker controls cannot make it write elsewhere.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ from nova_hpc.tenancy.adapters.settings import (
 )
 from nova_hpc.tenancy.adapters.virtual_functions import AdapterBackends
 from nova_hpc.tenancy.holders import KernelHolder
+from nova_hpc.tenancy.hygiene import cleaner
 from nova_hpc.tenancy.hygiene import reset as hygiene_reset
+from nova_hpc.tenancy.hygiene.cleaner import CleanerError
+from nova_hpc.tenancy.hygiene.own_reset import OwnReset
 from nova_hpc.tenancy.hygiene.reset import HeldError, ResetError
 from nova_hpc.tenancy.ledger import LedgerFile
 from nova_hpc.tenancy.peer import acs_registers
@@ -46,11 +49,12 @@ from nova_hpc.tenancy.segments.segment_record import SegmentFileName
 from nova_hpc.tenancy.stage import binding, host, process
 from nova_hpc.tenancy.stage.binding import BindError
 from nova_hpc.tenancy.stage.process import LateError
-from nova_hpc.topology import confspace, handles
+from nova_hpc.topology import confspace, handles, sysfs
 from nova_hpc.topology.device import DEVICES
 from nova_hpc.topology.files import FileError, FileTree
 from nova_hpc.topology.model import AddressError, normalise_address
 from nova_hpc.topology.peer_wish import PeerWish
+from nova_hpc.wire import tags
 
 default = priv_context.PrivContext(
     "virt_driver_patches",
@@ -95,6 +99,10 @@ class HelperSettings:
     clean_timeout: float
     #: A value of :class:`nova_hpc.topology.peer_wish.PeerWish`.
     peer_to_peer: str
+    #: Role -> cleaner, an entry point.
+    cleaners: Mapping[str, str] = attrs.field(hash=False)
+    #: Entries of ``[pci]device_spec``: they give devices their roles.
+    device_spec: tuple[str, ...]
 
     @classmethod
     def of(cls, conf: Any) -> HelperSettings:
@@ -106,6 +114,8 @@ class HelperSettings:
             drivers=frozenset(conf.hpc.clean_drivers.values()),
             clean_timeout=float(conf.hpc.clean_timeout),
             peer_to_peer=conf.hpc.peer_to_peer,
+            cleaners=conf.hpc.cleaners,
+            device_spec=tuple(conf.pci.device_spec),
         )
 
     def words(self) -> dict[str, str]:
@@ -117,7 +127,25 @@ class HelperSettings:
             "clean_drivers": " ".join(sorted(self.drivers)),
             "clean_timeout": f"{self.clean_timeout:g}",
             "peer_to_peer": self.peer_to_peer,
+            **self._words_of_cleaners(),
         }
+
+    def _words_of_cleaners(self) -> dict[str, str]:
+        """The cleaners and the roles; {} if no cleaner declares resets, so neither is needed."""
+        words = []
+        declared = False
+        for role, name in sorted(self.cleaners.items()):
+            try:
+                resets = cleaner.find_cleaner_class(name).resets
+            except CleanerError as error:
+                words.append(f"{role}:{name} ({error})")
+                declared = True
+                continue
+            declared = declared or bool(resets)
+            words.append(f"{role}:{name}{' ' if resets else ''}{'; '.join(map(repr, resets))}")
+        if not declared:
+            return {}
+        return {"cleaners": ", ".join(words), "device_spec": "\n".join(self.device_spec)}
 
 
 def read_helper_settings() -> HelperSettings:
@@ -152,14 +180,34 @@ def _helper_words_of_settings() -> dict[str, str]:
 
 
 @default.entrypoint
-def _reset_in_helper(address: str) -> tuple[bool, str] | None:
-    """Reset a device; why that failed, and whether somebody has the device. None: it did not."""
+def _reset_in_helper(address: str, name: str | None = None) -> tuple[bool, str] | None:
+    """Reset a device. Returns None, or whether it is in use and the reason of the failure.
+
+    :param name: of a reset that the device's cleaner declares; None: the kernel's.
+    """
     own = read_helper_settings()
     try:
-        hygiene_reset.reset_device(own.root, address, own.reset_timeout, own.ledger.locks)
-    except (AddressError, ResetError) as error:
+        address = normalise_address(address)
+        declared = None if name is None else _find_declared_reset(own, address, name)
+        hygiene_reset.reset_device(own.root, address, own.reset_timeout, own.ledger.locks, declared)
+    except (AddressError, CleanerError, ResetError) as error:
         return isinstance(error, HeldError), str(error)
     return None
+
+
+def _find_declared_reset(own: HelperSettings, address: str, name: str) -> OwnReset:
+    """Find a reset of the cleaner that the daemon's own configuration gives a device.
+
+    :raises CleanerError: the cleaner declares none of that name.
+    """
+    # Not needed for anything else here, and large.
+    from nova_hpc.from_nova.claim import Specs
+
+    node = sysfs.read_sysfs_node(own.root, hygiene_reset.list_busy_resets(own.ledger.locks))
+    offer = Specs.parse(own.device_spec).offers(node).get(address)
+    if offer is None:
+        raise CleanerError("no entry of [pci]device_spec offers it, so it has no cleaner")
+    return cleaner.find_declared_reset(own.cleaners, offer[1].get(tags.ROLE), name)
 
 
 @default.entrypoint
@@ -343,10 +391,13 @@ def erase_disk_by_helper(address: str) -> str:
     return str(answer)
 
 
-def reset_by_helper(address: str) -> None:
-    """As :func:`nova_hpc.tenancy.hygiene.reset.reset_device`."""
+def reset_by_helper(address: str, own: OwnReset | None = None, /) -> None:
+    """As :func:`nova_hpc.tenancy.hygiene.reset.reset_device`.
+
+    :param own: only its name is sent: the daemon reads the declaration itself.
+    """
     try:
-        failed = _reset_in_helper(address)
+        failed = _reset_in_helper(address, None if own is None else own.name)
     except SettingsError as error:
         raise ResetError(str(error)) from error
     if failed is not None:

@@ -30,6 +30,9 @@ DANGER: Final = frozenset(
 )
 
 
+_NO_RESET: Final = "no way to reset it between two guests"
+
+
 @attrs.frozen
 class OfferedFunction:
     """One function that the node's ``device_spec`` offers."""
@@ -67,6 +70,7 @@ def judge_offered_functions(
     offers: Iterable[OfferedFunction],
     ledger: Ledger | None = None,
     signs: frozenset[HealthSign] = ALL,
+    own_resets: Mapping[str, str] | None = None,
 ) -> dict[str, Symptom]:
     """Judge every offered device.
 
@@ -74,9 +78,12 @@ def judge_offered_functions(
     :param offers: everything that the node's ``device_spec`` matches.
     :param ledger: where the devices that are in quarantine are.
     :param signs: what to look for, of :data:`ALL`.
+    :param own_resets: address -> why a reset of the device's cleaner cannot be made, or "" if it
+        can; without the devices that the kernel resets.
     :returns: address -> the first finding; a device that may be given has none.
     """
-    checks = _HealthChecks(node, {offer.address: offer for offer in offers}, ledger or Ledger())
+    by_address = {offer.address: offer for offer in offers}
+    checks = _HealthChecks(node, by_address, ledger or Ledger(), own_resets or {})
     findings = {}
     for address in sorted(checks.offers):
         finding = next(checks.findings(checks.offers[address], signs), None)
@@ -87,11 +94,24 @@ def judge_offered_functions(
     return findings
 
 
+def explain_missing_reset(function: PciFunction, own_resets: Mapping[str, str]) -> str | None:
+    """Explain why a device cannot be reset between two servers; None if it can.
+
+    :param own_resets: as for :func:`judge_offered_functions`.
+    """
+    own = own_resets.get(function.address)
+    if own is None:
+        return _NO_RESET if function.reset_methods == () else None
+    # The cleaner uses its own reset, also if the kernel has one.
+    return f"{_NO_RESET}: {own}" if own else None
+
+
 @attrs.frozen
 class _HealthChecks:
     node: Node
     offers: Mapping[str, OfferedFunction] = attrs.field(hash=False)
     ledger: Ledger
+    own_resets: Mapping[str, str] = attrs.field(hash=False)
 
     def findings(self, offer: OfferedFunction, signs: frozenset[HealthSign]) -> Iterator[Symptom]:
         function = self.node.function(offer.address)
@@ -205,9 +225,7 @@ class _HealthChecks:
         return f"link is x{link.width}, can be x{can}" if link.width < can else None
 
     def _reset(self, function: PciFunction, offer: OfferedFunction) -> str | None:
-        if function.reset_methods == ():
-            return "no way to reset it between two guests"
-        return None
+        return explain_missing_reset(function, self.own_resets)
 
     def _vgpu_type(self, function: PciFunction, offer: OfferedFunction) -> str | None:
         if function.vgpu_type == 0:

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import subprocess
 import threading
 import time
@@ -16,8 +19,9 @@ _lock = threading.Lock()
 
 
 def ends_in_time(process: subprocess.Popen[bytes], timeout: float, grace: float) -> bool:
-    """Whether a program ends by itself; otherwise it is killed.
+    """Whether a program ends by itself; otherwise it is killed, with its process group.
 
+    :param process: the leader of its process group: no program that it started may go on.
     :param timeout: seconds.
     :param grace: seconds to end after the kill. A process in the kernel ends only when the
         kernel call returns: it is left behind, and a later call collects it.
@@ -26,7 +30,9 @@ def ends_in_time(process: subprocess.Popen[bytes], timeout: float, grace: float)
         _abandoned[:] = [former for former in _abandoned if former.poll() is None]
     if _has_ended(process, timeout):
         return True
-    process.kill()
+    # It is not collected yet, so its number is still that of its group.
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
     if not _has_ended(process, grace):
         with _lock:
             _abandoned.append(process)

@@ -86,6 +86,34 @@ def _hold_kernel_path(root: Path, path: str, is_folder: bool) -> Iterator[int | 
         yield handle
 
 
+@contextlib.contextmanager
+def device_file(root: Path, folder: str, name: str) -> Iterator[int | None]:
+    """Hold a file below a device's own directory; None if there is no such file.
+
+    :param folder: the directory of the device, as for :func:`kernel_folder`.
+    :param name: the path below it. No part of it may be a link: ``physfn`` and ``driver`` lead
+        to other devices.
+    :raises FileError: a part leads elsewhere, or the last one is no file of the kernel.
+    """
+    path = f"{folder}/{name}"
+    with kernel_folder(root, folder) as above, contextlib.ExitStack() as stack:
+        handle = above
+        try:
+            for part in name.split("/") if above is not None else ():
+                if part in ("", ".", ".."):
+                    raise FileError(f"{path}: it leads out of the device's directory")
+                handle = _open_on_stack(stack, part, _STEP, handle)
+                if stat.S_ISLNK(os.fstat(handle).st_mode):
+                    raise FileError(f"{path}: {part} is a link, which may lead to another device")
+            if handle is not None:
+                _expect_kernels(handle, path, os.path.realpath(root) == "/", False)
+        except (FileNotFoundError, NotADirectoryError):
+            handle = None
+        except (OSError, ValueError) as error:
+            raise FileError(f"{path}: {describe_file_error(error)}") from error
+        yield handle
+
+
 def _expect_kernels(handle: int, path: str, live: bool, is_folder: bool) -> None:
     """Refuse a handle that is not a file, or a directory, of sysfs.
 
@@ -126,6 +154,57 @@ def read_held_file(handle: int, limit: int) -> bytes:
         return data
     finally:
         os.close(opened)
+
+
+# -- programs of root -------------------------------------------------------------------
+
+
+def expect_program_of_root(path: str) -> None:
+    """Expect a program that only root can change or replace.
+
+    Each directory and link on the way, and the program itself, belongs to root. No other user
+    may write there; in a directory with the sticky bit, as ``/tmp``, other users cannot replace
+    a file of root.
+
+    :param path: absolute.
+    :raises FileError: another user may change it, or it is missing or no program.
+    """
+    try:
+        with contextlib.ExitStack() as stack:
+            held = _walk_as_root(stack, path)
+            mode = os.fstat(held).st_mode
+    except (OSError, ValueError) as error:
+        raise FileError(f"{path}: {describe_file_error(error)}") from error
+    if not stat.S_ISREG(mode) or not mode & 0o111:
+        raise FileError(f"{path}: it is no program")
+
+
+def _walk_as_root(stack: contextlib.ExitStack, path: str) -> int:
+    """A handle of *path*; see :func:`expect_program_of_root`."""
+    top = _open_on_stack(stack, "/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    left = path.split("/")[::-1]
+    held, links = top, 0
+    while left:
+        part = left.pop()
+        if part in ("", "."):
+            continue
+        step = _open_on_stack(stack, part, _STEP, held)
+        status = os.fstat(step)
+        if status.st_uid != 0:
+            raise FileError(f"{path}: {part} does not belong to root")
+        if stat.S_ISLNK(status.st_mode):
+            links += 1
+            if links > MOST_LINKS:
+                raise FileError(f"{path}: a loop of symbolic links")
+            target = os.readlink("", dir_fd=step)
+            held = top if target.startswith("/") else held
+            left.extend(target.split("/")[::-1])
+            continue
+        sticky = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
+        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not sticky:
+            raise FileError(f"{path}: others than root may write {part}")
+        held = step
+    return held
 
 
 # -- folders of the service -------------------------------------------------------------

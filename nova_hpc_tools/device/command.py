@@ -204,11 +204,12 @@ class ManagedNode:
         # Only nova-compute reads the VPD of adapters, once a boot.
         cache = forbidden.answers_beside(self.file.path)
         answers = forbidden.load_answers(Path(self.options.hpc.sysfs_root), cache)
+        resets = cleaner.OwnResets.from_options(self.options.hpc).judge(self.node, of_role)
         symptoms = {
             **forbidden.find_forbidden_devices(
                 self.node, addresses, lambda key: answers.get(key, forbidden.UNREAD), anyway
             ),
-            **health.judge_offered_functions(self.node, offers, signs=_SIGNS),
+            **health.judge_offered_functions(self.node, offers, signs=_SIGNS, own_resets=resets),
             **storage.find_unerased_storage(self.node, addresses, of_role, self.erasers()),
         }
         return {address: symptom.reason for address, symptom in symptoms.items()}
@@ -223,9 +224,7 @@ class ManagedNode:
         tools = cleaner.CleanerTools(
             root=root,
             timeout=hpc.reset_timeout,
-            reset=lambda address: hygiene_reset.reset_device(
-                root, address, hpc.reset_timeout, self.file.locks
-            ),
+            reset=hygiene_reset.reset_call(root, hpc.reset_timeout, self.file.locks),
             need_reset=HealthSign.RESET.value in hpc.health_checks,
         )
         cleaners = cleaner.load_cleaners(hpc.cleaners, tools)

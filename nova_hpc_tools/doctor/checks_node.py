@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import attrs
 
+from nova_hpc.tenancy import health
 from nova_hpc.topology import classes, peer_wish
 from nova_hpc.topology.model import Node, PciFunction, address_key
 from nova_hpc.topology.peer_wish import PeerWish
@@ -87,6 +88,8 @@ class Facts:
     host: checks_host.HostFacts = attrs.field(factory=checks_host.HostFacts)
     #: What nova-compute finds when it starts.
     service: checks_service.ServiceFacts = attrs.field(factory=checks_service.ServiceFacts)
+    #: Address -> "", or why its cleaner cannot make a reset of its own, which it declares.
+    own_resets: Mapping[str, str] = attrs.field(factory=dict, hash=False)
     #: ``[hpc]peer_to_peer``.
     peer: PeerWish = PeerWish.KEEP
     #: ``[hpc]nvlink_backend``.
@@ -199,10 +202,12 @@ def _check_node_devices(facts: Facts) -> Iterator[DoctorFinding]:
                 f"{function.link.max_width} lanes.",
                 f"Reseat the card; lspci -vvs {function.address} shows LnkSta and LnkCap.",
             )
-        if function.reset_methods == ():
+        missing = health.explain_missing_reset(function, facts.own_resets)
+        if missing is not None:
+            own = function.address in facts.own_resets
             yield DoctorFinding(
                 "reset-none",
-                f"{function.address}: the kernel knows no way to reset it.",
+                f"{function.address}: {missing if own else 'the kernel knows no way to reset it'}.",
                 DoctorCure.of(
                     f"Write left_out: ['{function.address}'] into ", DECLARATION, ", then ", _WRITE
                 ),

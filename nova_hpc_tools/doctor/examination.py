@@ -12,6 +12,7 @@ from typing import Any, Final
 import attrs
 from oslo_config import cfg
 
+from nova_hpc.tenancy.hygiene.cleaner import OwnResets
 from nova_hpc.topology.peer_wish import PeerWish
 from nova_hpc.wire.version import WireError
 from nova_hpc_tools.adopt import (
@@ -170,7 +171,7 @@ def _collect_node_facts(work: NodeSetup, nova: Any) -> Facts:
         [address for offer in spec.offers for address in (offer.provider, *offer.functions)],
         dedicated & work.node.cpus,
     )
-    libvirt = nova.libvirt
+    libvirt, functions = nova.libvirt, work.node.functions
     slows = libvirt.cpu_power_management and libvirt.cpu_power_management_strategy == _GOVERNOR
     facts = Facts(
         node=work.node,
@@ -186,6 +187,10 @@ def _collect_node_facts(work: NodeSetup, nova: Any) -> Facts:
         never=never,
         drift=prepare.find_host_file_drift(work),
         host=attrs.evolve(host, nova_slows=slows),
+        own_resets=OwnResets.from_options(nova.hpc, work.root).judge(
+            work.node,
+            {function.address: table.role_of(function, work.node) for function in functions},
+        ),
         peer=PeerWish(nova.hpc.peer_to_peer),
         nvlink=nova.hpc.nvlink_backend,
         own_roles=bool(work.told.other_roles),

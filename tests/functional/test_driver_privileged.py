@@ -35,6 +35,8 @@ for name, value in {
     "clean_drivers": {"gpu": "nvidia"},
 }.items():
     CONF.set_override(name, value, group="hpc")
+"""
+DAEMON = """\
 privileged.default.start(priv_context.Method.FORK)
 
 def tell(call, *arguments):
@@ -49,9 +51,13 @@ END = "os._exit(0)\n"
 only_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can start the daemon by itself")
 
 
-def run(text: str, root: Path, *more: str) -> list[str]:
-    """The lines that a program prints which has started the daemon."""
-    argv = [sys.executable, "-W", "ignore", "-c", START + text + END, str(root), *more]
+def run(text: str, root: Path, *more: str, before: str = "") -> list[str]:
+    """The lines that a program prints which has started the daemon.
+
+    :param before: the daemon reads what this has set.
+    """
+    whole = START + before + DAEMON + text + END
+    argv = [sys.executable, "-W", "ignore", "-c", whole, str(root), *more]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()

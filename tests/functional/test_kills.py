@@ -127,6 +127,40 @@ def test_killed_in_the_stage_between_two_servers(tmp_path: Path) -> None:
     assert [row["meanwhile"] for row in killed] == ["ERROR"]
 
 
+#: Around resets that the privileged helper makes: before one is asked for, while its program or
+#: write is under way, and when the devices are clean.
+VENDOR = ("reset a device", "a device is being reset", "clean: file ledger")
+
+
+@pytest.mark.slow
+@_KEPT
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start the privileged helper")
+def test_killed_while_a_vendors_reset_is_made_for_a_service_that_is_not_root(
+    tmp_path: Path,
+) -> None:
+    found = tmp_path / "rows.json"
+    phases = ["destroy with a vendor's reset", "clean with a vendor's reset"]
+    words = [word for step in VENDOR for word in ("--match", step)]
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "tests.functional.kills", "--json", str(found)),
+            *(word for phase in phases for word in ("--phase", phase)),
+            *words,
+        ],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads(found.read_text())["rows"]
+    assert {row["phase"] for row in rows} == set(phases)
+    assert {step for step in VENDOR for row in rows if step in row["step"]} == set(VENDOR)
+    assert {(row["devices"], row["verdict"]) for row in rows} == {("4 of 4 free and clean", "ok")}
+
+
 SILENT = """
 import sqlite3, sys
 from pathlib import Path

@@ -15,10 +15,12 @@ from nova_hpc.from_nova.claim import Specs
 from nova_hpc.tenancy import health
 from nova_hpc.tenancy.health import OfferedFunction
 from nova_hpc.tenancy.hygiene import reset as hygiene_reset
+from nova_hpc.tenancy.hygiene.cleaner import OwnResets
 from nova_hpc.tenancy.ledger import LedgerFile
 from nova_hpc.tenancy.sign import HealthSign, Symptom
 from nova_hpc.topology import sysfs
 from nova_hpc.topology.model import Node
+from nova_hpc.wire import tags
 from nova_hpc.wire.ledger import DeviceState, Ledger
 
 LOG = logging.getLogger(__name__)
@@ -44,6 +46,7 @@ class ReadingSource:
     root: Path
     ledger: LedgerFile
     signs: frozenset[HealthSign]
+    own_resets: OwnResets = attrs.field(factory=OwnResets)
     _kept: _LastReading = attrs.field(init=False, eq=False, repr=False, factory=_LastReading)
 
     @classmethod
@@ -55,6 +58,7 @@ class ReadingSource:
             root=Path(conf.hpc.sysfs_root),
             ledger=LedgerFile.from_options(conf.hpc, of_compute=True),
             signs=health.ALL - off,
+            own_resets=OwnResets.from_options(conf.hpc),
         )
 
     def lately(self) -> NodeReading:
@@ -78,7 +82,7 @@ class ReadingSource:
         problems += ledger.problems
         for problem in problems:
             LOG.error("%s", problem)
-        reading = NodeReading(self.specs, node, ledger, self.signs, problems)
+        reading = NodeReading(self.specs, node, ledger, self.signs, problems, self.own_resets)
         self._kept.last = (began, reading)
         return reading
 
@@ -103,6 +107,7 @@ class NodeReading:
     ledger: Ledger
     signs: frozenset[HealthSign]
     problems: tuple[str, ...] = ()
+    own_resets: OwnResets = attrs.field(factory=OwnResets)
     #: Once they are known: what the node's entries offer.
     _offers: list[Offers] = attrs.field(init=False, eq=False, repr=False, factory=list)
 
@@ -114,8 +119,7 @@ class NodeReading:
 
     def fresh(self) -> dict[str, Symptom]:
         """The same of everything that is offered, whatever is remembered of it."""
-        offers = [offer for offer, _ in self.offers().values()]
-        return health.judge_offered_functions(self.node, offers, None, self.signs & health.FRESH)
+        return self._judge(self.offers(), None, health.FRESH)
 
     def states(self) -> dict[str, tuple[str, float]]:
         """Address -> state of a suspect or quarantined device, and the time when it began."""
@@ -135,6 +139,20 @@ class NodeReading:
         signs: frozenset[HealthSign] = health.ALL,
     ) -> dict[str, Symptom]:
         """Address -> why the offered device must not be given."""
+        return self._judge(offers, self.ledger, signs)
+
+    def _judge(
+        self,
+        offers: Mapping[str, tuple[OfferedFunction, Mapping[str, str]]],
+        ledger: Ledger | None,
+        signs: frozenset[HealthSign],
+    ) -> dict[str, Symptom]:
+        roles = {address: entry.get(tags.ROLE) for address, (_, entry) in offers.items()}
+        offered = [offer for offer, _ in offers.values()]
         return health.judge_offered_functions(
-            self.node, [offer for offer, _ in offers.values()], self.ledger, self.signs & signs
+            self.node,
+            offered,
+            ledger,
+            self.signs & signs,
+            self.own_resets.judge(self.node, roles),
         )

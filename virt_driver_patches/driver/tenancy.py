@@ -324,13 +324,12 @@ def steps_of(conf: Any, source: ReadingSource) -> Iterator[TenancyStep]:
 def _hygiene_step_of(conf: Any, ledger: LedgerFile, root: bool) -> HygieneStep:
     sysfs, timeout = Path(conf.hpc.sysfs_root), float(conf.hpc.reset_timeout)
 
-    def reset(address: str) -> None:
-        hygiene_reset.reset_device(sysfs, address, timeout, ledger.locks)
-
     tools = cleaner.CleanerTools(
         root=sysfs,
         timeout=timeout,
-        reset=reset if root else privileged.reset_by_helper,
+        reset=hygiene_reset.reset_call(sysfs, timeout, ledger.locks)
+        if root
+        else privileged.reset_by_helper,
         need_reset=HealthSign.RESET.value in conf.hpc.health_checks,
     )
     try:

@@ -1,27 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cleaners: how a device of one role is made ready for the next server.
 
-A cleaner resets, and checks what only it can know; that the device then looks
-as its baseline says is checked for all of them. Others than these are found
-by the entry points of the namespace ``nova_hpc.cleaners``, and chosen for a
-role by ``[hpc]cleaners``.
+A cleaner resets its devices and makes the checks that depend on their model. The comparison with
+the baseline is the same for all cleaners. Cleaners of vendors are entry points of the namespace
+``nova_hpc.cleaners``; ``[hpc]cleaners`` chooses one for a role.
+
+A cleaner may declare resets that the kernel does not have (``Cleaner.resets``). They run in the
+same place as the kernel's reset: below the device's lock, with its VFIO group held, and with a
+deadline.
 """
 
 from __future__ import annotations
 
 import abc
+import contextlib
 import csv
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final, Protocol
 
 import attrs
 
 from nova_hpc.conf import plugin
+from nova_hpc.tenancy.hygiene import own_reset
 from nova_hpc.tenancy.hygiene import reset as hygiene_reset
+from nova_hpc.tenancy.hygiene.own_reset import OwnReset
 from nova_hpc.tenancy.hygiene.reset import ResetError
-from nova_hpc.topology.model import PciFunction
+from nova_hpc.topology.model import Node, PciFunction
 from nova_hpc.topology.vfio import Vfio
 
 NAMESPACE: Final = "nova_hpc.cleaners"
@@ -30,7 +36,7 @@ GENERIC: Final = "generic"
 _TOOL: Final = "nvidia-smi"
 _DRIVER: Final = "nvidia"
 _QUERY: Final = "memory.used,ecc.errors.uncorrected.volatile.total"
-#: MiB that the driver itself may use on a GPU that nobody has.
+#: MiB that the driver itself may use on a GPU that is not in use.
 _OWN_MEMORY: Final = 1024
 
 
@@ -39,7 +45,17 @@ class CleanError(Exception):
 
 
 class CleanerError(Exception):
-    """``[hpc]cleaners`` names a cleaner that cannot be used; the text says which."""
+    """``[hpc]cleaners`` names a cleaner that cannot be used; the text contains its name."""
+
+
+class ResetCall(Protocol):
+    """Resets the device at an address."""
+
+    def __call__(self, address: str, own: OwnReset | None = None, /) -> None:
+        """Reset it by the kernel, or by a reset that the class of its cleaner declares.
+
+        :raises ResetError: it is not reset, or that is unknown.
+        """
 
 
 @attrs.frozen
@@ -50,8 +66,7 @@ class CleanerTools:
     root: Path
     #: Seconds that one reset, or one program, may take.
     timeout: float
-    #: Resets the device at an address; raises ResetError.
-    reset: Callable[[str], None]
+    reset: ResetCall
     #: A device that the kernel cannot reset is quarantined.
     need_reset: bool = True
 
@@ -66,32 +81,52 @@ class Cleaner(abc.ABC):
     #: raises CleanError if the device does not prove it. Others are never offered.
     erases: ClassVar[tuple[str, ...]] = ()
 
+    #: The resets of its own. nova-compute and its privileged helper read them from the class, and
+    #: make no other ones.
+    resets: ClassVar[tuple[OwnReset, ...]] = ()
+
     def __init__(self, tools: CleanerTools) -> None:
         self.tools = tools
 
     @abc.abstractmethod
     def clean(self, function: PciFunction) -> None:
-        """Clean a device that nobody has.
+        """Clean a device that is not in use.
 
         :param function: as it was just read.
         :raises CleanError: it is not clean, or that is unknown.
         :raises nova_hpc.tenancy.hygiene.reset.ResetError: likewise.
         """
 
+    @classmethod
+    def choose_reset(cls, function: PciFunction) -> OwnReset | None:
+        """The reset of *resets* for a device; None if the kernel resets it.
+
+        A cleaner that resets some of its devices by the kernel overrides it. It is also called to
+        judge whether a device can be offered, so it looks at *function* only.
+        """
+        return next(iter(cls.resets), None)
+
 
 class Generic(Cleaner):
-    """A PCI function: the kernel resets it (FLR, power management, bus, ...)."""
+    """A PCI function: the kernel resets it (FLR, power management, bus, ...).
+
+    A class that extends it and has *resets* resets by these instead, also a device that a driver
+    of the host has: no other reset was made. Its *choose_reset* may return None for such devices.
+    """
 
     def clean(self, function: PciFunction) -> None:
         """Reset the function, unless a driver of the host has it back."""
+        own = self.choose_reset(function)
+        if own is not None:
+            self.tools.reset(function.address, own)
+            return
         if function.driver is not None and (not function.on_vfio or function.vfio is Vfio.VENDOR):
-            # libvirt gave it back (managed: yes) after vfio had reset it, or its vendor's own
-            # driver has it and clears what it gives (a vGPU). A reset now would be one below
-            # a working driver.
+            # Either libvirt gave it back (managed: yes) after vfio had reset it, or the vendor's
+            # own driver has it and clears its parts (a vGPU). A reset now would happen below a
+            # working driver.
             return
-        if function.reset_methods == () and not self.tools.need_reset:
-            return
-        self.tools.reset(function.address)
+        if function.reset_methods != () or self.tools.need_reset:
+            self.tools.reset(function.address)
 
 
 class VirtualFunction(Generic):
@@ -195,26 +230,114 @@ def find_erasing_cleaners(
     """
     erased = {}
     for role, name in names.items() if cleaning else ():
-        own = _OWN.get(name)
         try:
-            kind = own or plugin.find_plugin("cleaners", NAMESPACE, name, Cleaner)
-        except plugin.PluginError:
+            kind = find_cleaner_class(name)
+        except CleanerError:
             continue
         if kind.erases:
             erased[role] = tuple(kind.erases)
     return erased
 
 
-def _load_cleaner(name: str, tools: CleanerTools) -> Cleaner:
+def find_cleaner_class(name: str) -> type[Cleaner]:
+    """Load the class of a cleaner, whose *resets* can be used.
+
+    :param name: of an entry point of :data:`NAMESPACE`.
+    :raises CleanerError: it cannot be loaded, or two distributions register the name.
+    """
     # Its own are there however the project was installed.
     own = _OWN.get(name)
     if own is not None:
-        return own(tools)
+        return own
     try:
-        loaded: Cleaner = plugin.load_plugin("cleaners", NAMESPACE, name, Cleaner, tools)
+        kind: type[Cleaner] = plugin.find_plugin("cleaners", NAMESPACE, name, Cleaner)
     except plugin.PluginError as error:
         raise CleanerError(str(error)) from error
-    return loaded
+    except Exception as error:  # the vendor's module
+        text = f"[hpc]cleaners: {name!r} cannot be loaded: {type(error).__name__}: {error}"
+        raise CleanerError(text) from error
+    reason = own_reset.explain_bad_declaration(kind.resets)
+    if reason is not None:
+        raise CleanerError(f"[hpc]cleaners: {name!r} cannot be used: {reason}")
+    return kind
+
+
+def _load_cleaner(name: str, tools: CleanerTools) -> Cleaner:
+    kind = find_cleaner_class(name)
+    try:
+        return kind(tools)
+    except Exception as error:  # the vendor's constructor
+        text = f"[hpc]cleaners: {name!r} cannot be made: {type(error).__name__}: {error}"
+        raise CleanerError(text) from error
+
+
+# -- resets of cleaners -----------------------------------------------------------------
+
+
+def find_declared_reset(names: Mapping[str, str], role: str | None, reset: str) -> OwnReset:
+    """Find a reset that the cleaner of a role declares.
+
+    :param names: ``[hpc]cleaners``.
+    :param reset: its name, which may come from a service that an attacker controls.
+    :raises CleanerError: the role's cleaner has none of that name, or cannot be loaded.
+    """
+    name = names.get(role or "", GENERIC)
+    for own in find_cleaner_class(name).resets:
+        if own.name == reset:
+            return own
+    raise CleanerError(
+        f"[hpc]cleaners: {name!r}, the cleaner of role {role}, has no reset {reset[:40]!r}"
+    )
+
+
+@attrs.frozen
+class OwnResets:
+    """The roles whose cleaners declare resets, to judge devices without a reset of the kernel."""
+
+    root: Path = Path("/")
+    of_role: Mapping[str, type[Cleaner]] = attrs.field(factory=dict, hash=False)
+
+    @classmethod
+    def from_options(cls, hpc: Any, root: Path | None = None) -> OwnResets:
+        """As group ``[hpc]`` of the configuration has it.
+
+        A cleaner that cannot be loaded declares nothing; nova-compute refuses to start with it.
+
+        :param root: the directory that contains ``sys``; None: ``[hpc]sysfs_root``.
+        """
+        of_role = {}
+        for role, name in hpc.cleaners.items() if hpc.clean_devices else ():
+            with contextlib.suppress(CleanerError):
+                kind = find_cleaner_class(name)
+                if kind.resets:
+                    of_role[role] = kind
+        return cls(root or Path(hpc.sysfs_root), of_role)
+
+    def judge(self, node: Node, roles: Mapping[str, str | None]) -> dict[str, str]:
+        """Address -> why a reset of the device's cleaner cannot be made, or "" if it can.
+
+        Devices that the kernel resets are left out.
+
+        :param roles: address -> role, of the devices to judge.
+        """
+        judged = {}
+        for address, role in roles.items():
+            kind = self.of_role.get(role or "")
+            function = node.function(address)
+            if kind is None or function is None:
+                continue
+            try:
+                own = kind.choose_reset(function)
+            except Exception as error:  # the vendor's code
+                judged[address] = f"its cleaner failed: {type(error).__name__}: {error}"
+                continue
+            if own is None:
+                continue
+            reason: str | None = f"its cleaner chose {own}, which it does not declare"
+            if own in kind.resets:
+                reason = own_reset.explain_unready_reset(self.root, address, own)
+            judged[address] = reason or ""
+        return judged
 
 
 __all__ = [
@@ -224,10 +347,14 @@ __all__ = [
     "CleanerTools",
     "Generic",
     "NvidiaGpu",
+    "OwnResets",
+    "ResetCall",
     "ResetError",
     "RoleCleaners",
     "VirtualFunction",
     "check_gpu_memory",
+    "find_cleaner_class",
+    "find_declared_reset",
     "find_erasing_cleaners",
     "load_cleaners",
 ]

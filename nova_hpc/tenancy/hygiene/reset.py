@@ -13,6 +13,10 @@ no server gets the device before the reset has ended.
 The kernel saves the command register before a reset and before a device sleeps, and
 restores it afterwards. So bus mastering that firmware left on outlives both. The process
 wakes a device that no driver of the host has, switches the bit off, and then resets it.
+
+A cleaner of a vendor may reset by a file of its own or by a program
+(:mod:`nova_hpc.tenancy.hygiene.own_reset`): the same process then writes that file or starts
+that program. The program inherits the lock and the group, so both last as long as it runs.
 """
 
 from __future__ import annotations
@@ -23,11 +27,13 @@ import fcntl
 import os
 import subprocess
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from nova_hpc.outside.text import printable_text
 from nova_hpc.tenancy import holders
+from nova_hpc.tenancy.hygiene.own_reset import OwnReset, ResetFile, ResetProgram
 from nova_hpc.tenancy.programs import ends_in_time
 from nova_hpc.topology import confspace, handles
 from nova_hpc.topology.device import DEVICES
@@ -42,11 +48,21 @@ CURE_OF_MASTERING: Final = (
 _NO_ANSWER: Final = "it did not answer within {:g} seconds"
 #: Seconds for which the writer waits for the group: others of this project look at it.
 _GROUP: Final = 2.0
-#: Writes without truncating or creating. It prints what has failed, and the error's number.
-#: What it opens for its caller it gets as handles: no path is looked up again.
+#: Seconds for which the writer waits for the lock: list_busy_resets() of another process holds it
+#: for an instant.
+_LOCK: Final = 2.0
+#: Seconds after the deadline at which the writer ends a program by itself, because the service,
+#: which does that first, was killed.
+_SPARE: Final = 2.0
+#: The text by which the kernel resets a device.
+_RESET_TEXT: Final = "1\n"
+_PATH: Final = "/usr/sbin:/usr/bin:/sbin:/bin"
+#: Writes without truncating or creating. It reports the failed step and the error's number in a
+#: file of its own, because a program may print anything. Its caller passes open handles, so no
+#: path is looked up again.
 _WRITER: Final = f"""\
 import errno, fcntl, os, struct, sys, time
-path, folder, lock, group, iommu, config, power = sys.argv[1:]
+path, text, folder, lock, group, iommu, config, power, report, seconds, *program = sys.argv[1:]
 flags = os.O_RDWR | os.O_CLOEXEC
 kept = []
 def enter():
@@ -64,11 +80,39 @@ def write(path, data, offset=None):
 def read(path, size, offset=0):
     with open(path, "rb", 0) as file:
         return os.pread(file.fileno(), size, offset)
+def run():
+    import signal
+    os.umask(0o022)
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            os.set_inheritable(int(name), int(name) < 3 or int(name) in [handle, *kept])
+        except OSError:
+            pass
+    end = time.monotonic() + float(seconds)
+    words = {{"PATH": "{_PATH}", "LC_ALL": "C"}}
+    child = os.posix_spawn(path, program, words, setsigdef=[signal.SIGPIPE])
+    pause = 0.001
+    while True:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() > end:
+            os.killpg(0, signal.SIGKILL)
+        time.sleep(pause)
+        pause = min(2 * pause, 0.05)
 try:
     what = "lock"
     made = flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
     handle = os.open(lock, made, 0o644, dir_fd=int(folder))
-    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    end = time.monotonic() + {_LOCK}
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except OSError as error:
+            if error.errno != errno.EAGAIN or time.monotonic() > end:
+                raise
+            time.sleep(0.02)
     what = "group"
     end = time.monotonic() + {_GROUP}
     while group:
@@ -93,12 +137,19 @@ try:
             command = bytes((command[0] & ~{confspace.BUS_MASTER}, command[1]))
             write(config, command, {confspace.COMMAND})
             what = "reset"
-        write(path, b"1\\n")
+        if program:
+            what = "program"
+            status = run()
+            if status:
+                os.write(int(report), b"status %d" % status)
+                os._exit(1)
+        else:
+            write(path, text.encode())
     finally:
         if sleeps:
             write(power, b"auto\\n")
 except OSError as error:
-    os.write(1, f"{{what}} {{error.errno or 0}}".encode())
+    os.write(int(report), f"{{what}} {{error.errno or 0}}".encode())
     os._exit(1)
 os._exit(0)
 """
@@ -106,6 +157,7 @@ os._exit(0)
 _SUFFIX: Final = ".reset"
 _GRACE: Final = 0.1
 _LONGEST: Final = 1 << 16
+_QUOTE: Final = 200
 
 
 class ResetError(Exception):
@@ -174,24 +226,22 @@ def _is_locked(path: Path) -> bool:
     return False
 
 
-def reset_device(root: Path, address: str, timeout: float, folder: Path) -> None:
-    """Let the kernel reset the device at *address*, without bus mastering if it is unused.
+def reset_device(
+    root: Path, address: str, timeout: float, folder: Path, own: OwnReset | None = None
+) -> None:
+    """Reset the device at *address*, without bus mastering if it is unused.
 
     :param root: where ``sys`` is.
     :param timeout: seconds.
     :param folder: where the locks are kept; made when it is not there.
-    :raises HeldError: somebody has it; nothing was done.
+    :param own: the reset that the device's cleaner declares; None: the kernel's.
+    :raises HeldError: it is in use, or that is unknown; nothing was done.
     :raises ResetError: there is no way, it failed, or took too long.
     """
     address = normalise_address(address)
     tree = FileTree(root)
     with contextlib.ExitStack() as stack:
-        try:
-            file = stack.enter_context(handles.kernel_file(root, f"{DEVICES}/{address}/reset"))
-        except FileError as error:
-            raise ResetError(str(error)) from error
-        if file is None:
-            raise ResetError("the kernel knows no way to reset it")
+        file = stack.enter_context(_hold_target(root, address, own))
         try:
             mended = [
                 stack.enter_context(handles.kernel_file(root, f"{DEVICES}/{address}/{name}"))
@@ -211,26 +261,68 @@ def reset_device(root: Path, address: str, timeout: float, folder: Path) -> None
             locks = stack.enter_context(handles.hold_folder(folder, make=True))
         except OSError as error:
             raise ResetError(f"cannot make the directory of locks {folder}: {error}") from error
+        report = stack.enter_context(os.fdopen(os.memfd_create("report"), "w+b")).fileno()
         nodes = ["", ""] if there is None else [there.path, there.iommu or ""]
-        argv = [handles.path_of_handle(file), str(locks), f"{address}{_SUFFIX}", *nodes]
+        program = own.argv(address) if isinstance(own, ResetProgram) else []
+        argv = [program[0] if file is None else handles.path_of_handle(file)]
+        argv += [own.text if isinstance(own, ResetFile) else _RESET_TEXT]
+        argv += [str(locks), f"{address}{_SUFFIX}", *nodes]
         argv += [os.devnull if each is None else handles.path_of_handle(each) for each in mended]
-        passed = [file, locks, *(handle for handle in mended if handle is not None)]
+        argv += [str(report), str(timeout + _SPARE), *program]
+        passed = [locks, report, *(each for each in (file, *mended) if each is not None)]
         status, output = run_with_deadline(
             [sys.executable, "-I", "-S", "-c", _WRITER, *argv], timeout, passed
         )
+        failure = os.pread(report, _LONGEST, 0).decode("ascii", "replace")
     if status == 0:
         return
-    what, _, text = output.partition(" ")
-    number = int(text) if text.isascii() and text.isdigit() else 0
+    what, _, text = failure.partition(" ")
+    number = int(text) if text.isascii() and text.removeprefix("-").isdigit() else 0
     if what == "group" and there is not None:
         raise HeldError(holders.explain_closed_door(there, number).text)
     if what == "lock" and number == errno.EAGAIN:
         raise ResetError("its last reset has not ended")
+    if what == "status":
+        said = printable_text(" ".join(output.split()))[:_QUOTE]
+        raise ResetError(f"its reset by {own} failed with status {number}: {said or 'no message'}")
     reason = os.strerror(number).lower() if number else f"status {status}"
     if what == "master":
         cure = CURE_OF_MASTERING.format(address)
         raise ResetError(f"bus mastering is on and cannot be switched off ({reason}): {cure}")
-    raise ResetError(f"its reset failed: {reason}")
+    raise ResetError(f"its reset{'' if own is None else f' by {own}'} failed: {reason}")
+
+
+def reset_call(root: Path, timeout: float, folder: Path) -> Callable[..., None]:
+    """:func:`reset_device` with the settings of a node, as cleaners call it."""
+
+    def reset(address: str, own: OwnReset | None = None, /) -> None:
+        reset_device(root, address, timeout, folder, own)
+
+    return reset
+
+
+@contextlib.contextmanager
+def _hold_target(root: Path, address: str, own: OwnReset | None) -> Iterator[int | None]:
+    """Hold the file to which a reset is written; None if it is a program, which is checked.
+
+    :raises ResetError: it is not there, or cannot be trusted.
+    """
+    folder = f"{DEVICES}/{address}"
+    with contextlib.ExitStack() as stack:
+        file = None
+        try:
+            if isinstance(own, ResetProgram):
+                handles.expect_program_of_root(own.path)
+            elif own is not None:
+                file = stack.enter_context(handles.device_file(root, folder, own.path))
+            else:
+                file = stack.enter_context(handles.kernel_file(root, f"{folder}/reset"))
+        except FileError as error:
+            raise ResetError(str(error)) from error
+        if file is None and not isinstance(own, ResetProgram):
+            missing = "the kernel knows no way to reset it"
+            raise ResetError(missing if own is None else f"it has no {own}, which resets it")
+        yield file
 
 
 def _is_unused_by_host(tree: FileTree, address: str) -> bool:

@@ -31,6 +31,8 @@ class Phase:
     act: str
     #: GPUs have a stage between two servers.
     stage: bool = False
+    #: Only a vendor's cleaner resets devices, and nova-compute is not root.
+    vendor: bool = False
 
 
 #: In the order in which they are tried.
@@ -40,6 +42,9 @@ PHASES: Final = (
     Phase("spawn with a stage", "create", stage=True),
     Phase("destroy with a stage", "delete", stage=True),
     Phase("clean", "clean", stage=True),
+    Phase("spawn with a vendor's reset", "create", vendor=True),
+    Phase("destroy with a vendor's reset", "delete", vendor=True),
+    Phase("clean with a vendor's reset", "clean", stage=True, vendor=True),
 )
 
 

@@ -28,6 +28,8 @@ class Hypervisor:
         """Keep the domains at *path*; *devices* is ``sys/bus/pci/devices`` of the host."""
         self.path = path
         self.devices = devices
+        #: The file of a device that is not empty when it was reset since its last start.
+        self.reset_file = "reset"
         #: Where some devices have a stage between two servers.
         self.service: ServiceVms | None = None
 
@@ -74,7 +76,7 @@ class Hypervisor:
 
     def was_reset(self, address: str) -> bool:
         """Since its last domain was started."""
-        return "1" in (self.devices / address / "reset").read_text()
+        return (self.devices / address / self.reset_file).read_text().strip() != ""
 
     # -- what happens to domains ---------------------------------------------
 
@@ -102,7 +104,7 @@ class Hypervisor:
                 if traces != uuid and not self.was_reset(address):
                     body["violations"].append(f"{address} was given with another's traces")
                 body["traces"][address] = uuid
-                (self.devices / address / "reset").write_text("")
+                (self.devices / address / self.reset_file).write_text("")
 
     def used(self, uuid: str) -> None:
         """The guest begins to use its devices anew, as after a reset of its own."""
@@ -114,7 +116,7 @@ class Hypervisor:
                     self.service.wrote(uuid, domain["devices"])
                 for address in domain["devices"]:
                     body["traces"][address] = uuid
-                    (self.devices / address / "reset").write_text("")
+                    (self.devices / address / self.reset_file).write_text("")
 
     def stopped(self, uuid: str) -> None:
         with self._change() as body:

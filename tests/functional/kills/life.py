@@ -31,11 +31,14 @@ class KilledError(Exception):
 class Life:
     """A process with all services on one world."""
 
-    def __init__(self, folder: Path, compute: bool = True, stage: bool = False) -> None:
+    def __init__(
+        self, folder: Path, compute: bool = True, stage: bool = False, vendor: bool = False
+    ) -> None:
         """Start the services.
 
         :param compute: nova-compute, too.
         :param stage: GPUs have a stage between two servers.
+        :param vendor: only a vendor's cleaner resets devices, and the services are not root.
 
         :raises LifeError: they do not start.
         """
@@ -43,7 +46,7 @@ class Life:
         context = multiprocessing.get_context("fork")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(
-            target=_begin, args=(folder, theirs, self._pipe, compute, stage)
+            target=_begin, args=(folder, theirs, self._pipe, compute, stage, vendor)
         )
         self._process.start()
         theirs.close()
@@ -83,7 +86,9 @@ class Life:
         self._process.join()
 
 
-def _begin(folder: Path, orders: Any, other_end: Any, compute: bool, stage: bool) -> None:
+def _begin(
+    folder: Path, orders: Any, other_end: Any, compute: bool, stage: bool, vendor: bool
+) -> None:
     other_end.close()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     # It lives for seconds, on a heap of all of Nova.
@@ -94,7 +99,7 @@ def _begin(folder: Path, orders: Any, other_end: Any, compute: bool, stage: bool
     from tests.functional.kills.world import serve
 
     try:
-        serve(folder, orders, compute, stage)
+        serve(folder, orders, compute, stage, vendor)
     finally:
         # No thread of any service may hold the process.
         os._exit(0)

@@ -73,6 +73,8 @@ class Runner:
         self.worlds = 0
         #: Whether GPUs have a stage in the world that there is.
         self.stage = False
+        #: Whether only a vendor's cleaner resets its devices.
+        self.vendor = False
         #: Phases that were entered in it.
         self.entered = 0
         self.life: Life
@@ -83,15 +85,16 @@ class Runner:
     def world(self) -> Path:
         return self.folder / f"w{self.worlds}"
 
-    def begin(self, stage: bool = False) -> None:
+    def begin(self, stage: bool = False, vendor: bool = False) -> None:
         """A world where nothing has happened, and a life in it.
 
         :param stage: GPUs have a stage between two servers.
+        :param vendor: only a vendor's cleaner resets devices.
         """
         self.worlds += 1
         self.entered = 0
-        self.stage = stage
-        self.life = Life(self.world, stage=stage)
+        self.stage, self.vendor = stage, vendor
+        self.life = Life(self.world, stage=stage, vendor=vendor)
         self.flavors = self.life.ask("flavors")
         # Nobody knew who had the devices: what is due at a first start, and what Nova records.
         for each in ("clean", "update") if stage else ("update",):
@@ -105,9 +108,10 @@ class Runner:
         """Go on in a world of this kind."""
         self.entered += 1
         # A service that is not killed leaves threads behind when it is started again.
-        if phase.stage is not self.stage or self.entered > _ENTERED:
+        other = (phase.stage, phase.vendor) != (self.stage, self.vendor)
+        if other or self.entered > _ENTERED:
             self.life.kill()
-            self.begin(phase.stage)
+            self.begin(phase.stage, phase.vendor)
 
     def steps(self, phases: Sequence[Phase] = PHASES) -> list[Step]:
         """The steps of a clean run, in their order, and the end of each phase."""
@@ -177,7 +181,9 @@ class Runner:
 
     @contextlib.contextmanager
     def _traced(self, at: Step | None = None) -> Iterator[None]:
-        self.trace.unlink(missing_ok=True)
+        self.trace.write_text("")
+        # Also for services that are not root.
+        self.trace.chmod(0o666)
         where = "" if at is None else f"{at.which} {at.name}"
         fault = "" if at is None or at.fault.kills else at.fault.value
         environ = {agent.TRACE: str(self.trace), agent.AT: where, agent.WITH: fault}
@@ -202,7 +208,7 @@ class Runner:
         if complaints:
             # What comes next must not suffer from it.
             self.life.kill()
-            self.begin(self.stage)
+            self.begin(self.stage, self.vendor)
         return Row(
             phase=step.phase.name,
             number=step.number,
@@ -261,7 +267,7 @@ class Runner:
         """Start nova-compute again, if it has died, and do what users and operators do."""
         complaints = self._deleted() if fault is Fault.LOCAL_DELETE else []
         if fault.kills:
-            self.life = Life(self.world, stage=self.stage)
+            self.life = Life(self.world, stage=self.stage, vendor=self.vendor)
         life = self.life
         if fault is Fault.LOCAL_DELETE:
             life.ask("force_down", False)

@@ -31,11 +31,13 @@ from oslo_utils.fixture import uuidsentinel as uuids
 from tests.functional import fixtures
 from tests.functional.driver_base import DriverTest
 from tests.functional.driver_fixtures import FakeSysfs
+from tests.functional.kills import vendor
 from tests.functional.kills.agent import AGENT, install
 from tests.functional.kills.faults import Faults
 from tests.functional.kills.hypervisor import Hypervisor
 from tests.functional.kills.life import LOG
 from tests.functional.kills.service import Stages
+from tests.functional.kills.vendor import Vendor
 
 HOST = "alpha"
 #: Seconds for which nova-compute may say nothing: longer than any run takes.
@@ -73,7 +75,7 @@ class KeptSysfs(FakeSysfs):
             self._add(function)
 
 
-class World(Faults, Stages, DriverTest):
+class World(Faults, Stages, Vendor, DriverTest):
     """All services in this process; :meth:`live` serves orders from a pipe."""
 
     host_name = HOST
@@ -82,12 +84,17 @@ class World(Faults, Stages, DriverTest):
     with_compute: bool
     #: Whether GPUs have a stage between two servers.
     with_stage: bool
+    #: Whether only a vendor's cleaner resets devices, and nova-compute is not root.
+    with_vendor: bool
     orders: Any
 
     def setUp(self) -> None:
         self.first = not (self.folder / "db").exists()
         (self.folder / "db").mkdir(exist_ok=True)
         (self.folder / "tmp").mkdir(exist_ok=True)
+        options: dict[str, Any] = {}
+        if self.with_vendor:
+            options = self._begin_vendor()
         tempfile.tempdir = str(self.folder / "tmp")
         # Nova's fixture formats every line, which takes longer than what is logged.
         logging.disable(logging.INFO)
@@ -97,6 +104,8 @@ class World(Faults, Stages, DriverTest):
         self.hypervisor = Hypervisor(
             self.folder / "domains.json", self.folder / "node/sys/bus/pci/devices"
         )
+        if self.with_vendor:
+            self.hypervisor.reset_file = vendor.FILE
         self.hypervisor.install()
         self._keep_databases()
         # A service says that it lives five seconds after its start and later; most lives
@@ -113,9 +122,12 @@ class World(Faults, Stages, DriverTest):
         self.sysfs[HOST] = tree
         self.flags(
             sysfs_root=str(tree.root),
-            ledger_file=str(tree.root / "ledger"),
+            ledger_file=str(self.ledger_path(HOST)),
             group="hpc",
         )
+        if self.with_vendor:
+            self.flags(**options, group="hpc")
+            vendor.install(self.ledger_path(HOST))
         if self.with_stage:
             staged = [each.address for each in SHAPE.functions() if each.kind == "gpu"]
             self.flags(**self.prepare_stage(staged, tree.root), group="hpc")
@@ -123,6 +135,15 @@ class World(Faults, Stages, DriverTest):
         if self.with_compute:
             self.start_host(HOST, SHAPE)
             self.prepare()
+
+    def _begin_vendor(self) -> dict[str, Any]:
+        tree = KeptSysfs(SHAPE, self.folder / "node")
+        tree.setUp()
+        return self.begin_vendor(tree, {"clean_timeout": 60.0} if self.with_stage else {})
+
+    def ledger_path(self, host: str) -> Path:
+        """See :meth:`DriverTest.ledger_path`."""
+        return self.vendor_ledger() if self.with_vendor else super().ledger_path(host)
 
     # -- the databases -----------------------------------------------------------
 
@@ -231,7 +252,7 @@ class World(Faults, Stages, DriverTest):
 
     def do_facts(self) -> dict[str, Any]:
         """Everything that must be as it was; see :mod:`tests.functional.kills.verdict`."""
-        root = self.sysfs[HOST].root
+        file = self.ledger_path(HOST)
         self.hypervisor.look()
         body = self.hypervisor.read()
         ledger = self.ledger(HOST)
@@ -240,7 +261,7 @@ class World(Faults, Stages, DriverTest):
             "inventory": self.given_by_placement(HOST),
             "allocations": self._allocations(),
             "problems": list(ledger.problems),
-            "files": {"ledger": _is_json(root / "ledger")} if (root / "ledger").exists() else {},
+            "files": {"ledger": _is_json(file)} if file.exists() else {},
             "marked": ledger.marked,
             "unreported": sorted(e for e, known in ledger.devices.items() if known.unreported),
             "quarantine": ledger.quarantined,
@@ -275,10 +296,10 @@ def _is_json(path: Path) -> bool:
     return True
 
 
-def serve(folder: Path, orders: Any, compute: bool, stage: bool) -> None:
+def serve(folder: Path, orders: Any, compute: bool, stage: bool, with_vendor: bool) -> None:
     """Main function of the process of one life."""
     World.folder, World.orders = folder, orders
-    World.with_compute, World.with_stage = compute, stage
+    World.with_compute, World.with_stage, World.with_vendor = compute, stage, with_vendor
     result = unittest.TestResult()
     World("live").run(result)
     for _, text in [*result.errors, *result.failures]:

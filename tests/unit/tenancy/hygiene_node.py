@@ -7,6 +7,7 @@ import os
 import shutil
 import struct
 import subprocess
+import time
 from pathlib import Path
 
 import attrs
@@ -239,6 +240,19 @@ class FakeNode:
             cleaners=cleaners or cleaner.load_cleaners({}, tools),
             timeout=timeout,
         )
+
+
+def has_ended(pid, seconds=5.0):
+    """Whether a process ends within *seconds*; its parent may not have collected it."""
+    for _ in range(int(100 * seconds)):
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except FileNotFoundError:
+            return True
+        if state == "Z":
+            return True
+        time.sleep(0.01)
+    return False
 
 
 def make(root, *addresses):

@@ -56,6 +56,21 @@ def test_a_healthy_device_alone_in_its_group():
     assert reasons(node(function(GPU)), OfferedFunction(GPU, managed=False)) == {}
 
 
+@pytest.mark.parametrize("methods", [None, (), ("flr",)])
+@pytest.mark.parametrize("own", [None, "", "acme/reset: there is no such file"])
+def test_a_device_needs_a_reset_that_its_cleaner_makes(methods, own):
+    """The kernel's methods are not asked for if the cleaner has a reset of its own."""
+    place = node(function(GPU, reset_methods=methods))
+    resets = {} if own is None else {GPU: own}
+    found = reasons(place, OfferedFunction(GPU), own_resets=resets)
+    text = "no way to reset it between two guests"
+    if own is None:
+        expected = {} if methods != () else {GPU: (HealthSign.RESET, text)}
+    else:
+        expected = {GPU: (HealthSign.RESET, f"{text}: {own}")} if own else {}
+    assert found == expected
+
+
 @pytest.mark.parametrize("tagged", [True, False])
 def test_a_vgpu_without_a_type(tagged):
     """No guest starts with it, whoever's entry offers it."""

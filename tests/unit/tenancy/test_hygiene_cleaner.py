@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cleaners: found by name, and what they do with a device of theirs."""
 
+import re
+from types import SimpleNamespace
+
 import pytest
+from oslo_config import types
 
 from nova_hpc.tenancy.hygiene import cleaner
 from nova_hpc.tenancy.hygiene import reset as hygiene_reset
@@ -10,9 +14,14 @@ from nova_hpc.tenancy.hygiene.cleaner import (
     CleanError,
     CleanerTools,
     NvidiaGpu,
+    OwnResets,
     check_gpu_memory,
 )
+from nova_hpc.tenancy.hygiene.own_reset import ResetFile
+from nova_hpc.topology import sysfs
+from nova_hpc.topology.vfio import Vfio
 from tests.unit.adopt.machines import gpu
+from tests.unit.tenancy.hygiene_node import GPU, OTHER, make
 
 ADDRESS = "0000:41:00.0"
 
@@ -52,6 +61,153 @@ def test_a_device_without_a_reset_that_the_operator_allows(tmp_path):
         allowed = CleanerTools(root=tmp_path, timeout=20.0, reset=done.append, need_reset=need)
         cleaner.Generic(allowed).clean(function)
     assert done == [ADDRESS]  # where it is needed, the kernel is asked, and refuses
+
+
+# -- cleaners of vendors ----------------------------------------------------------------
+
+
+def distribution(folder, name, source, entry="acme"):
+    """A distribution *name* with one module and one cleaner; its folder."""
+    about = folder / f"{name}-1.0.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(f"[nova_hpc.cleaners]\n{entry} = {name}:Acme\n")
+    head = """from nova_hpc.tenancy.hygiene.cleaner import Generic
+from nova_hpc.tenancy.hygiene.own_reset import ResetFile, ResetProgram
+"""
+    (folder / f"{name}.py").write_text(head + source)
+    return folder
+
+
+GOOD = """class Acme(Generic):
+    resets = (ResetFile("engines", "acme/reset_engines"),)
+"""
+
+
+def test_a_cleaner_of_a_vendor_is_given_its_own_reset(tools, vendor):
+    found = cleaner.load_cleaners({"gpu": "acme"}, tools[0]).of("gpu")
+    given = []
+    found.tools = CleanerTools(
+        root=tools[0].root, timeout=1.0, reset=lambda *all: given.append(all)
+    )
+    for methods in (None, ("flr",), ()):
+        found.clean(gpu(ADDRESS, driver="vfio-pci", reset_methods=methods))
+    assert given == [(ADDRESS, ResetFile("engines", "acme/reset_engines", "all\n"))] * 3
+    # A driver of the host has not reset it.
+    for driver, vfio in (("acme", Vfio.NO), ("acme", Vfio.VENDOR), (None, Vfio.NO)):
+        found.clean(gpu(ADDRESS, driver=driver, vfio=vfio, reset_methods=()))
+    assert len(given) == 6
+
+
+def test_a_role_has_one_cleaner():
+    with pytest.raises(ValueError, match="Duplicate key gpu"):
+        types.Dict()("gpu:acme,gpu:generic")
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("class Acme: pass", "is no nova_hpc.tenancy.hygiene.cleaner.Cleaner"),
+        ("Other = 1", "'acme' cannot be loaded"),
+        ("import no_such_module", "'acme' cannot be loaded"),
+        ("raise ValueError('no licence')", "'acme' cannot be loaded: ValueError: no licence"),
+        (GOOD.replace("acme/", "../"), "'acme' cannot be used: its reset 'engines' cannot be used"),
+        (GOOD.replace("(ResetFile", "[ResetFile").replace(",)", "]"), "its resets are no tuple"),
+        (
+            f"{GOOD}    def __init__(self, tools): raise OSError('no card')",
+            "'acme' cannot be made: OSError: no card",
+        ),
+    ],
+)
+def test_a_cleaner_that_cannot_be_used(tools, install, tmp_path, request, source, text):
+    # Each has a module of its own: Python loads a name once.
+    name = f"acme_{abs(hash(request.node.name))}"
+    install(distribution(tmp_path / "one", name, source))
+    with pytest.raises(CleanerError, match=re.escape(text)) as raised:
+        cleaner.load_cleaners({"gpu": "acme"}, tools[0])
+    assert "[hpc]cleaners" in str(raised.value)
+    if "cannot be made" not in text:
+        assert cleaner.find_erasing_cleaners({"gpu": "acme"}) == {}
+        assert OwnResets.from_options(options(tmp_path)).of_role == {}
+
+
+def test_two_distributions_that_register_one_name(tools, install, tmp_path):
+    for name in ("acme_first", "acme_second"):
+        install(distribution(tmp_path / name, name, GOOD))
+    with pytest.raises(CleanerError, match=r"(?i)'acme' cannot be loaded: multiple"):
+        cleaner.load_cleaners({"gpu": "acme"}, tools[0])
+
+
+def test_a_reset_is_found_by_its_name_and_role(vendor):
+    names = {"gpu": "acme", "nic": "acme-choosy", "vf": "vf"}
+    assert cleaner.find_declared_reset(names, "gpu", "engines").text == "all\n"
+    assert cleaner.find_declared_reset(names, "nic", "card").path == "acme/reset_card"
+    for role, name in (
+        ("gpu", "card"),
+        ("vf", "engines"),
+        ("other", "engines"),
+        (None, "engines"),
+        ("gpu", ""),
+        ("gpu", "acme/reset_engines"),
+        ("gpu", "../reset"),
+    ):
+        with pytest.raises(CleanerError, match="has no reset"):
+            cleaner.find_declared_reset(names, role, name)
+    with pytest.raises(CleanerError, match="cannot be loaded"):
+        cleaner.find_declared_reset({"gpu": "gone"}, "gpu", "engines")
+
+
+# -- which reset a device has -----------------------------------------------------------
+
+
+def options(root, names=None, **more):
+    names = {"gpu": "acme"} if names is None else names
+    return SimpleNamespace(
+        **{"cleaners": names, "clean_devices": True, "sysfs_root": str(root), **more}
+    )
+
+
+def test_which_devices_their_cleaner_resets(vendor, tmp_path):
+    node = make(tmp_path)
+    file = node.devices / GPU / "acme/reset_engines"
+    file.parent.mkdir()
+    file.write_text("")
+    reading = sysfs.read_sysfs_node(tmp_path)
+    resets = OwnResets.from_options(options(tmp_path))
+    roles = {GPU: "gpu", OTHER: "gpu", "0000:99:00.0": "gpu"}
+    assert resets.judge(reading, roles) == {
+        GPU: "",
+        OTHER: "acme/reset_engines: there is no such file",
+    }
+    assert resets.judge(reading, {GPU: "nic", OTHER: None}) == {}
+    off = OwnResets.from_options(options(tmp_path, clean_devices=False))
+    assert off.judge(reading, roles) == {}
+    # The kernel resets devices of another model.
+    node.write(OTHER, "device", "0x1db4")
+    reading = sysfs.read_sysfs_node(tmp_path)
+    choosy = OwnResets.from_options(options(tmp_path, {"gpu": "acme-choosy", "vf": "vf"}))
+    assert choosy.judge(reading, roles) == {GPU: "acme/reset_card: there is no such file"}
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ("return ResetFile('x', 'reset')", "its cleaner chose file reset, which it does not decl"),
+        ("return cls.no_such", "its cleaner failed: AttributeError"),
+        ("return 'engines'", "its cleaner chose engines, which it does not declare"),
+    ],
+)
+def test_a_choice_that_is_none(vendor, tmp_path, body, text):
+    names: dict[str, object] = {"ResetFile": ResetFile}
+    exec(f"def choose(cls, function): {body}", names)
+    kind = type(
+        "Odd",
+        (cleaner.Generic,),
+        {"resets": (ResetFile("a", "a"),), "choose_reset": classmethod(names["choose"])},
+    )
+    make(tmp_path)
+    found = OwnResets(tmp_path, {"gpu": kind}).judge(sysfs.read_sysfs_node(tmp_path), {GPU: "gpu"})
+    assert found[GPU].startswith(text)
 
 
 # -- NVIDIA's tool: its manual's words; not tried on real hardware -------------------

@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Resets that are refused, hang, or leave another device behind, or none."""
 
+import concurrent.futures
+import contextlib
+import fcntl
 import os
 import shutil
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -61,6 +65,32 @@ def test_a_reset_that_does_not_end_keeps_readers_away(node):
         os.close(handle)
         worker.join()
     assert hygiene_reset.list_busy_resets(folder) == frozenset()
+
+
+def test_a_process_that_looks_for_resets_does_not_fail_one(node):
+    """It holds the lock for an instant, which is longer on a busy machine."""
+    folder = node.root / "locks"
+    hygiene_reset.reset_device(node.root, GPU, 20, folder)
+    node.forget(GPU)
+    with (folder / f"{GPU}.reset").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        argv = (node.root, GPU, 20, folder)
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            reset = pool.submit(hygiene_reset.reset_device, *argv)
+            while not _is_open_elsewhere(Path(lock.name)) and not reset.done():
+                time.sleep(0.01)
+            time.sleep(0.3)
+            fcntl.flock(lock, fcntl.LOCK_UN)
+            reset.result()
+    assert node.resets(GPU)
+
+
+def _is_open_elsewhere(path):
+    for handle in Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):
+            if handle.parts[2] != str(os.getpid()) and handle.readlink() == path:
+                return True
+    return False
 
 
 def test_a_device_that_disappears(node):
@@ -126,7 +156,7 @@ def test_bus_mastering_ends_before_the_reset_of_a_device_that_is_awake(
     node.config(GPU, master=master)
     folder = os.open(node.root, os.O_RDONLY)
     reset, config = (str(node.devices / GPU / name) for name in ("reset", "config"))
-    argv = [reset, str(folder), "lock", "", "", config, str(power)]
+    argv = [reset, "1\n", str(folder), "lock", "", "", config, str(power), "1", "20"]
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", TRACE + hygiene_reset._WRITER, *argv],
         capture_output=True,
