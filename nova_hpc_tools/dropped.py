@@ -22,7 +22,7 @@ DROPPED: Final[Mapping[str, str]] = {
 }
 #: First words of a command that still runs -> the words that replace them. A unit of systemd runs
 #: this one when Fabric Manager starts, and systemd stops the manager if the command fails.
-RENAMED: Final[Mapping[tuple[str, str], tuple[str, str]]] = {
+RENAMED: Final[Mapping[tuple[str, ...], tuple[str, ...]]] = {
     ("nvlink", "restore"): ("doctor", "--restore-nvlink"),
 }
 
