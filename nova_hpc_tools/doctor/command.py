@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``nova-hpc doctor``: what is wrong with a node, a controller, Placement or a fleet.
+"""``nova-hpc doctor``: the faults of a node, a controller, Placement or a fleet.
 
-Its parts are imported when it runs, for a quick ``--help``.
+The command imports its parts when it runs, for a quick ``--help``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Doctor(ListCommand):
 
     @classmethod
     def list_errors(cls) -> tuple[type[Exception], ...]:
-        """What ends the command with one line."""
+        """The errors that end the command with one line."""
         from nova_hpc_tools.doctor import examination, nvlink_partitions
 
         return (*examination.ERRORS, *nvlink_partitions.ERRORS)
@@ -83,7 +83,7 @@ class Doctor(ListCommand):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
-        """Look, and say it."""
+        """Examine the parts, and print the findings."""
         import attrs
 
         from nova_hpc.wire import findings as document
