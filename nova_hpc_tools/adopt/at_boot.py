@@ -144,8 +144,8 @@ def _foresee_group(node: Node, adapter: PciFunction, present: Sequence[PciFuncti
     """The IOMMU group that new virtual functions join; None if each gets its own.
 
     Below a port without ACS the kernel puts the port, the adapter and its virtual functions into
-    one group (``pci_device_group()`` in drivers/iommu/iommu.c). A lone adapter in the group of its
-    port is below such a port, and so is one whose present virtual functions are in its group.
+    one group (``pci_device_group()`` in drivers/iommu/iommu.c). An adapter is below such a port if
+    it is in the group of its port, or if a present virtual function is in its group.
     """
     near = (*(node.function(address) for address in adapter.path), *present)
     joined = {function.iommu_group for function in near if function is not None}
@@ -156,6 +156,10 @@ def _addresses_of_family(
     adapter: PciFunction, present: Sequence[PciFunction], count: int
 ) -> Iterator[str]:
     """Addresses by the adapter's offset and stride (PCIe 9.3.3.9, 9.3.3.10).
+
+    An adapter at 0000:3b:00.0 with offset 8 and stride 1 has its first virtual function at
+    0000:3b:01.0, and its second at 0000:3b:01.1. Fewer than *count* addresses are returned if one
+    of the numbers is unknown, or if an address would be behind the last bus.
 
     Present virtual functions show both better than the registers of the adapter. The registers
     are void without virtual functions, and some adapters have a stride only with two of them.

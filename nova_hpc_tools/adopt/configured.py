@@ -383,8 +383,8 @@ def identity_forms_of(
 ) -> dict[str, Form]:
     """Role -> the form of its identity: the operator's, else the configured one, else CLASS.
 
-    The node's own entries decide. If they name no device of a role yet, the alias of the
-    role decides, so that a new node of an old cloud is like the other nodes.
+    The node's own entries decide. If they name no device of a role yet, the role's alias
+    decides. So a new node of an old cloud is like the other nodes.
 
     :param chosen: role -> form, from the operator.
     """

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cures of findings: words for people, and data for the parts that depend on the layout. Pure.
 
-A service to restart, an option with its file and a command have other names with Kolla-Ansible and
-OpenStack-Ansible than on a host whose services read ``/etc/nova``. A cure has them as parts between
-its words; only :mod:`nova_hpc_tools.adopt.layout_cures` turns them into text.
+Services, commands and files of options have other names with Kolla-Ansible and OpenStack-Ansible
+than on a host whose services read ``/etc/nova``. A cure has them as parts between its words. Only
+:mod:`nova_hpc_tools.adopt.layout_cures` turns them into text.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class CuredCommand(enum.Enum):
 
 @attrs.frozen
 class ServiceRestart:
-    """Services that are restarted, with new settings or as they are."""
+    """Services to restart, with new settings or with the present ones."""
 
     services: tuple[CuredService, ...]
     #: Their hosts; None for the examined machine.

@@ -120,6 +120,12 @@ def build_device_spec(
 ) -> DeviceSpec:
     """Decide which devices *node* offers to servers, by role.
 
+    1. Functions that can never be given, or that the declaration refuses, are omitted. The others
+       form pools: a single device, or like virtual functions of one adapter.
+    2. A pool whose functions are in several IOMMU units is omitted, because Nova gives any of them.
+    3. Each pool becomes an offer, or is omitted if a tag would be too long.
+    4. Pools that contradict another pool of their adapter are omitted.
+
     Deterministic: offers and omissions come in the order of addresses.
 
     :param node: from any reader of :mod:`nova_hpc.topology`.

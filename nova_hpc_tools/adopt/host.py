@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The work at boot on a host whose devices servers can get. Pure.
 
-The plan has the functions for guests with their drivers, the adapters that get virtual
-functions, the hugepages of each NUMA node, and the words of the kernel's command line.
+The plan contains functions for guests with their drivers, and adapters that get virtual
+functions. It also contains hugepages of each NUMA node, and words of the kernel's command line.
 :mod:`nova_hpc_tools.adopt.host_files` writes it into the files of udev, kmod and others.
 """
 
@@ -107,8 +107,8 @@ def plan_host_start(
     """Plan the work at the start of the host.
 
     Only functions that are offered for aliases and their companions
-    (:func:`companions_of_devices`) get a driver. Besides these the plan has only physical
-    functions whose virtual functions are switched on.
+    (:func:`companions_of_devices`) get a driver. The plan names no other functions, except
+    physical functions whose virtual functions are switched on.
 
     :param boot: the node after its start.
     :param spec: its offer at that time, function by function.
@@ -191,7 +191,7 @@ def companions_of_devices(
 ) -> tuple[str, ...]:
     """The companions of offered devices: the other functions of a card in its IOMMU group.
 
-    The kernel gives all functions of a group or none, so the sound, USB and UCSI functions of a
+    The kernel gives all functions of a group or none. So the sound, USB and UCSI functions of a
     graphics card go with its display function. Functions with a role are not companions. Those
     that are left out stay with the host, and so do interfaces and disks without a role.
     """

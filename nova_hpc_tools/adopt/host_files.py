@@ -5,10 +5,10 @@ The files, and the reason for each:
 
 ``/etc/udev/rules.d``
     A device gets its ``driver_override`` when it appears, before udev loads a driver for it.
-    Virtual functions are switched on when the adapter's interface appears: its driver is
+    Virtual functions are switched on when the adapter's interface appears. Its driver is
     bound then (on ``add`` of the PCI function it is not), and no program has brought the
-    interface up yet (an igb that is up pings virtual functions whose table is not there:
-    igb_ping_all_vfs, a NULL pointer up to Linux 6.12 at least).
+    interface up yet. An igb that is up pings virtual functions before their table exists
+    (igb_ping_all_vfs, a NULL pointer up to Linux 6.12 at least).
     Each rule names vendor and product: other hardware may be at the address.
 ``initramfs``
     The same for devices whose driver is loaded before the root file system is mounted.

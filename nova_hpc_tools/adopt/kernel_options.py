@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options of the kernel and its modules, from the files that the kernel and kmod read.
 
-Words of the command line come from the running kernel, and from the files of which the boot
-loader makes the next one. Options of modules come from ``modprobe.d`` (modprobe.d(5)).
+Words of the command line come from the running kernel, and from the boot loader's files for the
+next start. Options of modules come from ``modprobe.d`` (modprobe.d(5)).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import attrs
 from nova_hpc.topology.files import FileError, FileTree
 
 RUNNING: Final = "/proc/cmdline"
-#: Files of which the next command line is made, in addition to GRUB's.
+#: Files with words of the next command line, in addition to GRUB's.
 _NEXT: Final = ("etc/kernel/cmdline", "etc/cmdline", "etc/cmdline.d/*.conf")
 _GRUB: Final = ("etc/default/grub", "etc/default/grub.d/*.cfg")
 _ASSIGNED: Final = re.compile(r"^\s*(?:export\s+)?GRUB_CMDLINE_LINUX(?:_DEFAULT)?=(.*)$", re.M)

@@ -228,6 +228,11 @@ def read_service_settings(
 def _read_settings_of_files(
     words: Sequence[str], folder: Path | None, placement: bool, is_merged: bool = False
 ) -> ServiceSettings:
+    """Read our files, the files of others, and all together.
+
+    Options with one value come from all files together, because the last file wins. Options with
+    several values are also read separately, so that ours are not taken for values of others.
+    """
     paths = config_files_of(words)
     own_folder = None if folder is None else folder.resolve()
     own = [

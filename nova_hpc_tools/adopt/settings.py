@@ -57,14 +57,14 @@ AFTER: Final = ("NUMATopologyFilter", "PciPassthroughFilter")
 #: Nova's default of ``[scheduler]max_placement_results``.
 FEWEST_CANDIDATES: Final = 1000
 
-#: ``[hpc]cache_size``, its default, and the most entries of one store for one flavor and a host
-#: that is like no other. One store has all of its devices, and the devices that the request can
-#: distinguish; another has two answers (:mod:`nova_hpc.from_nova.cache`). A test counts them.
+#: ``[hpc]cache_size``, its default, and the number of entries that a host unlike all others takes
+#: in one store for one flavor. One store has all of its devices, and the devices that the request
+#: can distinguish; another has two answers (:mod:`nova_hpc.from_nova.cache`). A test counts them.
 CACHE: Final = "cache_size"
 FEWEST_RESULTS: Final = 4096
 RESULTS_OF_HOST: Final = 2
 
-#: Options of which only the last value counts: ours would replace the values of others.
+#: Options with one value, the last one: our value would replace the value of others.
 NOVA_LIMIT: Final = "max_placement_results"
 PLACEMENT_LIMIT: Final = "max_allocation_candidates"
 CPU_SETS: Final = ("cpu_shared_set", "cpu_dedicated_set")

@@ -67,6 +67,9 @@ def _address_patterns(addresses: Iterable[str]) -> Iterator[dict[str, str]]:
     Nova treats an expression without any special character as an address, and
     an address of a physical function stands for all of its virtual functions:
     hence the brackets. Fields have a fixed width, so no anchors are needed.
+
+    Functions 2 and 3 of slots 00 and 01 on bus 3b become one product: domain ``0000``, bus ``3b``,
+    slot ``00|01``, function ``[23]``.
     """
     slots: dict[tuple[str, str, str], list[str]] = defaultdict(list)
     for address in sorted(addresses, key=address_key):

@@ -133,6 +133,7 @@ def check_controller(told: Controller, hosts: int = 1) -> list[DoctorFinding]:
 
 
 def _check_filters(told: Controller) -> Iterator[DoctorFinding]:
+    """Find faults of our filters, and filters of others that a later file hides."""
     ours = {name: path for path in settings.FILTER_CLASSES for name in [path.rpartition(".")[2]]}
     names = list(told.filters)
     for name, path in ours.items():
@@ -220,6 +221,7 @@ def _check_weighers(told: Controller) -> Iterator[DoctorFinding]:
 
 
 def _check_alias_lines(lines: Iterable[str]) -> Iterator[DoctorFinding]:
+    """Find aliases that are not JSON objects with a name, and names that are given twice."""
     seen: dict[str, str] = {}
     for text in lines:
         alias = spec_entries.read_spec_entry(text)
@@ -250,6 +252,8 @@ def check_placement(
     told: PlacementOptions, limit: int | None = None, hosts: int = 1
 ) -> list[DoctorFinding]:
     """The faults of Placement.
+
+    Its limit has to be at least Nova's, and more than the hosts.
 
     :param limit: ``[scheduler]max_placement_results``; None if unknown.
     :param hosts: the declared number of hosts of the cloud.
@@ -292,7 +296,7 @@ def check_placement(
 
 
 def check_fleet(aliases: Mapping[str, Iterable[str]]) -> list[DoctorFinding]:
-    """The faults between nodes.
+    """The faults between nodes: aliases of one name that differ, or that a node lacks.
 
     :param aliases: node -> values of its ``[pci]alias``.
     """

@@ -100,6 +100,7 @@ def _place_sets(called: str) -> OptionPlace:
 def _check_split_cores(
     node: Node, shared: frozenset[int], dedicated: frozenset[int]
 ) -> Iterator[DoctorFinding]:
+    """Find a core with threads in both sets."""
     for numa in node.numa_nodes:
         for core in numa.smt_siblings:
             if core & shared and core & dedicated:
@@ -119,6 +120,7 @@ def _check_split_cores(
 def _check_distant_cpus(
     node: Node, offered: Sequence[PciFunction], dedicated: frozenset[int]
 ) -> Iterator[DoctorFinding]:
+    """Find NUMA nodes with offered devices and without dedicated CPUs."""
     homes = {function.numa_node for function in offered}
     for numa in node.numa_nodes:
         if dedicated and numa.id in homes and numa.cpus and not numa.cpus & dedicated:

@@ -159,6 +159,10 @@ def _check_translation(host: HostFacts) -> Iterator[DoctorFinding]:
 
 
 def _check_power_saving(host: HostFacts) -> Iterator[DoctorFinding]:
+    """Find a policy that saves link power, and dedicated CPUs at their lowest frequency.
+
+    Slow CPUs are no fault if Nova sets the governor of CPUs that no server has.
+    """
     if host.aspm in _SAVING and not kernel_words.find_exclusion(
         kernel_words.FAST_LINKS, host.kernel
     ):

@@ -88,7 +88,7 @@ class Facts:
     host: checks_host.HostFacts = attrs.field(factory=checks_host.HostFacts)
     #: The needs of nova-compute when it starts.
     service: checks_service.ServiceFacts = attrs.field(factory=checks_service.ServiceFacts)
-    #: Address -> "", or why its cleaner cannot make a reset of its own, which it declares.
+    #: Address -> why the reset that the device's cleaner declares cannot be made; "" if it can.
     own_resets: Mapping[str, str] = attrs.field(factory=dict, hash=False)
     #: ``[hpc]peer_to_peer``.
     peer: PeerWish = PeerWish.KEEP

@@ -210,6 +210,7 @@ def _check_provider_excess(provider: PciProvider, count: int) -> Iterator[Doctor
 
 
 def _check_gone_nodes(records: CloudRecords) -> Iterator[DoctorFinding]:
+    """Find providers of nodes that Nova does not have; incomplete records show nothing."""
     if not records.complete:
         return
     nodes = {host.node for host in records.hosts}
@@ -234,6 +235,7 @@ def _check_gone_nodes(records: CloudRecords) -> Iterator[DoctorFinding]:
 
 
 def _check_alias_classes(records: CloudRecords) -> Iterator[DoctorFinding]:
+    """Find aliases whose resource class no provider has; incomplete records show nothing."""
     classes = {provider.resource_class for provider in records.providers}
     if not records.complete or not classes:
         return
@@ -255,6 +257,10 @@ def _check_alias_classes(records: CloudRecords) -> Iterator[DoctorFinding]:
 
 
 def _check_fabric_map(hosts: Iterable[RecordedHost]) -> Iterator[DoctorFinding]:
+    """Find contradictions of the map, and hosts that the map lacks.
+
+    A cloud in which no host is placed has no map, and that is no fault.
+    """
     own_hosts = [host for host in hosts if host.ours and host.devices]
     texts = dict.fromkeys(text for host in hosts for text in host.contradictions)
     for text in texts:
@@ -273,7 +279,11 @@ def _check_fabric_map(hosts: Iterable[RecordedHost]) -> Iterator[DoctorFinding]:
 
 
 def _check_leaf_rails(hosts: Iterable[RecordedHost]) -> Iterator[DoctorFinding]:
-    """Find hosts of one leaf whose adapters are in other networks than those of most hosts."""
+    """Find hosts of one leaf whose adapters are in other networks than those of most hosts.
+
+    Only idle hosts form the majority, because devices in use hide their networks. Without a
+    majority there is no finding. A host in use is odd only if the majority lacks its network.
+    """
     leaves: dict[str, list[RecordedHost]] = defaultdict(list)
     for host in hosts:
         if host.leaf is not None and host.networks:

@@ -97,6 +97,7 @@ def shim_finding(shim: Shim) -> DoctorFinding:
 
 
 def _check_ledger_rights(service: ServiceFacts) -> Iterator[DoctorFinding]:
+    """Find a ledger that all users may write, or that nova-compute's user cannot use."""
     for place in (service.folder, service.ledger):
         if place is not None and place.mode & stat.S_IWOTH:
             yield DoctorFinding(

@@ -101,7 +101,10 @@ class MachineFindings:
 
 
 def examine_this_machine(args: argparse.Namespace) -> MachineFindings:
-    """The faults of this machine.
+    """The faults of this machine, in the parts of the options (by default the node).
+
+    The declaration has the number of the cloud's hosts, with which limits of controllers and of
+    Placement are compared. The part cloud alone needs neither a node nor a declaration.
 
     :raises Exception: one of :data:`ERRORS`, or CommandError.
     """
@@ -206,7 +209,7 @@ def _collect_node_facts(work: NodeSetup, nova: Any) -> Facts:
 
 
 def _find_needless_devices(nova: Any) -> Iterator[Needless]:
-    """The devices that nova/virt/libvirt/driver.py adds by default, if no image changes that."""
+    """Emulated devices that nova/virt/libvirt/driver.py adds unless the image prevents it."""
     agent = nova.spice.enabled and nova.spice.agent_enabled and not nova.vnc.enabled
     if nova.pointer_model == _TABLET and not agent:
         what = "a USB tablet with its controller"

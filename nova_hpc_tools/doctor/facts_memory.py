@@ -59,7 +59,10 @@ def _read_room(root: Path, folder: str) -> tuple[str | None, int | None]:
 
 
 def _size_option_of(options: str) -> int | None:
-    """Bytes of a tmpfs, from the kernel's ``size=``; None without it (half of memory, no limit)."""
+    """Bytes in ``size=`` of a tmpfs; None without it: half of memory, or no limit.
+
+    The kernel shows the option in KiB, with the suffix ``k``.
+    """
     for option in options.split(","):
         name, _, value = option.partition("=")
         if name == "size" and value.endswith("k") and value[:-1].isdecimal():

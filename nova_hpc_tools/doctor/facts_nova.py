@@ -20,7 +20,7 @@ def read_entries_with_nova(
 ) -> Entries:
     """Read the entries of nova-compute, and Nova's refusals of them.
 
-    Without Nova only this project's copy of Nova's rules is applied, and *unasked* of the result
+    Without Nova only this project's copy of Nova's rules is applied. Then *unasked* of the result
     has the reason if there are foreign entries or aliases.
 
     :param root: the folder with the node's files; None if unknown.
