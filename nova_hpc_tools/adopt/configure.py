@@ -427,7 +427,7 @@ class NodeSetup:
         return layout_files.render_layout_files(self.args, self.node, parts, result, others)
 
     def parts(self, spec: device_spec.DeviceSpec) -> list[str]:
-        """The parts to print or write; of a node without devices, parts with a file or option."""
+        """The parts to print or write; without devices only parts that have files or options."""
         wanted = [part for part in settings.PARTS if not self.args.part or part in self.args.part]
         if spec.offers:
             return wanted

@@ -2,8 +2,8 @@
 """The settings that a node's services have, and the losses that new settings would cause.
 
 Pure: texts of options in, losses out. New filters, weighers and aliases are
-added to those of others. A :class:`Loss` is a change that replaces an option
-with a single value, or that offers a device which was held back. Nothing is
+added to those of others. A :class:`Loss` is a configured value that would change
+or disappear, or a device that was held back and would be offered. Nothing is
 written until the operator confirms each loss.
 """
 

@@ -77,9 +77,9 @@ class Declaration:
     #: Addresses of physical functions that are given whole although virtual
     #: functions are switched on, which are then not offered; or EVERY.
     whole: frozenset[str] = frozenset()
-    #: Role -> resource class; roles that are not here have Nova's own, made of the ids.
+    #: Role -> resource class; all other roles have Nova's own, made of the ids.
     resource_classes: Mapping[str, str] = attrs.field(factory=dict, hash=False)
-    #: Role -> the form of its devices' identity; roles that are not here have IDS.
+    #: Role -> the form of its devices' identity; all other roles have IDS.
     identity: Mapping[str, Form] = attrs.field(factory=dict, hash=False)
     #: Role, or address of a function -> physical network: its devices are for Neutron's
     #: direct ports, and for no alias. An address wins over its role, also with TUNNELS.

@@ -183,7 +183,7 @@ def build_device_spec(
 def _find_contradicting_offers(
     offers: Iterable[tuple[_OfferPool, DeviceOffer]],
 ) -> Iterator[tuple[_OfferPool, str]]:
-    """Pools of virtual functions that differ from others of their adapter in an entry of others.
+    """Find pools of virtual functions that contradict an entry of others for their adapter.
 
     A provider in Placement has one class and one set of traits, and nova-compute does not
     start if its devices differ (PlacementPciMixedResourceClassException).

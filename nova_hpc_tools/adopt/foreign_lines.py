@@ -93,7 +93,7 @@ class ForeignFiles:
     host: str | None = None
     #: Files that the service reads.
     read: tuple[Path, ...] = ()
-    #: Files on the deployment host from which the tool makes those.
+    #: Files on the deployment host from which the tool makes the files in *read*.
     sources: tuple[Path, ...] = ()
 
     def quote(self, text: str) -> str:

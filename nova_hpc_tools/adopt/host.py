@@ -178,7 +178,7 @@ def _functions_for_aliases(spec: DeviceSpec) -> Iterator[str]:
 
 
 def _is_bare(function: PciFunction, declaration: Declaration) -> bool:
-    """Whether the declaration does not contain how this adapter is offered."""
+    """Whether the function is an adapter that the declaration does not give as a whole."""
     return (
         function.dev_type == "type-PF"
         and (function.class_code or "").startswith("02")

@@ -81,7 +81,7 @@ def render_override(override: LayoutFile, parts: Mapping[str, Sections], others:
                 merged_values = merged.setdefault(group, {}).setdefault(name, [])
                 theirs = others.get(group, {}).get(name, ()) if name in SEVERAL else ()
                 # Escaped, because oslo.config substitutes the name after a $. Values that both
-                # have keep the position that they have among the others' values.
+                # have stay at their position among the values of others.
                 theirs = [value.replace("$", "$$") for value in theirs]
                 if override.variable:
                     theirs.sort()  # as config_template does (_write_check)

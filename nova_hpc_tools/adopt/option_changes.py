@@ -2,8 +2,8 @@
 """The options of a service, before and after files are written: values, not lines.
 
 oslo.config itself reads the files in the service's own order, once with the present files of
-this project and once with the new ones. So a value that a later file hides is no change, and
-the loss of a value in an earlier file is one.
+this project and once with the new ones. So a value that a later file hides is not a change, and
+a value of an earlier file that becomes hidden is a loss.
 """
 
 from __future__ import annotations

@@ -212,7 +212,7 @@ class _Files:
         ]
 
     def _warn(self, text: str, specs: Sequence[DeviceSpec]) -> None:
-        """Add a remark about an alias of another run that matches several roles."""
+        """Add a remark if an alias matches several roles; aliases of this run never do."""
         alias = spec_entries.read_spec_entry(text)
         roles = aliases.roles_of(alias, specs)
         if len(roles) > 1:

@@ -65,7 +65,7 @@ class ServiceFacts:
 
     too_old: tuple[TooOld, ...] = ()
     shim: Shim | None = None
-    #: The folder of the ledger and the ledger; None if they do not exist.
+    #: The folder of the ledger and the ledger; None if missing or unreadable.
     folder: LedgerPath | None = None
     ledger: LedgerPath | None = None
     #: The user of nova-compute; None if unknown.
