@@ -98,7 +98,7 @@ def list_texts(source: str) -> Iterator[tuple[int, str]]:
         if token.type != tokenize.COMMENT or token.string.startswith(("#!", "# SPDX")):
             continue
         line = token.start[0]
-        # A phrase may go on in the comment of the next line.
+        # A phrase may continue in the comment of the next line.
         joined = token.line.lstrip().startswith("#") and line == first + len(block)
         if block and not joined:
             yield first, "\n".join(block)
@@ -110,7 +110,7 @@ def list_texts(source: str) -> Iterator[tuple[int, str]]:
 
 
 def judge_text(text: str) -> Iterator[tuple[int, str, str]]:
-    """Each finding in a text: lines before it, rule, and the words."""
+    """Each finding in a text: number of lines before it, rule, and the words."""
     masked = _LITERAL.sub(lambda match: "_" + "\n" * match[0].count("\n"), text)
     for rule, pattern in _PATTERNS.items():
         for match in pattern.finditer(masked):
