@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gangs: the time of a plan, and its quality in comparison with other ways to place them.
 
-Quality is compared on paired seeds: each way gets the same fabric, the same gangs in the
-same order, and the same times at which they leave, and records its own placements.
+Quality is compared on paired seeds. Each way gets the same fabric, the same gangs in the
+same order, and the same times of departure, and records its own placements.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@
     python -m benchmarks.gangs_curves FILE PICTURE.svg
 
 The left part shows the processor time of one plan over the size of the fabric, for gangs of a
-tenth of the hosts. The right part shows the planner's difference in each figure of quality, as a
-share of the other way's median, with the interval of the paired seeds.
+tenth of the hosts. The right part shows the planner's difference in each figure of quality with
+the interval of the paired seeds, as a share of the other way's median.
 """
 
 from __future__ import annotations

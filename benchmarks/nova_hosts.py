@@ -47,7 +47,7 @@ def machines(count: int, seed: int = 1) -> list[Machine]:
     """Hosts of two sockets, four switches and eight GPUs, some of them in use.
 
     The used devices are drawn for each host, and also the CPUs and pages of servers
-    without GPUs, so that hosts differ as in a real cloud.
+    without GPUs. So hosts differ as in a real cloud.
     """
     rng = random.Random(seed)
     return [_machine(index, rng) for index in range(count)]

@@ -5,8 +5,9 @@
 
     python -m benchmarks.solver_steps [--requests 1000] [--seed 1]
 
-Random requests on hosts of two sockets and up to 8 switches, with up to 32 GPUs, 16
-adapters of up to 16 virtual functions, and up to 4 aliases, some of which share devices.
+The requests and hosts are random. A host has two sockets and up to 8 switches, with up to 32
+GPUs and 16 adapters of up to 16 virtual functions. A request has up to 4 aliases, and some of
+them share devices.
 If the search exceeds its bound, it is repeated without the damage of a profile, and
 the bounded choice answers instead; the table has the steps and times of all three.
 """

@@ -4,7 +4,7 @@
 
 ``python docs/style.py`` judges all pages against the bounds in ``style.toml`` and names each page
 that has more. ``python docs/style.py admin/adopt`` prints every finding of a page, one a line.
-``--lower`` writes the counts of today into the file, where they are lower.
+``--lower`` writes the current counts into the file if they are lower.
 
 docutils reads a page, with stand-ins for Sphinx's own directives and roles. No configuration is
 read and no command loaded, so that it takes seconds. Code and generated text do not count. A
@@ -325,7 +325,7 @@ def write_bounds(bounds: Mapping[str, Any]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Judge the pages; 0: all within their bounds, 1: not, 2: nothing could be judged."""
+    """Judge the pages; return 0 if all are within their bounds, 1 if not, 2 if that failed."""
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument(
         "pages", nargs="*", help="pages, as admin/adopt, whose findings are printed"

@@ -3,9 +3,9 @@
 
 ``nova-hpc configure --write DIR | head -1`` closes the pipe while the differences are
 shown. Python then raises an exception at the next line, in the midst of the work. An outlet
-drops the unread output, the work goes on, and the command ends with 141, as if SIGPIPE had
-ended it, and with a line on standard error. A command that only looks something up stops at
-once, without that line. A full disk has the same effect, with another status and its cause.
+drops the unread output, and the work goes on. The command ends with a line on standard error and
+with status 141, as if SIGPIPE had ended it. A command that only looks something up stops at once,
+without that line. A full disk has the same effect, with another status and its cause.
 """
 
 from __future__ import annotations

@@ -174,7 +174,7 @@ def write_bounds(rooms: Mapping[str, Room], bounds: Mapping[str, Mapping[str, fl
 
 
 def main(arguments: Sequence[str] | None = None, top: Path = TOP) -> int:
-    """Judge the rooms; 0: all within their bounds, 1: not, 2: an argument is wrong."""
+    """Judge the rooms; return 0 if all are within their bounds, 1 if not, 2 for bad arguments."""
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("rooms", nargs="*", help="rooms whose findings are printed")
     parser.add_argument("--lower", action="store_true", help="lower the bounds to today's rates")

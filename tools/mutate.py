@@ -37,7 +37,7 @@ TABLE: Final = TOP / "tools" / "faults.toml"
 ALL_TESTS: Final = ("tests/unit",)
 #: Start of the names of test files that import Nova.
 _MEETS_NOVA: Final = "tests/functional/"
-#: The longest run in seconds. A fault may make a loop endless; then it counts as noticed.
+#: Seconds for the tests of a fault. It may make a loop endless; then it counts as noticed.
 PATIENCE: Final = 300.0
 _LEFT_OUT: Final = shutil.ignore_patterns(
     ".git", ".tox", ".*_cache", ".hypothesis", "__pycache__", "build", "dist"

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """``python -m benchmarks.acceptance``: faults on purpose, and whether accept names them.
 
-``run FILE`` makes the trials that FILE lacks, one line of JSON each, so that it may be ended and
-started again at any point. ``show FILE`` prints the table for the documentation. Run it as root,
-and only on a machine that does nothing else.
+``run FILE`` makes the trials that FILE lacks, one line of JSON each. It may be ended and started
+again at any point. ``show FILE`` prints the table for the documentation. Run it as root, and only
+on a machine that does nothing else.
 """
 
 from __future__ import annotations

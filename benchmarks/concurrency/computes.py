@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """All compute nodes of a race in one process: Nova's own resource trackers.
 
-Each host has a real ``ResourceTracker`` that registers it (compute node, PCI
-devices, providers in Placement) and claims the devices of every server exactly
+Each host has a real ``ResourceTracker``, which registers it (compute node, PCI
+devices, providers in Placement). It claims the devices of every server exactly
 as nova-compute does before it starts a guest. Only the hypervisor is missing.
 """
 

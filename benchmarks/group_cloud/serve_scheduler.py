@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """nova-scheduler with deaths and faults on request.
 
-``NOVA_HPC_RACE_DEATHS`` names a folder. The name of a file there is a step; the first scheduler
-that reaches the step removes the file and ends with SIGKILL. A file may also contain ``slow
-SECONDS`` or ``status CODE``. Then Placement's answer to the request of that step is late, or it is
-replaced by an answer with that status (with ``lost``, after the request took effect).
+``NOVA_HPC_RACE_DEATHS`` names a folder. The first scheduler that reaches the step of a file
+``before-STEP`` or ``after-STEP`` removes the file and ends with SIGKILL. A file ``fault-STEP``
+contains ``slow SECONDS``: the request of the step is late. With ``status CODE``, an answer with
+that status replaces the request; with ``lost``, the request takes effect without an answer.
 """
 
 from __future__ import annotations

@@ -235,8 +235,8 @@ class Scheduler:
 
     def unused(self) -> frozenset[tuple[str, str]]:
         """Host and address of each GPU that is free in Placement on a host that is up."""
-        # Read from the database: Placement's API needs a second of its one process for the GPUs
-        # of 300 hosts, twice a request, and this would change the measured times.
+        # Read from the database. Placement's API needs a second of its one process for the GPUs
+        # of 300 hosts, twice a request. That would change the measured times.
         pairs = (name.rpartition("_") for name in self.made.unused(computes.GPU_CLASS))
         down = self.made.down()
         # Nova names the provider of a device <host>_<address>.

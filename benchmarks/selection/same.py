@@ -118,8 +118,8 @@ class Cloud:
     def compare(self) -> tuple[Wish, Answer, Answer, Answer | None]:
         """One random request, answered with all options off, and with the defaults.
 
-        :returns: the request and both answers; also the answer with all options off for only the
-            host of the first server, if the two differ and Placement may have left out that host.
+        :returns: the request and both answers. If these differ and Placement may have left out
+            the first server's host, also the answer with all options off for only that host.
         """
         wish = random_wish(self._rng, self.hosts)
         servers = [str(uuid.UUID(int=self._rng.getrandbits(128))) for _ in range(wish.servers)]

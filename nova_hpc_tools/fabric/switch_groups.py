@@ -7,16 +7,16 @@ switches of its own in the same tier, which serve the hosts of several leaves: t
 leaf. Only the users of a switch distinguish the two cases. *Users* are hosts for leaf switches
 and domains of the tier below for all others.
 
-1. **Wide switches are set apart.** A switch is wide when two others, which share at most half
-   of the users of the smaller one, have more than half of their users on it. The same step then
-   divides the wide switches, until none of the rest is wide: the rails of a leaf are wide above
-   the management switches of its racks, and a storage switch is wide above those rails.
+1. **Wide switches are set apart.** A switch is wide if each of two others has more than half of
+   its users on it, and these two share at most half of the users of the smaller one. The same
+   step then divides the wide switches, until none of the rest is wide: the rails of a leaf are
+   wide above the management switches of its racks, and a storage switch is wide above those rails.
 2. **Switches agree** when at least half of all users of either are users of both.
 3. **Switches that agree are one domain**, if all of them agree with each other. Otherwise
    only switches with exactly the same users are one, and that is a contradiction.
 
-A domain *gives way* to another one for a user that is on both when it has more than half of
-the other's users and either is wide above it or has at least twice as many; see
+A domain *gives way* to another one for a user that is on both, if it has more than half of the
+other's users. It must also be wide above the other, or have at least twice as many users. See
 :meth:`SwitchGroups.choose_domain`.
 
 Example: rails r1, r2 serve hosts a to c, rails r3, r4 hosts d to f, and s serves all six. r1

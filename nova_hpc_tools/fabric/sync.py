@@ -260,7 +260,7 @@ class _SortedAggregates:
     others: tuple[CloudAggregate, ...]
     #: Name -> aggregate of a run that was cut short before it could mark it.
     begun: Mapping[str, CloudAggregate]
-    #: Aggregates without our mark.
+    #: Other aggregates without our mark.
     foreign: tuple[CloudAggregate, ...]
     refusals: tuple[str, ...]
     notes: tuple[str, ...]

@@ -11,8 +11,8 @@ more values and cannot change an answer.
 
 CPUs and memory are counted for a node as a whole, as in the traces. The
 engine counts them by NUMA node. So a host with several NUMA nodes is described with
-all of them on each, and a server (or a shape of the profile) takes its part from
-each. The limits for servers are the same.
+all CPUs and memory on each. A server (or a shape of the profile) takes its part from
+each node. The limits for servers are the same.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ class Multipliers:
     ram: float = 1.0
     cpu: float = 1.0
     pci: float = 1.0
-    subset: int = 1  # host_subset_size; 0: all hosts
+    subset: int = 1  # host_subset_size; 0 for all hosts
 
 
 class Nova(SimulatedPolicy):

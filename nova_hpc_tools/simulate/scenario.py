@@ -233,8 +233,8 @@ def play_scenario(
 
     :param maker: makes the policy; by default, the one of this name in :data:`policies.POLICIES`.
 
-    The seed decides the order of the arrivals, the requests that need a level, the order
-    of equal nodes, and the policy's own random numbers.
+    The seed decides the order of the arrivals and of equal nodes, the requests that need
+    a level, and the policy's own random numbers.
     """
     tasks: Sequence[SimulatedTask] = scenario.tasks
     if scenario.levels:
