@@ -14,7 +14,7 @@ _COLUMNS: Final = ("Check", "Severity", "Why", "Cure", "Page")
 
 
 class ExplainCheck(RecordCommand):
-    """Say why a check of nova-hpc doctor matters, what cures it, and where more is written.
+    """Explain a check of nova-hpc doctor: the harm of its fault, the cure, and the page.
 
     NAME stands in brackets behind each finding of nova-hpc doctor.
     """

@@ -37,13 +37,13 @@ Result = tuple[int, str | None]
 
 
 class UpgradeCheck(ListCommand):
-    """Say whether the services of this machine may be restarted with this release.
+    """Check whether the services of this machine may be restarted with this release.
 
-    Looks at what they are told and at the declaration as nova-hpc doctor does, at the
-    node's ledger, at the shim of the driver, and whether the functions of Nova that this
+    Checks the settings of the services and the declaration as nova-hpc doctor does, the
+    node's ledger, the shim of the driver, and whether the functions of Nova that this
     project wraps are those that it was written for. Changes nothing. The exit status is 0
-    where all is well, 1 where something is to be looked at, and 2 where a service would
-    not start, or not serve.
+    if all is well, 1 if there are warnings, and 2 if a service would not start, or not
+    serve.
     """
 
     acts_with = ()

@@ -56,11 +56,11 @@ class CheckFabric(ListCommand):
     them, and one for each of those that differ. With --os-cloud, the faults of this fabric's agents
     are named, and ports of Neutron that have a host and are not bound (a request that broke off):
     the same request heals them.
-    With --accept-losses, what the agent's first write takes away is accepted, and each loss has a
+    With --accept-losses, you accept the losses of the agent's first write, and each loss has a
     row: the agent begins then. The decision holds for exactly these losses and this file.
-    "not available" is what this subnet manager does not have, with what that leaves open. Needs
-    root, as the agent does. The exit status is 0 when all that can be met is met, 1 when
-    something is not or cannot be read, 2 when nothing can be checked.
+    "not available" means that this subnet manager lacks the setting; the row names the open risk.
+    Needs root, as the agent does. The exit status is 0 if every available setting is met, 1 if
+    one is not or cannot be read, 2 if nothing can be checked.
     """
 
     acts_with = ("accept_losses",)

@@ -28,7 +28,7 @@ _DIFFERENT: Final = 1
 class ShowFabric(ListCommand):
     """Show where hosts are on the fabric, by a map in any form that is read.
 
-    Says on standard error what is damaged or contradicts itself, by line; the exit status
+    Lines that are damaged or contradict others are named on standard error; the exit status
     is then 1. JSON and YAML are the map as export writes it; lists name the hosts.
     """
 
@@ -71,10 +71,10 @@ _COLUMNS: Final[Mapping[str, Callable[[FabricPlace], str]]] = {
 
 
 class DiffFabric(ListCommand):
-    """Show what differs between two maps, or between Nova's host aggregates and a map.
+    """Show the differences between two maps, or between Nova's host aggregates and a map.
 
-    With one map, what Nova knows is compared with it, and clusters (server groups) whose
-    members would be further apart are named; nothing is moved. The exit status is 0 when
+    With one map, Nova's host aggregates are compared with it, and clusters (server groups)
+    whose members would be further apart are named; nothing is moved. The exit status is 0 if
     nothing differs, else 1.
     """
 

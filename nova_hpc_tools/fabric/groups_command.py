@@ -53,11 +53,11 @@ class ListFabricGroups(base.ListCommand):
 
 
 class ReapFabric(base.RecordCommand):
-    """Take away what Placement holds of server groups that have nobody any more.
+    """Delete the records in Placement of server groups without members.
 
-    Schedulers do the same before they decide about a domain, so this is for what none of
-    them comes across. It is safe at any time: a scheduler that is about to use what goes
-    begins anew.
+    Schedulers do the same before they decide about a domain, so this is for records that no
+    scheduler reads any more. It is safe at any time: a scheduler that is about to use such a
+    record starts its decision again.
     """
 
     errors = (SnapshotError,)

@@ -26,14 +26,14 @@ _REMOVAL_LIMIT: Final = 20
 
 
 class SyncFabric(ListCommand):
-    """Make Nova's host aggregates say what a map says.
+    """Make Nova's host aggregates equal to a map.
 
     One aggregate a leaf and one an NVLink domain, marked with metadata of the prefix
     hpc_fabric:, which nothing else in Nova reads. A map without hosts, and one by which many
-    hosts would lose their place, are refused. First shows what differs, and does it only
-    with --yes. Aggregates, metadata and hosts of others are not touched. It can be repeated:
-    a run that was cut short is finished by the next one. The exit status is 0 when the
-    aggregates say what the map says, 1 when they do not (yet), 2 when it cannot be done.
+    hosts would lose their place, are refused. Shows the differences, and writes only with
+    --yes. Aggregates, metadata and hosts of others are not touched. It can be repeated: the
+    next run finishes one that was cut short. The exit status is 0 if the aggregates equal
+    the map, 1 if they do not (yet), 2 if they cannot be written.
     """
 
     acts_with = ("yes",)
