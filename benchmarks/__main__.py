@@ -14,7 +14,7 @@ import attrs
 
 from benchmarks import measure, report
 
-# Before anything of Nova: native threads, as its scheduler has them.
+# Set before any import of Nova: native threads, as in its scheduler.
 os.environ.setdefault("OS_NOVA_DISABLE_EVENTLET_PATCHING", "true")
 
 RESULTS = Path(__file__).with_name("RESULTS.rst")
@@ -22,7 +22,7 @@ RESULTS = Path(__file__).with_name("RESULTS.rst")
 
 @attrs.frozen
 class Size:
-    """How much is measured."""
+    """The sizes of the measurements."""
 
     samples: int = 300  # of the engine
     hosts: tuple[int, ...] = (100, 1000, 10000)
@@ -37,17 +37,17 @@ class Size:
     cluster: int = 4
     servers: int = 8
     bursts: int = 3
-    #: Of the guest's tree and of reading a node.
+    #: Rounds for the guest's tree, and for the reading of a node.
     rounds_of_node: int = 25
     #: GPUs, adapters, and virtual functions of each.
     node: tuple[int, int, int] = (16, 16, 16)
     #: Two GPUs and two VFs below each.
     switches: int = 4
     starts: int = 5
-    #: Hosts of the fabrics on which gangs are planned, and how often each is.
+    #: Hosts of the fabrics on which gangs are planned, and the number of plans on each.
     fabrics: tuple[int, ...] = (1000, 3000, 10000, 30000)
     plans: int = 9
-    #: Seeds of the comparison, and gangs that come in each.
+    #: Seeds of the comparison, and the number of gangs in each.
     seeds: int = 10
     gangs: int = 200
 
@@ -59,7 +59,7 @@ QUICK = Size(
     servers=4, bursts=1, rounds_of_node=9, starts=3,
     fabrics=(1000, 3000), plans=3, seeds=3, gangs=60,
 )  # fmt: skip
-#: Enough to see that everything runs.
+#: Sizes for a check that all benchmarks run.
 TINY = Size(
     samples=2, hosts=(2, 4), rounds=(1, 1), candidates=4, memory=(2, 4), limits=(2,), patience=0.0,
     enumerations=1, gpus=2, cluster=2, servers=2, bursts=1, rounds_of_node=1, node=(2, 2, 1),
@@ -76,14 +76,14 @@ def engine(size: Size) -> Iterator[measure.Row]:
 
 
 def scheduler(size: Size) -> Iterator[measure.Row]:
-    """Filters and weigher."""
+    """The filters and the weigher."""
     from benchmarks import scheduler
 
     yield from scheduler.run(size.hosts, size.rounds, size.candidates)
 
 
 def memory(size: Size) -> Iterator[measure.Row]:
-    """Memory of the filter."""
+    """The memory of the filter."""
     from benchmarks import scheduler
 
     yield from scheduler.memory(size.memory)
@@ -97,7 +97,7 @@ def enumeration(size: Size) -> Iterator[measure.Row]:
 
 
 def creates(size: Size) -> Iterator[measure.Row]:
-    """Whole creates."""
+    """Whole creates of servers."""
     from benchmarks import creates
 
     yield from creates.run(size.cluster, size.servers, size.bursts)

@@ -29,7 +29,7 @@ def measured(hosts: int, servers: int, rounds: int) -> dict[str, list[float]]:
     from tests.functional import base, fixtures
 
     class _Creates(base.HpcServersTest):
-        """Not a test: what the functional tests are built on, used for measuring."""
+        """Not a test: the base of the functional tests, used for measurements."""
 
         HOSTS = 4
         SERVERS = 8
@@ -78,7 +78,7 @@ def measured(hosts: int, servers: int, rounds: int) -> dict[str, list[float]]:
 def run(hosts: int, servers: int, rounds: int) -> Iterator[measure.Row]:
     """The rows of whole creates.
 
-    :raises RuntimeError: Nova's stack failed; the text holds what it said.
+    :raises RuntimeError: Nova's stack failed; the text contains its output.
     """
     names = {k: v for k, v in os.environ.items() if k != "OS_NOVA_DISABLE_EVENTLET_PATCHING"}
     done = subprocess.run(

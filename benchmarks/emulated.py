@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Machines of QEMU that are emulated on this one: their network, clock, and ways into them."""
+"""Machines of QEMU that are emulated on this one: their network, clock and remote shell."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-#: Seconds for a Debian that is emulated, on a machine that has other work.
+#: Seconds for the boot of an emulated Debian on a busy machine.
 _BOOT: Final = 900
 
 
@@ -19,7 +19,7 @@ class MachineError(Exception):
 
 
 def make_network(stack: contextlib.ExitStack, namespace: str, *addresses: str) -> None:
-    """A namespace with the bridge ``br0``, which has these addresses, and two taps on it."""
+    """Make a namespace with two taps on the bridge ``br0``, which has these addresses."""
 
     def ip(*words: str) -> None:
         subprocess.run(["ip", *words], check=True)
@@ -37,8 +37,8 @@ def make_network(stack: contextlib.ExitStack, namespace: str, *addresses: str) -
 
 
 def clock_words() -> str:
-    """Words for the kernel, without which the clock of a machine runs away that waits for the
-    host's processor."""
+    """Words for the kernel's command line. Without them, the clock of a machine that waits for
+    the host's processor is wrong."""
     return f"tsc=reliable tsc_early_khz={_processor_khz()} no_timer_check nohz=off"
 
 
@@ -50,8 +50,8 @@ def _processor_khz() -> int:
 def ssh_words(namespace: str, key: Path, address: str, sockets: Path | None = None) -> list[str]:
     """The beginning of a command that runs in the machine, as root.
 
-    :param sockets: a folder with a short name, if commands are to have one connection in common:
-        to make one takes half a minute on an emulated processor that others keep waiting.
+    :param sockets: a folder with a short name, if commands are to share one connection. A new
+        connection takes half a minute on an emulated processor of a busy machine.
     """
     common = ("-o", "ControlMaster=auto", "-o", "ControlPersist=60")
     return [
@@ -65,8 +65,8 @@ def ssh_words(namespace: str, key: Path, address: str, sockets: Path | None = No
 def wait_for_line(process: subprocess.Popen[bytes], folder: Path, name: str, line: str) -> None:
     """Wait until the console of a machine has the line.
 
-    :param folder: with ``NAME.log``, its console, and ``NAME.err``, what QEMU says.
-    :raises MachineError: it has ended before, or it takes too long.
+    :param folder: contains ``NAME.log``, its console, and ``NAME.err``, the errors of QEMU.
+    :raises MachineError: the machine has ended before, or the line does not come in time.
     """
     log = folder / f"{name}.log"
     end = time.monotonic() + _BOOT

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One host, one request: how long the engine takes to find the optimum."""
+"""One host, one request: the time in which the engine finds the optimum."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from nova_hpc.placement.model import (
 from nova_hpc.topology.level import Level
 
 PART = "one host"
-#: Below the folder that NOVA_HPC_TEST_DATA names.
+#: A file below the folder that NOVA_HPC_TEST_DATA names.
 DGX2 = "hwloc/nvidiaDGX2.xml"
 
 
 def gpus(count: int, level: Level = Level.HOST) -> Request:
-    """*count* GPUs that share *level*."""
+    """A request for *count* GPUs that share *level*."""
     return Request(
         wants=(Want("gpu", "gpu", count),),
         groups=(DeviceGroup({"gpu": count}),),
@@ -35,7 +35,7 @@ def gpus(count: int, level: Level = Level.HOST) -> Request:
 
 
 def pairs(count: int, cells: int) -> Request:
-    """*count* groups of one GPU and one virtual function, below one switch each."""
+    """A request for *count* groups of one GPU and one virtual function, each below one switch."""
     return Request(
         wants=(Want("gpu", "gpu", count), Want("vf", "vf", count)),
         groups=tuple(DeviceGroup({"gpu": 1, "vf": 1}) for _ in range(count)),
@@ -49,8 +49,8 @@ def pairs(count: int, cells: int) -> Request:
 def run(samples: int) -> Iterator[measure.Row]:
     """The rows of one host.
 
-    :param samples: calls of which the median is taken; each is on a host with
-        other providers, so nothing that was remembered of one helps another.
+    :param samples: number of calls for the median. Each call is on a host with other
+        providers, so no cached result of an earlier call helps.
     """
     plain = hosts.eight_gpus()
     wide = hosts.eight_gpus(adapters=16, functions=16)

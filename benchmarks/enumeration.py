@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a user would run instead: Placement's own enumeration of 8 of 8 GPUs."""
+"""The alternative without our filters: Placement's own enumeration of 8 of 8 GPUs."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from benchmarks import measure
 
 PART = "Placement's own enumeration"
 GPU_CLASS = "CUSTOM_HPC_GPU"
-#: Seconds after which a query without any limit is given up.
+#: Seconds after which a query without any limit is ended.
 PATIENCE = 20
 
 
 def query(gpus: int, limit: int) -> tuple[float, int]:
-    """Seconds of one query for *gpus* of *gpus*, and how many candidates came back.
+    """Seconds of one query for *gpus* of *gpus*, and the number of returned candidates.
 
-    :param limit: of the query, and of what Placement generates; -1: none of
-        either, as Placement is installed.
+    :param limit: limit of the query and of Placement's generation; -1 for none of
+        either, which is Placement's default.
     """
     from oslo_config import cfg
     from placement import conf as placement_conf
@@ -65,9 +65,9 @@ def query(gpus: int, limit: int) -> tuple[float, int]:
 
 
 def run(gpus: int, limits: Sequence[int], rounds: int, patience: float) -> Iterator[measure.Row]:
-    """The rows; a query without limit runs in a process of its own, for a while.
+    """The rows; a query without limit runs in a process of its own, up to *patience*.
 
-    :param patience: seconds for the query without any limit; 0: leave it out.
+    :param patience: seconds for the query without any limit; 0 to omit it.
     """
     for limit in limits:
         found = [query(gpus, limit) for _ in range(rounds)]

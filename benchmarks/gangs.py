@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gangs: what a plan takes, and what it is worth beside other ways to place them.
+"""Gangs: the time of a plan, and its quality in comparison with other ways to place them.
 
-Quality is compared on paired seeds: each way gets the same fabric, the same gangs in the
-same order, and the same times at which they leave, and keeps its own books.
+Quality is compared on paired seeds. Each way gets the same fabric, the same gangs in the
+same order, and the same times of departure, and records its own placements.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from nova_hpc.fabric.model import FabricLevel, FabricMap, FabricPlace
 _T: Final = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26}
 _T_MANY: Final = 2.26
 
-#: Members of the gangs that come, all equally likely.
+#: Numbers of members of the arriving gangs, all equally likely.
 _SIZES: Final = (2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96)
 
 
@@ -60,8 +60,8 @@ class Shape:
 def run(hosts: Sequence[int], samples: int, seeds: int, gangs: int) -> Iterator[measure.Row]:
     """All rows.
 
-    :param hosts: sizes of the fabrics that are planned on; 100 hosts a leaf.
-    :param gangs: so many come, for each seed.
+    :param hosts: sizes of the fabrics, with 100 hosts a leaf.
+    :param gangs: number of arriving gangs for each seed.
     """
     yield from _times(hosts, samples)
     yield from _quality(seeds, gangs)
@@ -85,7 +85,7 @@ def _time(fabric: FabricMap, hosts: int, members: int, samples: int) -> Iterator
 
     def timed(place: Placer) -> Iterator[float]:
         for state in states:
-            # Of the processor: nothing here waits, and a busy machine changes it little.
+            # Processor time: a plan never waits, and a busy machine changes this time little.
             begin = time.process_time()
             place(fabric, state, gang)
             yield time.process_time() - begin
@@ -106,7 +106,7 @@ def _time(fabric: FabricMap, hosts: int, members: int, samples: int) -> Iterator
 
 
 def _busy(fabric: FabricMap, rng: random.Random) -> dict[str, int]:
-    """Up to four places on each host; how busy a leaf is differs."""
+    """Host -> free places, at most four; the share of free places differs between leaves."""
     state = {}
     for members in fabric.domains(FabricLevel.LEAF).values():
         share = rng.uniform(0.2, 0.9)
@@ -120,21 +120,21 @@ def _busy(fabric: FabricMap, rng: random.Random) -> dict[str, int]:
 
 @attrs.frozen
 class _Outcome:
-    """What one way made of one seed."""
+    """The outcome of one way for one seed."""
 
     #: Means over the gangs that were placed in every way: see :func:`_mean`.
     leaves: Sequence[int | None]
     links: Sequence[int | None]
-    #: Per cent of the members that came and got a place.
+    #: Per cent of the members that got a place.
     placed: float
-    #: Per cent of the gangs that got a domain as small as an empty fabric gives them.
+    #: Per cent of the gangs that got a domain as small as in an empty fabric.
     near: float
 
 
 def _quality(seeds: int, gangs: int) -> Iterator[measure.Row]:
     shape = Shape(spines=4, blocks=2, leaves=4, hosts=16)
     fabric = shape.build()
-    # What a gang asks for if it insists: the smallest domain that could ever hold it.
+    # The level of a gang with policy "required": the smallest domain that could ever hold it.
     for policy in GangPolicy:
         values: dict[str, dict[str, list[float]]] = {}
         for seed in range(seeds):
@@ -167,7 +167,7 @@ def _rows(
 
 
 def _difference(ours: Sequence[float], theirs: Sequence[float]) -> str:
-    """What the planner has less or more, with the interval of the mean."""
+    """The planner's difference from another way, with the interval of the mean."""
     pairs = [one - other for one, other in zip(ours, theirs, strict=True)]
     if len(pairs) < 2:
         return ""
@@ -177,7 +177,7 @@ def _difference(ours: Sequence[float], theirs: Sequence[float]) -> str:
 
 
 def _mean(mine: Sequence[int | None], outcomes: Mapping[str, _Outcome], figure: str) -> float:
-    """The mean over the gangs that every way has placed."""
+    """The mean over the gangs that all ways have placed."""
     everybody = zip(*(getattr(each, figure) for each in outcomes.values()), strict=True)
     both = [
         value
@@ -190,7 +190,7 @@ def _mean(mine: Sequence[int | None], outcomes: Mapping[str, _Outcome], figure: 
 def _play(
     fabric: FabricMap, shape: Shape, place: Placer, policy: GangPolicy, seed: int, gangs: int
 ) -> _Outcome:
-    """Let gangs come and go; about nine tenths of the places are asked for."""
+    """Let gangs come and go, with a demand of about nine tenths of the places."""
     rng = random.Random(seed)
     free = dict.fromkeys(fabric.hosts(), 1)
     stay = 0.95 * len(free) / statistics.mean(_SIZES)
@@ -223,7 +223,7 @@ def _play(
 
 
 def _smallest(shape: Shape, members: int) -> FabricLevel:
-    """The level of the smallest domain of an empty fabric that holds so many."""
+    """The level of the smallest domain of an empty fabric that holds *members*."""
     if members <= shape.hosts:
         return FabricLevel.LEAF
     if members <= shape.hosts * shape.leaves:

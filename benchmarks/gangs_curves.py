@@ -5,9 +5,9 @@
 
     python -m benchmarks.gangs_curves FILE PICTURE.svg
 
-Left the processor time of one plan over the size of the fabric, for gangs of a tenth of
-the hosts; right what the planner has less or more of each figure of quality, as a share of
-the others' median, with the interval of the paired seeds.
+The left part shows the processor time of one plan over the size of the fabric, for gangs of a
+tenth of the hosts. The right part shows the planner's difference in each figure of quality with
+the interval of the paired seeds, as a share of the other way's median.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def curves(rows: list[dict[str, Any]]) -> dict[str, list[tuple[int, float]]]:
 
 
 def differences(rows: list[dict[str, Any]]) -> list[tuple[str, str, float, float, float]]:
-    """What is compared, with whom, and the difference in per cent with its interval."""
+    """The figure, the other way, and the difference in per cent with its interval."""
     found = []
     for row in rows:
         match = _NOTE.match(row["note"])
@@ -51,7 +51,7 @@ def draw(rows: list[dict[str, Any]], picture: Path) -> None:
     import matplotlib
 
     matplotlib.use("svg")
-    # The same numbers give the same file.
+    # Equal numbers give equal files.
     matplotlib.rcParams["svg.hashsalt"] = "gangs"
     from matplotlib import pyplot
 

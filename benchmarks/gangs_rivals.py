@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other ways to place gangs, to compare the planner with, and what a placement costs.
+"""Other ways to place gangs, for comparison with the planner, and the cost of a placement.
 
-``first_fit`` is what a script would do: the first domain by name that has room, and its hosts
-by name. ``kueue`` is a reading of the default algorithm of Kueue's topology-aware scheduling
+``first_fit`` does the same as a simple script: it takes the first domain by name with room, and
+its hosts by name. ``kueue`` follows the default algorithm of Kueue's topology-aware scheduling
 (BestFit; kubernetes-sigs/kueue, keps/2724-topology-aware-scheduling and
-pkg/cache/scheduler/tas_flavor_snapshot.go): at the asked level the domain with the least room
-that is enough, if need be one level up (``preferred``), at last several domains; then down,
-level by level, the parts of all chosen domains together, those with most room first, and as the
-last one that with the least room that is enough. Slices, leaders and node affinity are left out.
+pkg/cache/scheduler/tas_flavor_snapshot.go). At the requested level it takes the domain with the
+least sufficient room. If there is none, it goes one level up (``preferred``), and at last takes
+several domains. Then it goes down level by level, with the parts of all chosen domains together:
+those with most room first, and as the last one that with the least sufficient room. Slices,
+leaders and node affinity are left out.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def first_fit(fabric: FabricMap, free: Mapping[str, int], gang: Gang) -> Hosts |
 
 
 def _tried(fabric: FabricMap, gang: Gang) -> list[FabricLevel]:
-    """The asked level, and with ``preferred`` those above it, as far as the map has them."""
+    """The levels of the map to try: the requested one, and with ``preferred`` those above it."""
     highest = FabricLevel.CORE if gang.policy is GangPolicy.PREFERRED else gang.level
     return [
         level for level in FabricLevel if gang.level <= level <= highest and fabric.domains(level)
@@ -62,7 +63,7 @@ def _dealt(hosts: Sequence[str], free: Mapping[str, int], members: int) -> Hosts
 
 @attrs.define(eq=False)
 class _Domain:
-    """A domain of Kueue's tree, and what is taken of it."""
+    """A domain of Kueue's tree, and the number of its taken places."""
 
     name: tuple[str, ...]
     room: int = 0
@@ -71,7 +72,7 @@ class _Domain:
 
 
 def kueue(fabric: FabricMap, free: Mapping[str, int], gang: Gang) -> Hosts | None:
-    """Kueue's BestFit; None, too, where the map does not have the level that is asked for."""
+    """The hosts by Kueue's BestFit; None without room, or if the map lacks the requested level."""
     levels = [level for level in LEVELS if fabric.domains(level)]
     if gang.level not in levels:
         return None
@@ -101,7 +102,7 @@ def kueue(fabric: FabricMap, free: Mapping[str, int], gang: Gang) -> Hosts | Non
 def _tree(
     fabric: FabricMap, free: Mapping[str, int], levels: Sequence[FabricLevel]
 ) -> list[list[_Domain]]:
-    """The domains of each level, the widest first, and at last the hosts."""
+    """The domains of each level, the widest level first, and the hosts at the end."""
     known: dict[tuple[str, ...], _Domain] = {}
     rows: list[list[_Domain]] = [[] for _ in (*levels, None)]
     for place in fabric.places:
@@ -123,17 +124,17 @@ def _tree(
 
 
 def _sorted(domains: Sequence[_Domain]) -> list[_Domain]:
-    """Those with most room first, then by name."""
+    """The domains with most room first, then by name."""
     return sorted(domains, key=lambda each: (-each.room, each.name))
 
 
 def _tightest(order: Sequence[_Domain], members: int) -> _Domain:
-    """The one with the least room that is enough; the first of several."""
+    """The domain with the least sufficient room; the first of several."""
     return min((each for each in order if each.room >= members), key=lambda each: each.room)
 
 
 def _least(order: Sequence[_Domain], members: int) -> list[_Domain]:
-    """Those with most room, and as the last the tightest that is enough."""
+    """The domains with most room, and as the last one that with the least sufficient room."""
     found: list[_Domain] = []
     left = list(order)
     while members:
@@ -151,15 +152,15 @@ PLACERS: Final[Mapping[str, Placer]] = {"planner": ours, "first fit": first_fit,
 
 
 def leaves(fabric: FabricMap, hosts: Hosts) -> int:
-    """How many leaves a gang uses."""
+    """The number of leaves that a gang uses."""
     return len({fabric.place(host).leaf for host in hosts})  # type: ignore[union-attr]
 
 
 def links(fabric: FabricMap, hosts: Hosts) -> int:
-    """How many links between switches a gang uses when each half talks to the other.
+    """The number of links between switches that a gang uses if each half sends to the other.
 
-    Of a domain (leaf, block, spine) with x of n members, min(x, n - x) links up carry
-    what its members and the others say to each other at full speed.
+    For a domain (leaf, block, spine) with x of n members, min(x, n - x) links up carry
+    the traffic between its members and the others at full speed.
     """
     total = sum(hosts.values())
     crossed = 0

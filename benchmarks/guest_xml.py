@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The guest's PCIe tree: how long it takes beside Nova's own writing of the domain."""
+"""The time for the guest's PCIe tree, beside the time in which Nova writes the domain."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _GPU = (
 
 
 def devices() -> list[TreeDevice]:
-    """Eight GPUs and eight VFs: two of each below every one of four switches."""
+    """Eight GPUs and eight VFs: two of each below each of four switches."""
     found = []
     for switch in range(4):
         place = Location(
@@ -40,7 +40,7 @@ def devices() -> list[TreeDevice]:
 
 
 def stock(found: list[TreeDevice]) -> str:
-    """The domain as Nova's classes write it: devices, cells and a few others."""
+    """The domain as Nova's classes write it: devices, cells and a few other elements."""
     guest = vconfig.LibvirtConfigGuest()
     guest.virt_type, guest.name, guest.memory, guest.vcpus = "kvm", "instance-1", 8 << 20, 4
     guest.uuid = "f4ad7d9e-5c0e-4c7c-9a4c-0d1a5f3f1a11"
@@ -69,7 +69,7 @@ def transform(xml: str, found: list[TreeDevice]) -> str:
 def run(rounds: int) -> Iterator[measure.Row]:
     """The rows of 8 GPUs and 8 VFs.
 
-    :param rounds: how often each side is measured, in turn.
+    :param rounds: number of measurements of each side, in turn.
     """
     found = devices()
     xml = stock(found)

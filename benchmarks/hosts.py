@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hosts that are measured, in the engine's words. No Nova here."""
+"""The measured hosts, as objects of the engine, without Nova."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _GPU_CLASS = "0302"
 
 
 def place(index: int, switches: int, nodes: int = 2) -> Location:
-    """Where switch number *index* of a host sits: one PCIe root each."""
+    """The place of switch number *index* of a host, with a PCIe root for each switch."""
     node = index * nodes // switches
     return Location(
         numa=node,
@@ -29,8 +29,8 @@ def place(index: int, switches: int, nodes: int = 2) -> Location:
 def eight_gpus(adapters: int = 0, functions: int = 0) -> FreeHost:
     """Two sockets, four switches with two GPUs each.
 
-    :param adapters: physical functions, dealt out over the switches.
-    :param functions: virtual functions of each.
+    :param adapters: number of physical functions, spread over the switches.
+    :param functions: number of virtual functions of each.
     """
     pools = []
     for index in range(4):
@@ -45,7 +45,7 @@ def eight_gpus(adapters: int = 0, functions: int = 0) -> FreeHost:
 
 
 def from_lstopo(path: Path) -> FreeHost:
-    """All GPUs of a machine as hwloc's lstopo saw it."""
+    """All GPUs of a machine, from the XML of hwloc's lstopo."""
     found = lstopo.read_lstopo_file(path)
     pools = tuple(
         DevicePool(each.address, each.address, each.location, 1, frozenset({"gpu"}), role="gpu")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the checks of devices cost: a fresh look at the node, and the start of a server.
+"""The cost of the checks of devices: a new reading of the node, and the start of a server.
 
 The start is measured in Nova's functional stack, in a process of its own
-(``python -m benchmarks.hygiene``), with the seconds of Nova's own driver beside
-those that this project's driver adds around them.
+(``python -m benchmarks.hygiene``): the seconds in Nova's own driver, and the seconds
+that this project's driver adds around them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PART = "device checks"
 
 
 def refresh(gpus: int, adapters: int, functions: int, rounds: int) -> Iterator[measure.Row]:
-    """The row of reading a whole node."""
+    """The row for the reading of a whole node."""
     with tempfile.TemporaryDirectory(prefix="nova-hpc-") as folder:
         root = Path(folder)
         cards, virtual = sysfs_tree.build(root, gpus, adapters, functions)
@@ -45,7 +45,7 @@ def refresh(gpus: int, adapters: int, functions: int, rounds: int) -> Iterator[m
 def run(switches: int, servers: int) -> Iterator[measure.Row]:
     """The rows of the start of servers with two GPUs and two VFs of each switch.
 
-    :raises RuntimeError: Nova's stack failed; the text holds what it said.
+    :raises RuntimeError: Nova's stack failed; the text contains its output.
     """
     names = {k: v for k, v in os.environ.items() if k != "OS_NOVA_DISABLE_EVENTLET_PATCHING"}
     done = subprocess.run(
@@ -57,7 +57,7 @@ def run(switches: int, servers: int) -> Iterator[measure.Row]:
     found: dict[str, list[float]] = json.loads(done.stdout.splitlines()[-1])
     whole, nova = found["spawn"], found["nova's spawn"]
     xml, nova_xml = found["xml"], found["nova's xml"]
-    # Ours around Nova's spawn, and ours around its _get_guest_xml within.
+    # Our time around Nova's spawn, and our time around its _get_guest_xml inside.
     added = [1000 * (a - b + c - d) for a, b, c, d in zip(whole, nova, xml, nova_xml, strict=True)]
     count = 2 * switches
     server = f"a server with {count} GPUs and {count} VFs"
@@ -88,7 +88,7 @@ def measured(switches: int, servers: int) -> dict[str, list[float]]:
             try:
                 return plain(*arguments, **keywords)
             finally:
-                # What begins a spawn is not the only one that writes domains.
+                # Other callers than spawn write domains, too; count only calls inside of spawn.
                 if name.endswith("spawn") or getattr(inside, "spawn", 0):
                     times[name].append(time.perf_counter() - begin)
 
@@ -106,7 +106,7 @@ def measured(switches: int, servers: int) -> dict[str, list[float]]:
         return call
 
     class _Starts(driver_base.DriverTest):
-        """Not a test: what the functional tests are built on, used for measuring."""
+        """Not a test: the base of the functional tests, used for measurements."""
 
         def runTest(self) -> None:
             self.flags(hw_machine_type=["x86_64=q35"], group="libvirt")
@@ -125,7 +125,7 @@ def measured(switches: int, servers: int) -> dict[str, list[float]]:
             )
             for _ in range(servers + 1):
                 self._delete_server(self.boot(flavor))
-                # What the last server had is clean again.
+                # The devices of the last server are clean again.
                 self.update("alpha")
 
     with (
@@ -144,7 +144,7 @@ def measured(switches: int, servers: int) -> dict[str, list[float]]:
         _Starts().run(result)
     for _, text in [*result.errors, *result.failures]:
         raise RuntimeError(text)
-    # The first start reads modules and libraries.
+    # The first start loads modules and libraries, so it does not count.
     return {name: values[1:] for name, values in times.items()}
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measuring: interleaved sides, medians, rows of the table. Nothing else is known here."""
+"""Measurements: interleaved sides, medians, rows of the table. Used by all benchmarks."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Row:
     median: float
     high: float
     samples: int
-    #: What is to be reached, in words; empty where nothing is.
+    #: The goal in words; empty if there is none.
     goal: str = ""
-    #: Whether it is reached; None without a goal that a number can decide.
+    #: Whether the goal is reached; None without a goal that a number can decide.
     reached: bool | None = None
     note: str = ""
 
@@ -61,7 +61,7 @@ def row(
 
 
 def timed(function: Callable[..., Any], *arguments: Any) -> float:
-    """Seconds that one call takes; no garbage collection in between."""
+    """Seconds of one call, without garbage collection during the call."""
     gc.collect()
     gc.disable()
     try:
@@ -73,7 +73,7 @@ def timed(function: Callable[..., Any], *arguments: Any) -> float:
 
 
 def repeat(function: Callable[[Any], Any], inputs: Sequence[Any]) -> list[float]:
-    """Seconds of one call for each of *inputs*, after one that does not count."""
+    """Seconds of one call for each of *inputs*, after a first call that does not count."""
     function(inputs[0])
     found = []
     gc.collect()
@@ -93,8 +93,8 @@ def interleave(
 ) -> dict[str, list[float]]:
     """Measure the sides in turn (ABAB), so that a busy machine slows all alike.
 
-    :param sides: each returns what it measured.
-    :param warm: one round before the first does not count.
+    :param sides: name -> function that measures once and returns the value.
+    :param warm: whether a first round before *rounds* does not count.
     """
     found: dict[str, list[float]] = {name: [] for name in sides}
     for index in range(rounds + warm):
@@ -111,7 +111,7 @@ def ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
 
 
 def mean_interval(values: Sequence[float], seed: int = 1) -> tuple[float, float]:
-    """The 95 % interval of the mean, by resampling *values*, of which there is one at least."""
+    """The 95 % interval of the mean, by resampling *values*, which has at least one entry."""
     rng = random.Random(seed)
     found = sorted(statistics.mean(rng.choices(values, k=len(values))) for _ in range(2000))
     return found[50], found[1949]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real HostStates of Nova, real requests, and what Placement would answer for them."""
+"""Real HostStates of Nova, real requests, and the answers that Placement would give for them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SWITCHES, GPUS = 4, 2  # of each host, and below each switch
 
 @attrs.frozen
 class Machine:
-    """One host: Nova's state of it, and what is free on it."""
+    """One host: Nova's state of it, and its free devices."""
 
     state: Any
     pools: Any  # PciDevicePoolList, as the compute node saved it
@@ -46,8 +46,8 @@ class Machine:
 def machines(count: int, seed: int = 1) -> list[Machine]:
     """Hosts of two sockets, four switches and eight GPUs, some of them in use.
 
-    Which ones is drawn for each host, and how many CPUs and pages servers without
-    GPUs have, so that hosts differ as in a real cloud.
+    The used devices are drawn for each host, and also the CPUs and pages of servers
+    without GPUs. So hosts differ as in a real cloud.
     """
     rng = random.Random(seed)
     return [_machine(index, rng) for index in range(count)]
@@ -80,7 +80,7 @@ def _machine(index: int, rng: random.Random) -> Machine:
         pools.append(pool)
         if number not in used:
             free.append(provider)
-    # Other servers have CPUs and pages, too, so that no two hosts are alike.
+    # Other servers use CPUs and pages, too, so that no two hosts are equal.
     numa = _numa([(rng.randrange(9), rng.randrange(256)) for _ in range(2)])
     saved = objects.PciDevicePoolList(objects=pools)
     compute = objects.ComputeNode(
@@ -106,7 +106,7 @@ def _machine(index: int, rng: random.Random) -> Machine:
         cpu_info="{}",
         supported_hv_specs=[],
         metrics=None,
-        # What HpcLibvirtDriver says of a node where nothing is wrong.
+        # The report of HpcLibvirtDriver for a node without faults.
         stats={stats.KEY: stats.StatsDocument().dumps()},
         cpu_allocation_ratio=1.0,
         ram_allocation_ratio=1.0,
@@ -120,7 +120,7 @@ def _machine(index: int, rng: random.Random) -> Machine:
 def _numa(used: Sequence[tuple[int, int]]) -> str:
     """NUMA nodes with 16 dedicated CPUs and 512 GiB each.
 
-    :param used: of each node: CPUs and pages of 1 GiB.
+    :param used: used CPUs and pages of 1 GiB of each node.
     """
     cells = [
         objects.NUMACell(
@@ -144,10 +144,10 @@ def _numa(used: Sequence[tuple[int, int]]) -> str:
 
 
 def request(gpus: int, ours: bool, cell: bool) -> objects.RequestSpec:
-    """A server with *gpus* GPUs.
+    """The request for a server with *gpus* GPUs.
 
-    :param cell: with dedicated CPUs and huge pages on one guest cell beside
-        the GPUs.
+    :param cell: whether it also has dedicated CPUs and huge pages on one guest cell
+        next to the GPUs.
     """
     CONF.set_override("alias", [ALIAS], group="pci")
     specs = {"pci_passthrough:alias": f"gpu:{gpus}"}
@@ -180,7 +180,7 @@ def request(gpus: int, ours: bool, cell: bool) -> objects.RequestSpec:
 
 
 def candidates(machine: Machine, spec: objects.RequestSpec, most: int) -> list[dict[str, Any]]:
-    """Placement's allocation candidates on one host, *most* of them."""
+    """Placement's allocation candidates on one host, at most *most*."""
     groups = [group.requester_id for group in spec.requested_resources]
     found = []
     for chosen in itertools.islice(itertools.permutations(machine.free, len(groups)), most):
@@ -197,13 +197,13 @@ def candidates(machine: Machine, spec: objects.RequestSpec, most: int) -> list[d
 
 
 def prepare(all_machines: Sequence[Machine], answers: Mapping[str, Sequence[Any]]) -> list[Any]:
-    """Host states as Nova has them when the filters begin: nothing of an earlier pass is left."""
+    """Host states as before Nova's filters run, without results of an earlier pass."""
     hosts = []
     for machine in all_machines:
         state = machine.state
         state.pci_stats = pci_stats.PciDeviceStats(state.numa_topology, stats=machine.pools)
         state.limits = {}
-        # The filters replace the list, and never change what is in it.
+        # The filters replace the list and never change its entries.
         state.allocation_candidates = list(answers[state.uuid])
         for name in [name for name in vars(state) if name.startswith("hpc_")]:
             delattr(state, name)
@@ -213,7 +213,7 @@ def prepare(all_machines: Sequence[Machine], answers: Mapping[str, Sequence[Any]
 
 
 class FreeDevices:
-    """Answers the filter's question which devices are free, as Placement would."""
+    """A stand-in for Placement that returns the free devices to the filter."""
 
     def __init__(self, all_machines: Sequence[Machine]) -> None:
         providers = [
@@ -235,7 +235,7 @@ class FreeDevices:
         self._more = json.dumps({"resource_providers": []})
 
     def get(self, url: str, version: str | None = None, **keywords: object) -> Any:
-        """What the report client's ``get`` returns; the JSON is read each time anew."""
+        """The answer of the report client's ``get``; its JSON is parsed at each call."""
         (asked,) = parse.parse_qs(parse.urlsplit(url).query)["resources"]
         text = self._one if asked == f"{GPU_CLASS}:1" else self._more
         return mock.Mock(status_code=200, json=lambda: json.loads(text))

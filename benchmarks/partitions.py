@@ -42,11 +42,11 @@ _SERVICES: Final = (
 )
 
 
-# The fabric's part alone.
+# Only the fabric's part.
 
 
 def measure_alone(counts: list[int]) -> list[dict[str, Any]]:
-    """Join and leave of so many GUIDs at once, on a fabric that has room for the most."""
+    """Join and leave of each number of GUIDs at once, on a fabric that is large enough for all."""
     from tests.fabric.bare_fabric import BareFabric
 
     hosts = -(-max(counts) // _PORTS_OF_A_HOST)
@@ -109,7 +109,7 @@ _TICKETS: Final = iter(range(1, 1_000_000))
 
 
 def _enforce(fabric: Any, manager: OpensmSubnetManager, count: int, wanted: bool) -> int:
-    """Have *count* members made or taken away; how often it was looked until that was so."""
+    """Add or remove *count* members; return the number of readings until all are as desired."""
     members = tuple(
         PartitionMember(
             row=number + 1,
@@ -151,7 +151,7 @@ def _time_sweep(fabric: Any) -> float:
 
 
 def measure_ports(counts: list[int]) -> list[dict[str, Any]]:
-    """So many ports bound at once over two API processes, and deleted."""
+    """Bind each number of ports at once through two API processes, and delete them."""
     from tests.fabric.plane import running
 
     with running(hosts=max(8, -(-max(counts) // _PORTS_OF_A_HOST))) as plane:
@@ -213,7 +213,7 @@ def _timed_bind(tenants: Any, port: str, place: Any, number: int) -> float:
 
 @contextmanager
 def _watched(plane: Any) -> Iterator[dict[str, Any]]:
-    """CPU of each process, changes of the file and sweeps during the block."""
+    """CPU seconds of each process, changes of the file, and sweeps during the block."""
     seen: dict[str, Any] = {}
     before = {name: _cpu(plane.pid(name)) for name in _SERVICES}
     sweeps = plane.files.log.read_text().count("SUBNET UP")
@@ -241,7 +241,7 @@ def _watched(plane: Any) -> Iterator[dict[str, Any]]:
 
 
 def _cpu(pid: int) -> float:
-    """Seconds of a process and all that it has started."""
+    """CPU seconds of a process and of all its child processes."""
     total = 0.0
     for one in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True)):
         times = one.cpu_times()
@@ -260,7 +260,7 @@ def _read_steps(plane: Any) -> dict[str, float]:
 
 
 def main() -> int:
-    """Measure, print, and write down."""
+    """Measure, and print or write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--alone", type=int, nargs="*", default=[1, 64, 1024], metavar="GUIDS")
     parser.add_argument("--ports", type=int, nargs="*", default=[1, 64], metavar="PORTS")

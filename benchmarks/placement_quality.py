@@ -5,10 +5,10 @@
 
     python -m benchmarks.placement_quality FOLDER [--seeds N] [--only NAME]
 
-FOLDER holds the openb trace (``openb_node_list_gpu_node.csv.gz`` and the two
+FOLDER contains the openb trace (``openb_node_list_gpu_node.csv.gz`` and the two
 lists ``openb_pod_list_default.csv.gz`` and ``openb_pod_list_multigpu50.csv.gz``).
 Each result is written to docs/source/_static/simulation: a JSON document with
-where it comes from, a CSV table, and an SVG picture of the curves.
+its origin, a CSV table, and an SVG picture of the curves.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ RESULTS: Final[dict[str, tuple[str, list[str]]]] = {
     "whole-default": ("default", []),
     "topology-default": ("default", _TOPOLOGY),
 }
-#: What the others are compared with.
+#: The policy that the others are compared with.
 _OURS: Final = "nova-hpc"
-#: Student's t for 95 %, by degrees of freedom; beyond, that of the normal distribution.
+#: Student's t for 95 %, by degrees of freedom; for more, the normal distribution is used.
 _T: Final = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306,
              9: 2.262}  # fmt: skip
 
@@ -91,7 +91,7 @@ def _simulate(words: list[str]) -> str:
 
 
 def _with(document: dict[str, Any], again: dict[str, Any]) -> dict[str, Any]:
-    """*document* with the one policy of *again* in its place."""
+    """*document* with the policy of *again* replaced."""
     (new,) = again["policies"]
     name = new["policy"]
     seeds = {run["seed"] for run in again["runs"]}
@@ -115,7 +115,7 @@ def _draw(document: dict[str, Any], path: Path) -> None:
 
 
 def _dumps(document: dict[str, Any]) -> str:
-    """One line a policy and a run: short, and differences can be read."""
+    """The document as JSON with one line for each policy and run, so that diffs are readable."""
     lines = []
     for key, value in document.items():
         if key in ("policies", "runs"):
@@ -151,7 +151,7 @@ def _table(document: dict[str, Any], path: Path) -> None:
 
 
 def _difference(runs: list[dict[str, Any]], one: str, other: str, figure: str) -> str:
-    """How much more *one* has than *other* in the mean, and the 95 % interval, by seed."""
+    """The mean difference of *one* from *other* over the seeds, with its 95 % interval."""
     if one == other:
         return ""
     found = [

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table: for people, as JSON, and as the page that is committed."""
+"""The table: for people, as JSON, and as the committed page."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _HEADINGS = ("what", "unit", "min", "median", "max", "samples", "to reach", "rea
 
 
 def provenance(command: str) -> dict[str, str]:
-    """Where and with what the numbers were measured."""
+    """The origin of the numbers: command, date, commit and machine."""
     return {
         "command": command,
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Filters and weigher over many hosts: ours with Nova's, against Nova's alone."""
+"""Filters and weigher over many hosts: ours with Nova's, against only Nova's."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MEMORY = "memory of the filter"
 
 
 def set_up() -> None:
-    """The configuration of a scheduler that has the filter."""
+    """Set the configuration of a scheduler with the filter."""
     hpc_conf.register_all_options(CONF)
     CONF([], project="nova", default_config_files=[])
     objects.register_all()
@@ -43,7 +43,7 @@ def set_up() -> None:
 
 
 class Pass:
-    """One request on many hosts, as ours and as Nova's."""
+    """One request on many hosts, for our filters and for Nova's."""
 
     def __init__(
         self, machines: Sequence[nova_hosts.Machine], gpus: int, limit: int, cell: bool = False
@@ -79,7 +79,7 @@ class Pass:
         return nova_hosts.prepare(self.machines, self._answers[id(spec)])
 
     def run(self, spec: objects.RequestSpec, hosts: list[Any]) -> list[Any]:
-        """Filter and weigh; returns the hosts, best first."""
+        """Filter and weigh; return the hosts, best first."""
         left: Any = hosts
         for each in self._filters[id(spec)]:
             left = list(each.filter_all(left, spec))
@@ -87,13 +87,13 @@ class Pass:
         return list(handler.get_weighed_objects(self._weighers[id(spec)], left, spec))
 
     def seconds(self, spec: objects.RequestSpec) -> float:
-        """How long one pass takes."""
+        """Seconds of one pass."""
         hosts = self.hosts(spec)
         with self.placement():
             return measure.timed(self.run, spec, hosts)
 
     def placement(self) -> contextlib.AbstractContextManager[Any]:
-        """Placement's answers while the filter asks."""
+        """Give Placement's answers to the filter during the block."""
         return mock.patch(
             "nova.scheduler.client.report.report_client_singleton", return_value=self._placement
         )
@@ -102,10 +102,10 @@ class Pass:
 def run(counts: Sequence[int], rounds: Sequence[int], limit: int) -> Iterator[measure.Row]:
     """The rows of passes.
 
-    :param counts: numbers of hosts, ascending. Guests with NUMA cells, of
-        which Nova's own filter takes long, are measured on the first only.
-    :param rounds: how often each is measured.
-    :param limit: candidates that Placement returns; one a host at least.
+    :param counts: numbers of hosts, ascending. Guests with NUMA cells are measured
+        only on the first one, because Nova's own filter is slow for them.
+    :param rounds: number of measurements for each of *counts*.
+    :param limit: number of candidates that Placement returns; at least one a host.
     """
     set_up()
     per_host: dict[int, list[tuple[int, float, float]]] = {}
@@ -145,7 +145,7 @@ def _gpus(count: int) -> str:
 
 
 def forget() -> None:
-    """Leave the filter as a scheduler has it that was just started."""
+    """Clear the filter's caches, as in a scheduler that was just started."""
     for known in (
         pools.KNOWN,
         reader._PATTERNS,
@@ -173,7 +173,7 @@ def _sides(
         "ours": ours,
         "stock": functools.partial(one.seconds, one.stock),
     }
-    # What takes minutes is measured without a round that does not count.
+    # Passes of minutes have only one round, without a warm one before.
     return measure.interleave(sides, rounds, warm=rounds > 1)
 
 
@@ -194,7 +194,7 @@ def _rows(
 
 
 def memory(counts: Sequence[int]) -> Iterator[measure.Row]:
-    """What the filter alone needs, at its peak and after it."""
+    """The memory of only the filter, at its peak and after it."""
     set_up()
     peaks = []
     for count in counts:

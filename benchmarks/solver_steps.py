@@ -5,9 +5,10 @@
 
     python -m benchmarks.solver_steps [--requests 1000] [--seed 1]
 
-Random requests on hosts of two sockets and up to 8 switches, with up to 32 GPUs, 16
-adapters of up to 16 virtual functions, and up to 4 aliases, some of which share devices.
-Where the search exceeds its bound it is repeated without the damage of a profile, and
+The requests and hosts are random. A host has two sockets and up to 8 switches, with up to 32
+GPUs and 16 adapters of up to 16 virtual functions. A request has up to 4 aliases, and some of
+them share devices.
+If the search exceeds its bound, it is repeated without the damage of a profile, and
 the bounded choice answers instead; the table has the steps and times of all three.
 """
 
@@ -86,7 +87,7 @@ def case(rng: random.Random) -> tuple[Request, FreeHost]:
 
 
 def without_damage(problem: SearchProblem) -> SearchProblem:
-    """The same problem, in which no choice does any damage."""
+    """The same problem, but without damage by any choice."""
     return attrs.evolve(
         problem,
         profile=HostProfile((), (), False, 0),
@@ -118,7 +119,7 @@ def search(problem: SearchProblem, linked: LinkedSets) -> Run:
 
 
 def main() -> None:
-    """Measure, and print what was found."""
+    """Measure, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node's sysfs in a folder, for what reads and checks it: 16 GPUs, 16 adapters, their VFs."""
+"""A node's sysfs in a folder, for its readers and checks: 16 GPUs, 16 adapters, their VFs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.unit.topology.builder import Machine, config
 
 _BOARD = (0x10DE, 0x16C1)
-#: What the kernel shows of a GPU and of an adapter's function.
+#: Files of the kernel for a GPU and for an adapter's function.
 _FILES = {
     "subsystem_vendor": "0x10de",
     "subsystem_device": "0x16c1",
@@ -31,7 +31,7 @@ _ADAPTER = {"vendor": "0x15b3", "device": "0x1021", "class": "0x020700"}
 def build(root: Path, gpus: int, adapters: int, functions: int) -> tuple[list[str], list[str]]:
     """Make the tree: two GPUs and two adapters below each switch.
 
-    :param functions: virtual functions of each adapter.
+    :param functions: number of virtual functions of each adapter.
     :returns: addresses of the GPUs and of the virtual functions.
     """
     machine = Machine(root)
@@ -80,7 +80,7 @@ def _adapter(
         machine.function(
             place_of,
             files={**_FILES, **_ADAPTER, "device": "0x1022"},
-            # Its ids and the state of the link are its physical function's alone.
+            # Only the physical function has the ids and the state of the link.
             space=config(0xFFFF, 0xFFFF, 0x020700, subsystem=_BOARD, link=(0, 0, 5, 16)),
             node=node,
             driver="vfio-pci",

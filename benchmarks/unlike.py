@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts of which no two are alike, and requests that fit nowhere: what bounds a pass.
+"""The bounds of a pass over hosts of which no two are equal, and for requests that fit nowhere.
 
-Nothing that was found for one host helps another here, as on a cloud that has been in use
-for long. The 99th percentile is that of one call on one host. Times are of the processor,
-so that neighbours on a busy machine are not in a percentile.
+A cached result of one host never helps another here, as on a cloud after long use. The 99th
+percentile is that of one call on one host. Times are processor times, so that other work on a
+busy machine does not change a percentile.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from nova_hpc.placement.solver.costs import PassWork
 from nova_hpc.topology.level import Level
 
 PART = "one host of many that are unlike"
-#: Milliseconds of one host, at most: its 99th percentile.
+#: The highest 99th percentile of one host, in milliseconds.
 GOAL = 20.0
-#: Steps of a pass, so few that most of its hosts are judged without damage.
+#: Steps of a pass, so few that most of its hosts are rated without damage.
 FEW_STEPS = 200_000
 
-#: What such a cloud sells: GPUs with and without functions, at three levels.
+#: The flavors of such a cloud: GPUs with and without functions, at three levels.
 SOLD = Profile(
     tuple(
         FlavorShape(
@@ -116,7 +116,7 @@ def two_each(groups: int, cells: int, nvlink: Nvlink) -> Request:
 def run(samples: int) -> Iterator[measure.Row]:
     """The rows.
 
-    :param samples: hosts, each of which is asked once.
+    :param samples: number of hosts, with one call on each.
     """
     many = [fragmented(seed) for seed in range(samples)]
     several = attrs.evolve(gpus(4, Level.NUMA), policy=AffinityPolicy.PREFERRED)
@@ -160,7 +160,7 @@ def _timed(
     request: Request, found: Sequence[FreeHost], work: PassWork | None = None
 ) -> list[float]:
     call: Callable[[FreeHost], object] = lambda one: choose_device_sets(request, one, 1, SOLD, work)  # noqa: E731
-    # The call that does not count must take none of the steps.
+    # The first call does not count, and must use none of the steps in *work*.
     choose_device_sets(request, found[0], 1, SOLD)
     times = []
     gc.collect()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The architecture as a picture and a table, made from the code's own imports.
+"""The architecture as a picture and a table, made from the imports in the code.
 
-The documentation is built with it: ``conf.py`` calls :func:`write_files` first, so that
-the picture is never older than the code.
+``conf.py`` calls :func:`write_files` before the pages are read, so that the picture is never
+older than the code.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from xml.sax import saxutils
 
 TOP = Path(__file__).resolve().parents[1]
 
-#: Packages whose folders are rooms; the others are one room each.
+#: Packages whose folders are rooms; each other package is one room.
 _WITH_ROOMS = ("nova_hpc", "nova_hpc_tools", "virt_driver_patches")
 _PACKAGES = {
     "neutron_drivers": TOP,
@@ -27,7 +27,7 @@ _PACKAGES = {
 }
 
 _PLUG_IN, _CORE, _TOOL, _LAB = "#fdf1dc", "#e6eff7", "#e3f2e1", "#eeeeee"
-#: The colour of a package's rooms: who loads them.
+#: The colour of a package's rooms, by the program that loads them.
 _FILLS = {
     "neutron_drivers": _PLUG_IN,
     "scheduler_filters": _PLUG_IN,
@@ -95,14 +95,14 @@ def read_rooms() -> dict[str, Room]:
     result = {}
     for name, files in found.items():
         uses = {_room_of(each) for _, tree, _ in files for each in _imports(tree)}
-        # A room without __init__.py is one module, which says what it is.
+        # A room without __init__.py is one module, so its docstring describes the room.
         says = next((ast.get_docstring(tree) or "" for path, tree, _ in files), "")
         result[name] = Room(
             name=name,
             says=says.partition("\n")[0],
             modules=len(files),
             lines=sum(lines for _, _, lines in files),
-            # The root of a package is its name and version, and no floor.
+            # The root of a package has only its name and version, so it is not a room here.
             uses=frozenset(use for use in uses if use and use not in {name, "nova_hpc"}),
         )
     result.pop("nova_hpc", None)
@@ -110,9 +110,9 @@ def read_rooms() -> dict[str, Room]:
 
 
 def stack_floors(by_name: Mapping[str, Room]) -> list[list[Room]]:
-    """From the ground up: each room stands one floor above the highest that it uses.
+    """The floors from the ground up: a room is one floor above the highest room that it uses.
 
-    :raises ValueError: rooms use each other in a circle, which has no floors.
+    :raises ValueError: rooms use each other in a circle, so they have no floors.
     """
     height: dict[str, int] = {}
     left = dict(by_name)
@@ -133,7 +133,7 @@ def stack_floors(by_name: Mapping[str, Room]) -> list[list[Room]]:
 
 
 def draw_picture(by_name: Mapping[str, Room]) -> str:
-    """The architecture as SVG: rooms on floors, an arrow from each to what it uses."""
+    """The architecture as SVG: rooms on floors, and arrows from each to the rooms that it uses."""
     storeys = stack_floors(by_name)
     place: dict[str, tuple[float, float]] = {}
     for row, storey in enumerate(reversed(storeys)):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The language of a literal block that names none, so that it is highlighted.
+"""The language of a literal block without a language, so that it is highlighted.
 
-Pages have some hundred blocks behind ``::``. What they are is plain from their first words, and a
-block of which that is not so (the output of a command, a table) stays as it is.
+Pages have some hundred blocks behind ``::``. The first words of a block show its language. A block
+whose first words do not (the output of a command, a table) is not highlighted.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 from docutils import nodes
 
-#: What a line begins with that people type into a shell.
+#: First words of lines that people type into a shell.
 _PROGRAMS = frozenset(
     (
         *(
@@ -44,7 +44,7 @@ _PROGRAMS = frozenset(
         *("sudo", "systemctl", "tar", "tofu", "tox", "virsh", "while"),
     )
 )
-#: Words of a remark, too: behind ``# `` they are no program.
+#: Programs that are also words of remarks: behind ``# `` they do not count as a program.
 _WORDS = frozenset(("for", "make", "source", "while"))
 _PROMPT = re.compile(r"[$#] (?=\S)")
 _SECTION = re.compile(r"\[[\w:.-]+\]$")
@@ -81,13 +81,13 @@ def choose_language(text: str) -> str:
 
 
 def name_languages(app: Any, doctree: nodes.document) -> None:
-    """Give each block of a page that names no language the one that it is in."""
+    """Set the language of each block of a page that has none."""
     for block in doctree.findall(nodes.literal_block):
-        # A parsed literal has markup of its own.
+        # The text of a parsed literal differs from its source, as it has markup of its own.
         if "language" in block or block.rawsource != block.astext():
             continue
         block["language"] = choose_language(block.astext())
-        # It may be a part of a file, which is no mistake of the page.
+        # No warning if the block is not valid in its language: it may be a part of a file.
         block["force"] = True
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table of all patches, for the contributor's page.
 
-``PYTHONPATH=. python docs/gated_patches.py`` writes it; a test holds that it is there.
+``PYTHONPATH=. python docs/gated_patches.py`` writes it; a test compares the page with it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _END: Final = ".. end of the tables\n"
 
 
 def replace(text: str) -> str:
-    """The page with the tables of today.
+    """The page with the current tables.
 
-    :raises ValueError: it has not the two marks.
+    :raises ValueError: *text* lacks one of the two marks.
     """
     head, begin, rest = text.partition(_BEGIN)
     _, end, tail = rest.partition(_END)
@@ -35,7 +35,7 @@ def replace(text: str) -> str:
 
 
 def tables() -> str:
-    """What is wrapped, and what is overridden."""
+    """The tables of the wrapped functions, and of the overridden ones."""
     parts = []
     for title, found in (
         ("Wrapped in nova-compute", [each for each in patches.ALL if not each.overridden]),

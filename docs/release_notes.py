@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes the page of release notes from reno's files, without git.
 
-``release-0.1.0-UID.yaml`` is the note of 0.1.0; all others are of what comes next.
+``release-0.1.0-UID.yaml`` is the note of 0.1.0; all other notes belong to the next release.
 """
 
 import re
@@ -28,7 +28,7 @@ def format_notes(notes: Mapping[str, str]) -> str:
     """The page's text.
 
     :param notes: name of a file -> its text.
-    :raises ValueError: a section that reno does not know.
+    :raises ValueError: a note has a section that reno does not have.
     """
     versions: dict[str, list[dict]] = {}
     for name, text in sorted(notes.items()):

@@ -4,11 +4,11 @@
 
 ``python docs/style.py`` judges all pages against the bounds in ``style.toml`` and names each page
 that has more. ``python docs/style.py admin/adopt`` prints every finding of a page, one a line.
-``--lower`` writes the counts of today into the file, where they are lower.
+``--lower`` writes the current counts into the file if they are lower.
 
-A page is read by docutils, with a stand-in for what Sphinx adds: no configuration is read and no
-command loaded, so that it takes seconds. Code and what is made from the code do not count, and what
-stands in literals or is a link's target is one word.
+docutils reads a page, with stand-ins for Sphinx's own directives and roles. No configuration is
+read and no command loaded, so that it takes seconds. Code and generated text do not count. A
+literal, and a link's target, is one word.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from docutils.parsers.rst import directives, roles
 DOCS = Path(__file__).resolve().parent
 SOURCE = DOCS / "source"
 BOUNDS = DOCS / "style.toml"
-#: A sentence may have so many words.
+#: The most words of a sentence.
 LONGEST = 30
-#: Each rule, and what to do about a finding.
+#: Each rule, and the cure of a finding.
 RULES = {
     "long": f"a sentence has at most {LONGEST} words",
     "where": 'a condition begins with "if"; "where" is for places',
@@ -41,22 +41,22 @@ RULES = {
     "title": "another page has this title",
 }
 
-#: "where" as a condition, as far as its neighbours say so: at the beginning of a sentence or of a
-#: part of it, behind "only" and the like, or before "there is". Elsewhere it may well be a place.
+#: "where" as a condition, by its neighbours: at the beginning of a sentence or of a
+#: part of it, behind "only" and similar words, or before "there is". Elsewhere it may be a place.
 _WHERE = re.compile(
     r"(?:^|[,;:(]\s+|\b(?:also|and|but|even|except|only|or)\s+)where\b(?! to\b)"
     r"|\bwhere(?=\s+(?:there\s+(?:are|is)|no|none|nothing|that|this)\b)",
     re.IGNORECASE,
 )
 _ACTOR = re.compile(r"\b(?:nobody|somebody|anybody|by (?:itself|themselves))\b", re.I)
-#: Words of the glossary's column "not" that mean nothing else.
+#: Words of the glossary's column "not" without any other meaning.
 _GLOSSARY = re.compile(
     r"\b(?:ailing|bundles?|cleansings?|keepers?|put away|yardsticks?)\b", re.IGNORECASE
 )
 _WORD = re.compile("[^\\W_]|[\ue000-\ue07f]")
-#: The end of a sentence: not behind an abbreviation, nor before a small letter but of our names.
+#: The end of a sentence: not behind an abbreviation, nor before a small letter except "nova-".
 _END = re.compile(r'(?<!e\.g\.)(?<!i\.e\.)(?<!cf\.)(?<!vs\.)(?<=[.!?])["\')]*\s+(?=[^a-z\s]|nova-)')
-#: What is no text of the page's own.
+#: Nodes whose text does not belong to the page itself.
 _SKIPPED = (
     nodes.comment,
     nodes.literal_block,
@@ -66,17 +66,17 @@ _SKIPPED = (
     nodes.substitution_definition,
     nodes.system_message,
 )
-#: Where the characters of literals are put, so that a literal is one word and no rule reads it.
+#: Characters of literals are moved here, so that a literal is one word and matches no rule.
 _MASK = 0xE000
 _MASKED = {code: _MASK + code for code in range(0x80)}
 _UNMASKED = {mask: chr(code) for code, mask in _MASKED.items()}
 _MASKED_END = chr(_MASK + ord("\n"))
-#: Directives of Sphinx and its extensions in which text of the page stands.
+#: Directives of Sphinx and its extensions that contain text of the page.
 _AROUND_TEXT = (
     *("deprecated", "dropdown", "glossary", "grid", "grid-item", "grid-item-card", "hlist", "only"),
     *("seealso", "tab-item", "tab-set", "versionadded", "versionchanged"),
 )
-#: Directives without text of the page's own.
+#: Directives without text of the page itself.
 _WITHOUT_TEXT = (
     *(
         "autoprogram-cliff",
@@ -124,14 +124,14 @@ class Finding:
 
 
 class _AnyOptions(dict[str, Any]):
-    """Options of any name; what they say is no text of the page."""
+    """Options of any name; their values do not count as text of the page."""
 
     def __missing__(self, name: str) -> Any:
         return directives.unchanged
 
 
 class _AroundText(rst.Directive):
-    """A stand-in for a directive in which text of the page stands."""
+    """A stand-in for a directive that contains text of the page."""
 
     has_content = True
     optional_arguments = 1
@@ -145,7 +145,7 @@ class _AroundText(rst.Directive):
 
 
 class _WithoutText(_AroundText):
-    """A stand-in for a directive whose content is code, a list of pages, or made by Sphinx."""
+    """A stand-in for a directive with code, a list of pages, or content that Sphinx generates."""
 
     def run(self) -> list[nodes.Node]:
         return []
@@ -160,13 +160,13 @@ def _read_role(
     options: Any = None,
     content: Any = (),
 ) -> tuple[list[nodes.Node], list[nodes.system_message]]:
-    """Any role of Sphinx: what is read of a link with words of its own is these, else one word."""
+    """Any role of Sphinx: a link with its own words counts as these words, else as one word."""
     said = re.fullmatch(r"(?s)(.+?)\s*<[^<>]+>", text)
     return [nodes.inline("", said[1]) if said else nodes.literal("", text)], []
 
 
 def _register() -> None:
-    """Make docutils know what Sphinx adds to it."""
+    """Register stand-ins for Sphinx's directives and roles in docutils."""
     for name in _AROUND_TEXT:
         directives.register_directive(name, _AroundText)
     for name in _WITHOUT_TEXT:
@@ -195,7 +195,7 @@ def read_page(text: str, file: str) -> nodes.document:
 
 
 def _text_of(paragraph: nodes.paragraph) -> str:
-    """A paragraph's text, each literal as one word; its line ends are those of the file."""
+    """A paragraph's text with each literal as one word, and with the line ends of the file."""
     parts = []
     for text in paragraph.findall(nodes.Text):
         above = text.parent
@@ -204,7 +204,7 @@ def _text_of(paragraph: nodes.paragraph) -> str:
 
 
 def list_sentences(document: nodes.document) -> Iterator[tuple[int, str]]:
-    """Each sentence of a page with its line."""
+    """The line and the text of each sentence of a page."""
     for paragraph in document.findall(nodes.paragraph):
         above = paragraph.parent
         while above is not None and not isinstance(above, _SKIPPED):
@@ -212,7 +212,7 @@ def list_sentences(document: nodes.document) -> Iterator[tuple[int, str]]:
         if above is not None:
             continue
         text = _text_of(paragraph)
-        # An entry of a table may have its line from the row.
+        # An entry of a table may have no line, but its row has one.
         line = paragraph.line or getattr(paragraph.parent, "line", None) or 1
         start = 0
         for end in [*(match.end() for match in _END.finditer(text)), len(text)]:
@@ -224,12 +224,12 @@ def list_sentences(document: nodes.document) -> Iterator[tuple[int, str]]:
 
 
 def count_words(sentence: str) -> int:
-    """Its words; a dash or a sign alone is none."""
+    """The number of words of a sentence; a dash or another sign does not count."""
     return sum(bool(_WORD.search(each)) for each in sentence.split())
 
 
 def judge_sentence(sentence: str) -> Iterator[str]:
-    """The rules that a sentence breaks, each as often as it does."""
+    """The rules that a sentence breaks, once for each finding."""
     if count_words(sentence) > LONGEST:
         yield "long"
     yield from ("where" for _ in _WHERE.finditer(sentence))
@@ -238,7 +238,7 @@ def judge_sentence(sentence: str) -> Iterator[str]:
 
 
 def judge_pages(source: Path) -> tuple[list[Finding], Mapping[str, int]]:
-    """The findings of all pages below *source*, and how many pages, sentences and words there are.
+    """The findings of all pages below *source*, and the numbers of pages, sentences and words.
 
     :raises ValueError: a page cannot be read.
     """
@@ -263,7 +263,7 @@ def judge_pages(source: Path) -> tuple[list[Finding], Mapping[str, int]]:
 
 
 def count_findings(findings: Iterable[Finding]) -> dict[str, dict[str, int]]:
-    """How many findings a page has, by page and rule."""
+    """The number of findings, by page and rule."""
     counts: dict[str, dict[str, int]] = {}
     for each in findings:
         of_page = counts.setdefault(each.page, {})
@@ -274,9 +274,9 @@ def count_findings(findings: Iterable[Finding]) -> dict[str, dict[str, int]]:
 def list_excesses(
     counts: Mapping[str, Mapping[str, int]], bounds: Mapping[str, Any]
 ) -> list[tuple[str, str, int, int]]:
-    """What is above its bound: page, rule, count and bound; of the site the page is empty.
+    """Each count above its bound: page, rule, count and bound; the page is "" for the whole site.
 
-    A page that has no bounds is a new one.
+    A page without bounds is a new one.
     """
     excesses = []
     for page, of_page in sorted(counts.items()):
@@ -294,7 +294,7 @@ def list_excesses(
 def lower_bounds(
     counts: Mapping[str, Mapping[str, int]], bounds: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The bounds, those lowered that are above what there is; no findings need none."""
+    """The bounds, lowered to the current counts; a page without findings needs no bounds."""
     pages = {}
     for page, of_page in sorted(counts.items()):
         allowed = bounds["pages"].get(page, bounds["new"])
@@ -325,7 +325,7 @@ def write_bounds(bounds: Mapping[str, Any]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Judge the pages; 0: all within their bounds, 1: not, 2: nothing could be judged."""
+    """Judge the pages; return 0 if all are within their bounds, 1 if not, 2 if that failed."""
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument(
         "pages", nargs="*", help="pages, as admin/adopt, whose findings are printed"

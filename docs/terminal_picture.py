@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws what a terminal has shown: the recording of a real run as one SVG.
+"""Draws the recording of a real run in a terminal as one SVG.
 
     script -qc "nova-hpc lab demo" docs/recordings/lab-demo.ansi
     python docs/terminal_picture.py
 
-draws each recording anew. Colours are those that the command has written; the picture needs no
-network: the font is the reader's own.
+The second command draws each recording again. The colours are those of the command's output. The
+picture needs no network, as it uses a font of the reader's system.
 """
 
 import io
@@ -17,24 +17,24 @@ from rich.text import Text
 
 HERE = Path(__file__).resolve().parent
 COLUMNS = 118
-#: Recording -> picture, title, and how the first line begins that is not drawn.
+#: Recording -> picture, title, and the start of the first line that is not drawn.
 RECORDINGS = {
     "lab-demo.ansi": ("source/_static/lab-demo.svg", "nova-hpc lab demo", "Refused: a pair"),
 }
-#: What ``script`` says of itself, and what terminals obey beside colours.
+#: Lines by ``script`` itself, and control sequences other than colours.
 _OWN = re.compile(r"^Script (?:started|done) on .*$", re.MULTILINE)
 _MOVES = re.compile(r"\x1b\[[0-9;?]*[A-Za-ln-z]|\x1b\][^\x07]*\x07|\x1b[()][A-Z0-9]")
 _FONT = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
 
 
 def read_lines(recording: str) -> str:
-    """The lines of a recording as they stood in the end; of one that was written over, the last."""
+    """The final lines of a recording; if a line was overwritten, only its last text."""
     text = _MOVES.sub("", _OWN.sub("", recording)).replace("\r\n", "\n")
     return "\n".join(line.rpartition("\r")[2] for line in text.split("\n")).strip("\n")
 
 
 def draw_terminal(recording: str, title: str, end: str) -> str:
-    """One SVG of a recording, up to a line that begins with *end*."""
+    """The SVG of a recording, up to a line that begins with *end*."""
     text = Text.from_ansi(read_lines(recording))
     place = text.plain.find(f"\n{end}")
     text = text[:place] if place >= 0 else text
@@ -53,7 +53,7 @@ def draw_terminal(recording: str, title: str, end: str) -> str:
 
 
 def draw_all() -> dict[Path, str]:
-    """Picture -> its text."""
+    """Path of each picture -> its SVG text."""
     return {
         HERE / picture: draw_terminal(
             (HERE / "recordings" / name).read_text(encoding="utf-8"), title, end

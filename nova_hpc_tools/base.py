@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The base of every ``nova-hpc`` command: its output formats and its one error handler.
 
-A command answers with columns and rows, which ``-f json|yaml|table|csv|value``
-writes as the ``openstack`` command does. Without ``-f`` most commands write for people:
+A command answers with columns and rows, and ``-f json|yaml|table|csv|value``
+writes them as the ``openstack`` command does. Without ``-f`` most commands write for people:
 a tree, a difference, a line.
 """
 
@@ -28,10 +28,10 @@ from nova_hpc_tools import command_help
 from nova_hpc_tools.outlet import OutletError, Outlets, open_outlets
 from nova_hpc_tools.printing import InertOutput
 
-#: Exit status of bad input, and of what cannot be done; argparse uses it for bad options.
+#: Exit status for bad input and failed commands; argparse uses it for bad options.
 BAD_INPUT: Final = 2
 
-#: Formats that are no rows: one page or one drawing, for people.
+#: Formats without rows: one page or one drawing, for people.
 PICTURES: Final = ("html", "svg")
 
 #: The highest number that an option takes.
@@ -39,7 +39,7 @@ MOST: Final = 1_000_000
 
 
 class CommandError(Exception):
-    """The command cannot be done; the text is for the user, one line each.
+    """The command failed; each line of the text is a message for the user.
 
     :cvar status: the exit status.
     """
@@ -49,34 +49,34 @@ class CommandError(Exception):
 
 @attrs.frozen
 class CommandAnswer:
-    """The findings or deeds of a command."""
+    """The result of a command."""
 
     columns: Sequence[str]
     #: The rows of a list; the values of a single record.
     rows: Iterable[Any]
     #: The exit status.
     status: int = 0
-    #: Writes it for people; None: the command has done so already.
+    #: Writes the result for people; None if the command has written it already.
     show: Callable[[], None] | None = None
-    #: Says it in JSON where rows would not say everything.
+    #: Returns the result as JSON; None if the rows contain all of it.
     document: Callable[[], str] | None = None
-    #: What an empty table says to people, in place of an empty line.
+    #: Text in place of an empty table.
     nothing: str = ""
-    #: Format of PICTURES -> draws it.
+    #: Format of PICTURES -> function that draws it.
     pictures: Mapping[str, Callable[[], str]] = attrs.field(factory=dict)
 
 
 class _BaseCommand(InertOutput, DisplayCommandBase):
-    """Common to lists and single records."""
+    """The common base of lists and single records."""
 
-    #: What ends the command with one line and status 2.
+    #: Exceptions that end the command with their text on standard error and status 2.
     errors: ClassVar[tuple[type[Exception], ...]] = ()
-    #: Without -f, this command writes for people; otherwise it writes a table.
+    #: Whether the command writes for people if -f is not given; otherwise it writes a table.
     for_people: ClassVar[bool] = True
-    #: The options with which this command changes something, which is done whether anybody
-    #: reads of it or not; None: it always does.
+    #: The options with which this command changes something; None if it always does. The command
+    #: completes a change even if the reader of its output is gone.
     acts_with: ClassVar[tuple[str, ...] | None] = None
-    #: Its formats are those of PICTURES as well.
+    #: Whether the command also has the formats of PICTURES.
     draws: ClassVar[bool] = False
 
     def _load_formatter_plugins(self) -> stevedore.ExtensionManager:
@@ -100,16 +100,16 @@ class _BaseCommand(InertOutput, DisplayCommandBase):
 
     @classmethod
     def list_errors(cls) -> tuple[type[Exception], ...]:
-        """What ends the command with one line; asked for when it runs."""
+        """The exceptions of :attr:`errors`; a command may override it to import them late."""
         return cls.errors
 
     def say(self, text: str = "", end: str = "\n") -> None:
-        """Write a line for people, where they are the readers."""
+        """Write a line for people, unless the output has a format of programs."""
         if self._people:
             print(text, end=end)
 
     def run(self, parsed_args: argparse.Namespace) -> int:
-        """Run the command; 2 after a line that says what is wrong."""
+        """Run the command; return its status, or 2 after an error with its reason."""
         if parsed_args.columns and parsed_args.formatter is None:
             parsed_args.formatter = "table"
         self._people = parsed_args.formatter is None
@@ -134,7 +134,7 @@ class _BaseCommand(InertOutput, DisplayCommandBase):
             return status
         except SystemExit:
             if streams.out.lost is None:
-                raise  # else rich gives up, as it does without a reader
+                raise  # otherwise it is rich's exit after its output was lost
         except wrong as error:
             if getattr(self.app, "options", None) and self.app.options.debug:
                 raise
@@ -175,7 +175,7 @@ class _BaseCommand(InertOutput, DisplayCommandBase):
 
 
 def _dump_yaml_safely(document: Any) -> str:
-    """The document with letters of all scripts, but not where one of them would be obeyed."""
+    """The document in YAML; with escapes for all non-ASCII letters if a terminal obeys one."""
     text: str = yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
     if printable_lines(text) != text:
         text = yaml.safe_dump(document, sort_keys=False)
@@ -199,16 +199,16 @@ class _PictureFormatter(formatters.ListFormatter, formatters.SingleFormatter):
     """A format that the command draws."""
 
     def add_argument_group(self, parser: argparse.ArgumentParser) -> None:
-        """It has no options."""
+        """Add nothing: pictures have no options."""
 
     def emit_list(self, *words: Any) -> None:
-        """Not reached: the command has drawn it."""
+        """Write nothing: the command itself draws the picture."""
 
     emit_one = emit_list
 
 
 class _OneLine(commaseparated.CSVLister):
-    """cliff has CSV for lists alone: one record is a list of one."""
+    """CSV for a single record, as a list of one; cliff has CSV only for lists."""
 
     def emit_one(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Final
 
-#: What the chipset and the processor bring along and no guest ever gets.
+#: Classes of functions of the chipset and the processor, which no guest ever gets.
 _CHIPSET: Final = ("05", "06", "07", "08", "0a", "0c05", "11")
 _SUBCLASSES: Final = {
     "0100": "SCSI",
@@ -65,14 +65,14 @@ _CLASSES: Final = {
 
 
 def is_chipset(class_code: str | None) -> bool:
-    """Whether a function of this class, directly at a root, is furniture."""
+    """Whether a function of this class, directly at a root, belongs to the chipset."""
     return (class_code or "").startswith(_CHIPSET)
 
 
 def class_name_of(class_code: str | None) -> str:
     """The name of a class; ``class 1300`` for one without a name.
 
-    :param class_code: None when it is unknown.
+    :param class_code: the class in hexadecimal digits; None if unknown.
     """
     if class_code is None:
         return "unknown class"

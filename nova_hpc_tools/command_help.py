@@ -8,10 +8,10 @@ import functools
 from collections.abc import Collection
 from typing import Final, NoReturn
 
-#: Of cliff's options those that the first lines name; the others are below all.
+#: Options of cliff that the usage names; the others are at the end of the help.
 _SHOWN: Final = ("formatter", "columns")
 
-#: Command -> a line that does something useful with it.
+#: Command -> an example of its use.
 EXAMPLES: Final = {
     "accept": "nova-hpc accept --beside instance-00000007 --rounds rounds.json",
     "capacity": "nova-hpc capacity --flavor hpc.gpu4 --members 16",
@@ -55,13 +55,14 @@ EXAMPLES: Final = {
 
 
 def shape_parser(parser: argparse.ArgumentParser, program: str) -> None:
-    """Give *parser*, which has cliff's options alone until now, this project's help and errors.
+    """Give *parser* this project's help and errors.
 
-    :param program: the words with which the command is called.
+    :param parser: has only cliff's options so far.
+    :param program: the words that call the command.
     """
     common = frozenset(id(action) for action in parser._actions if action.dest != "help")
     name = program.removeprefix("nova-hpc ")
-    # An instance's own: cliff makes the parser, and its class is private.
+    # Set on the instance: cliff makes the parser, and its class is private.
     vars(parser)["format_help"] = functools.partial(
         _format_help, parser, common, EXAMPLES.get(name, "")
     )
@@ -69,7 +70,7 @@ def shape_parser(parser: argparse.ArgumentParser, program: str) -> None:
 
 
 def shape_errors(parser: argparse.ArgumentParser) -> None:
-    """Let a mistake in the words be one line that names the help."""
+    """Make a mistake in the options one line that refers to the help."""
     vars(parser)["error"] = functools.partial(_refuse_words, parser)
 
 

@@ -2,7 +2,7 @@
 """The commands by their entry points: found without importing any of them.
 
 cliff imports every command to find one, which took ``nova-hpc inventory --help`` most of a
-second. Here a command's module is imported when it is run, or asked for its options.
+second. Here a command's module is imported only to run it, or to list its options.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cliff.complete import CompleteCommand, CompleteDictionary
 
 
 class CommandIndex(CommandManager):
-    """Names of commands, and where they are."""
+    """Names of commands -> their entry points."""
 
     def load_commands(self, namespace: str) -> None:
         """List the commands of a group of entry points, and import none."""
@@ -35,14 +35,17 @@ class CommandIndex(CommandManager):
         return sorted(name for name in self.commands if name.startswith(start))
 
     def format_commands(self, names: Sequence[str]) -> Iterator[str]:
-        """Commands with what each does, line by line."""
+        """A line for each command: its name and its summary."""
         wide = max(map(len, names), default=0)
         for name in names:
             yield f"  {name:<{wide}}  {summarise_command(self.commands[name])}".rstrip()
 
 
 def summarise_command(entry_point: Any) -> str:
-    """The first line of a command's docstring, without its period; read, not imported."""
+    """The first line of a command's docstring, without its period.
+
+    It is read from the source; the module is imported only if that fails.
+    """
     text = _read_first_line(getattr(entry_point, "value", ""))
     if text is None:
         kind: type[Command] = entry_point.load()
@@ -51,7 +54,7 @@ def summarise_command(entry_point: Any) -> str:
 
 
 def _read_first_line(place: str) -> str | None:
-    """None: its source is not there, or does not say."""
+    """The first line of a class's docstring; None if its source is missing or has none."""
     module, _, name = place.partition(":")
     try:
         spec = importlib.util.find_spec(module)
@@ -71,7 +74,7 @@ class PrintCompletion(CompleteCommand):
     """
 
     def take_action(self, parsed_args: argparse.Namespace) -> int:
-        """Write it."""
+        """Write the completion script of the chosen shell."""
         names = _CommandNames()
         for name, _ in self.app.command_manager:
             words = name.split()
@@ -85,5 +88,5 @@ class PrintCompletion(CompleteCommand):
 
 class _CommandNames(CompleteDictionary):
     def get_commands(self) -> str:
-        """The first words of commands: cliff also has its own keys among them."""
+        """The first words of commands, without cliff's own keys among them."""
         return " ".join(name for name in super().get_commands().split() if "_" not in name)

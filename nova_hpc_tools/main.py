@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ``nova-hpc`` command: one program, its commands found by entry points."""
+"""The ``nova-hpc`` command: one program, which finds its commands by entry points."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ _USAGE: Final = 2
 _TALKATIVE: Final = 2
 _LIBRARIES: Final = ("amqp", "keystoneauth", "openstack", "os_service_types", "urllib3")
 _INTERRUPTED: Final = 130
-#: The first word of commands that the lab's distribution brings.
+#: The first word of the commands in the lab's distribution.
 _LAB: Final = "lab"
-#: Ordinary requests to end.
+#: Signals that request a program to end.
 _ENDING: Final = (signal.SIGTERM, signal.SIGHUP)
 
 
 class NovaHpc(App):
-    """Prints what went wrong in one line; the traceback only with --debug."""
+    """The program; it prints an error in one line, and a traceback only with --debug."""
 
     NAME = "nova-hpc"
     LOG = logging.getLogger("nova-hpc")
     CONSOLE_MESSAGE_FORMAT = "nova-hpc: %(message)s"
-    # Messages of libraries are noise unless somebody asks for them.
+    # Messages of libraries are noise unless the user requests them.
     DEFAULT_VERBOSE_LEVEL = 0
 
     def __init__(self) -> None:
@@ -68,14 +68,14 @@ class NovaHpc(App):
         version: str | None,
         argparse_kwargs: dict[str, Any] | None = None,
     ) -> argparse.ArgumentParser:
-        """The global options, under the command's own name however it was started."""
+        """The global options, with the name of the command also if it was started as a module."""
         options = {"prog": self.NAME, **(argparse_kwargs or {})}
         parser: argparse.ArgumentParser = super().build_option_parser(description, version, options)
         command_help.shape_errors(parser)
         return parser
 
     def print_help_if_requested(self) -> None:
-        """Print the global options and all commands, of which none is imported for it."""
+        """Print the global options and all commands, without an import of any command."""
         if not self.options.deferred_help:
             return
         names = sorted(name for name, _ in self.command_manager)
@@ -110,25 +110,25 @@ class NovaHpc(App):
         return int(super().run_subcommand(argv) or 0)
 
     def configure_logging(self) -> None:
-        """Say what this program says; of libraries only errors, unless asked for more."""
+        """Log this program's messages, but only errors of libraries unless more is requested."""
         super().configure_logging()
         if not self.options.debug and self.options.verbose_level < _TALKATIVE:
             for name in _LIBRARIES:
                 logging.getLogger(name).setLevel(logging.ERROR)
 
     def interact(self) -> None:
-        """There is no interactive mode: options alone are a mistake."""
+        """Refuse a command line without a command: there is no interactive mode."""
         self.parser.error("a command is missing; see nova-hpc --help")
 
     def prepare_to_run_command(self, cmd: Command) -> None:
-        """Make an ordinary request to end the program clean up like Ctrl-C does."""
+        """Make SIGTERM and SIGHUP clean up as Ctrl-C does."""
         for number in _ENDING:
             signal.signal(number, _raise_interrupt)
 
 
 @contextlib.contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Give a caller in the same process its own handlers back: it has to end when it is told to."""
+    """Restore the handlers of a caller in the same process: it must still end on a signal."""
     before = {number: signal.getsignal(number) for number in _ENDING}
     try:
         yield
@@ -152,7 +152,7 @@ def _installed_version() -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit status (2 for bad usage, 130 on Ctrl-C).
 
-    141 where the command was well and nobody read its output to the end.
+    It is 141 if the command succeeded but the reader of its output closed it early.
     """
     fill_descriptors()
     with open_outlets() as streams, _signals_kept():
@@ -160,7 +160,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             status = NovaHpc().run(list(sys.argv[1:] if argv is None else argv))
         except KeyboardInterrupt:
             status = _INTERRUPTED
-        except SystemExit as error:  # of argparse: a help, or what is wrong with the options
+        except SystemExit as error:  # of argparse: after a help, or an error in the options
             streams.out.stops = True
             if streams.end(0, NovaHpc.NAME) == 0:
                 raise

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Standard output and error whose reader may go away: no work is left undone for it.
+"""Standard output and error that outlive their reader, so that a command completes its work.
 
 ``nova-hpc configure --write DIR | head -1`` closes the pipe while the differences are
-shown. Python then raises at the next line, in the midst of the work. Here what nobody
-reads is dropped, the work goes on, and the command ends with 141, as if SIGPIPE had ended
-it, and with a line on standard error. A command that only looks something up stops at
-once, and says nothing. A disk that is full is the same, with another status and its cause.
+shown. Python then raises an exception at the next line, in the midst of the work. An outlet
+drops the unread output, and the work goes on. The command ends with a line on standard error and
+with status 141, as if SIGPIPE had ended it. A command that only looks something up stops at once,
+without that line. A full disk has the same effect, with another status and its cause.
 """
 
 from __future__ import annotations
@@ -20,33 +20,34 @@ import attrs
 
 #: Exit status of a program whose reader went away: 128 and the number of SIGPIPE.
 CLOSED: Final = 141
-#: What could not be written for another reason.
+#: Exit status if output could not be written for another reason.
 UNWRITTEN: Final = 2
 
 
 class OutletError(BrokenPipeError):
-    """The output reaches nobody, and the command has nothing else to do."""
+    """The output has no reader any more, and the command has nothing else to do."""
 
 
 class Outlet:
-    """A text stream that remembers what it could not write.
+    """A text stream that remembers a failed write.
 
-    :param stream: where to; all but writing is its own. None: it was closed from the start.
+    :param stream: the target, which also has all other attributes; None if it was closed from
+        the start.
     """
 
     def __init__(self, stream: Any) -> None:
         self.stream = stream
-        #: Why something was not written; None: all of it was.
+        #: The first error of a write; None if all output was written.
         self.lost: OSError | None = None
-        #: Nothing is left to be done once nobody reads.
+        #: Whether the command stops when its reader is gone, because it has no other work.
         self.stops = False
-        #: Both of the process.
+        #: Both outlets of the process.
         self.pair: Outlets | None = None
 
     def write(self, text: str) -> int:
-        """Write a text, or drop it.
+        """Write a text, or drop it after a failed write.
 
-        :raises OutletError: it stops, and nobody reads.
+        :raises OutletError: the reader is gone, and the command stops then.
         """
         if self.stream is None:
             if text:
@@ -66,9 +67,9 @@ class Outlet:
             self.write(line)
 
     def flush(self) -> None:
-        """Write what is still held.
+        """Write the buffered texts.
 
-        :raises OutletError: it stops, and nobody reads.
+        :raises OutletError: the reader is gone, and the command stops then.
         """
         if self.stream is not None and self.lost is None:
             try:
@@ -78,7 +79,7 @@ class Outlet:
 
     def _lose(self, error: OSError) -> None:
         self.lost = error
-        # Python would complain once more when it flushes at exit.
+        # Python would report the error again when it flushes the stream at exit.
         with contextlib.suppress(OSError, ValueError, AttributeError):
             nothing = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nothing, self.stream.fileno())
@@ -99,10 +100,10 @@ class Outlets:
     _said: bool = False
 
     def end(self, status: int, name: str) -> int:
-        """The exit status of the command, which is not success where something was not read.
+        """The exit status of the command, which is not success if output was lost.
 
-        :param status: as if everything had been.
-        :param name: of the command.
+        :param status: the status if all output was written.
+        :param name: name of the command, for the message.
         """
         stopped, self.out.stops = self.out.stops, False
         self.out.flush()
@@ -133,9 +134,9 @@ def _format_os_error(error: OSError) -> str:
 
 @contextlib.contextmanager
 def open_outlets(app: Any = None) -> Iterator[Outlets]:
-    """Have both streams as outlets meanwhile; within another such block, those of that one.
+    """Wrap both streams in the block; a nested block uses the outer outlets.
 
-    :param app: of cliff; it has a stream of its own to write rows to.
+    :param app: the App of cliff, which has a stream of its own for rows.
     """
     before = sys.stdout, sys.stderr
     unfiltered_streams = [getattr(stream, "unfiltered", stream) for stream in before]
@@ -147,7 +148,7 @@ def open_outlets(app: Any = None) -> Iterator[Outlets]:
     pair.out.pair = pair
     own = getattr(app, "stdout", None)
     if own is not None:
-        # Not the process's, where openstack has wrapped it.
+        # The openstack command has wrapped its stream, so it differs from standard output.
         app.stdout = pair.out if own is before[0] else Outlet(own)
     try:
         yield pair
@@ -161,25 +162,25 @@ def open_outlets(app: Any = None) -> Iterator[Outlets]:
 
 
 def fill_descriptors() -> None:
-    """Open what a process has to find open: the next file would be taken for its output."""
+    """Open closed standard descriptors: else the next opened file would receive the output."""
     for number in (0, 1, 2):
         try:
             os.fstat(number)
         except OSError:
-            # The lowest that is free is taken.
+            # The kernel assigns the lowest free number, which is this one.
             os.open(os.devnull, os.O_RDONLY if number == 0 else os.O_WRONLY)
 
 
 class HeardOutput:
-    """A command of cliff whose work no reader stops by going away."""
+    """A command of cliff that completes its work even if the reader of its output is gone."""
 
     app: Any
     cmd_name: Any
-    #: Exit status once the command itself has gone well, such as that of a verdict.
+    #: Exit status after success of the command itself, e.g. for a bad verdict.
     verdict_status: int = 0
 
     def run(self, parsed_args: Any) -> int:
-        """Run the command; 141 where nobody has read its output to the end."""
+        """Run the command; 141 if the reader of its output closed it early."""
         with open_outlets(self.app) as streams:
             status = int(super().run(parsed_args) or 0)  # type: ignore[misc]
             status = status or self.verdict_status

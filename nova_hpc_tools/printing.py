@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Output of text of others: nothing in it is obeyed by a terminal, a shell or a sheet.
+"""Output of text by other people, so that no terminal, shell or spreadsheet obeys it.
 
-Rows keep their texts exactly as they are: JSON and YAML write them in ASCII, with escapes. In
-all other formats they go through :mod:`nova_hpc.outside.text`.
+Rows keep their texts unchanged: JSON and YAML write them in ASCII, with escapes. For
+all other formats :mod:`nova_hpc.outside.text` replaces the dangerous characters.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rich.segment import Segment
 
 from nova_hpc.outside.text import printable_lines, printable_text, sheet_cell, shell_value
 
-#: Formats that write every text exactly, and in ASCII.
+#: Formats that write every text unchanged, with escapes in ASCII.
 _EXACT: Final = ("json", "yaml")
 _NO_VARIABLE: Final = re.compile(r"[^A-Za-z0-9_]", re.ASCII)
 
@@ -45,7 +45,7 @@ class InertOutput:
     ) -> int:
         """Write the rows, or the values of the one record, in the chosen format."""
         form = parsed_args.formatter
-        # The order is that of the texts themselves, so what is sorted is what is shown.
+        # Replaced before cliff sorts the rows, so that the order is that of the shown texts.
         if form not in _EXACT:
             data = _make_value_inert(data, sheet_cell if form == "csv" else printable_text)
         status: int = super().produce_output(  # type: ignore[misc]
@@ -58,7 +58,7 @@ def _make_value_inert(value: Any, filtered: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return filtered(value)
     if isinstance(value, FormattableColumn):
-        # Of a list or mapping, only the whole begins a cell.
+        # A cell begins with the whole list or mapping, so its parts need no protection of cells.
         copied_column = copy.copy(value)
         copied_column._value = _make_value_inert(value._value, printable_text)
         return copied_column
@@ -75,7 +75,7 @@ def _make_value_inert(value: Any, filtered: Callable[[str], str]) -> Any:
 
 
 class _Shell(shell.ShellFormatter):
-    """Variables, as a shell sets them: cliff's own leaves ``$(...)`` to be run."""
+    """Variables in quotes for a shell; the shell would run ``$(...)`` in cliff's own output."""
 
     def emit_one(
         self,
@@ -84,7 +84,7 @@ class _Shell(shell.ShellFormatter):
         stdout: Any,
         parsed_args: argparse.Namespace,
     ) -> None:
-        """Write one a line."""
+        """Write one variable a line."""
         wanted = parsed_args.variables
         for column, value in zip(column_names, data, strict=True):
             name = _NO_VARIABLE.sub("_", column.lower())
@@ -95,14 +95,14 @@ class _Shell(shell.ShellFormatter):
 
 
 class InertConsole(Console):
-    """A console of rich whose own colours reach the terminal, and nothing of a text's."""
+    """A console of rich: its own colours reach the terminal, but no escape of a text does."""
 
     def __init__(self, *words: Any, **keywords: Any) -> None:
         super().__init__(*words, **{"markup": False, "emoji": False, **keywords})
 
     @property
     def file(self) -> Any:
-        """The stream itself where a filter is before it: this class filters."""
+        """The stream behind a filter, if there is one: this class filters itself."""
         stream = super().file
         return getattr(stream, "unfiltered", stream)
 
@@ -111,15 +111,15 @@ class InertConsole(Console):
         self._file = new
 
     def render(self, renderable: Any, options: Any = None) -> Iterator[Segment]:
-        """As rich does, with what a terminal would obey replaced."""
+        """Render as rich does, but replace characters that a terminal would obey."""
         for text, style, control in super().render(renderable, options):
             yield Segment(text if control else printable_lines(text), style, control)
 
 
 class InertStream:
-    """A text stream whose readers see every character, and obey none.
+    """A text stream that shows control characters instead of sending them to the terminal.
 
-    :param stream: where to; all but writing is its own.
+    :param stream: the target, which also has all other attributes.
     """
 
     def __init__(self, stream: Any) -> None:
@@ -141,7 +141,7 @@ class InertStream:
 
 @contextlib.contextmanager
 def inert_streams() -> Iterator[None]:
-    """Filter all that is written to standard output and error meanwhile."""
+    """Filter all output on standard output and error during the block."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = InertStream(before[0]), InertStream(before[1])
     try:

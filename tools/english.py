@@ -98,7 +98,7 @@ def list_texts(source: str) -> Iterator[tuple[int, str]]:
         if token.type != tokenize.COMMENT or token.string.startswith(("#!", "# SPDX")):
             continue
         line = token.start[0]
-        # A phrase may go on in the comment of the next line.
+        # A phrase may continue in the comment of the next line.
         joined = token.line.lstrip().startswith("#") and line == first + len(block)
         if block and not joined:
             yield first, "\n".join(block)
@@ -110,7 +110,7 @@ def list_texts(source: str) -> Iterator[tuple[int, str]]:
 
 
 def judge_text(text: str) -> Iterator[tuple[int, str, str]]:
-    """Each finding in a text: lines before it, rule, and the words."""
+    """Each finding in a text: number of lines before it, rule, and the words."""
     masked = _LITERAL.sub(lambda match: "_" + "\n" * match[0].count("\n"), text)
     for rule, pattern in _PATTERNS.items():
         for match in pattern.finditer(masked):
@@ -174,7 +174,7 @@ def write_bounds(rooms: Mapping[str, Room], bounds: Mapping[str, Mapping[str, fl
 
 
 def main(arguments: Sequence[str] | None = None, top: Path = TOP) -> int:
-    """Judge the rooms; 0: all within their bounds, 1: not, 2: an argument is wrong."""
+    """Judge the rooms; return 0 if all are within their bounds, 1 if not, 2 for bad arguments."""
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("rooms", nargs="*", help="rooms whose findings are printed")
     parser.add_argument("--lower", action="store_true", help="lower the bounds to today's rates")

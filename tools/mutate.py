@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Make one fault after another in a copy of the tree, and see which the tests notice.
 
-The faults are rows of tools/faults.toml: a file, a text in it, what stands there
-instead, and the tests that cover the module. A test set that noticed nothing of a
-fault gets a test; a row whose text is no longer in the tree fails the run, so the
-table cannot rot. The standard library and pytest alone.
+The faults are rows of tools/faults.toml: a file, a text in it, its replacement, and
+the tests that cover the module. If the tests of a row do not notice its fault, they
+need another test. A row whose text is no longer in the tree fails the run, so the
+table cannot rot. The tool needs only the standard library and pytest.
 
 ::
 
@@ -35,8 +35,9 @@ from typing import Final
 TOP: Final = Path(__file__).resolve().parents[1]
 TABLE: Final = TOP / "tools" / "faults.toml"
 ALL_TESTS: Final = ("tests/unit",)
-#: A fault may make a loop endless; then it counts as noticed.
+#: Start of the names of test files that import Nova.
 _MEETS_NOVA: Final = "tests/functional/"
+#: Seconds for the tests of a fault. It may make a loop endless; then it counts as noticed.
 PATIENCE: Final = 300.0
 _LEFT_OUT: Final = shutil.ignore_patterns(
     ".git", ".tox", ".*_cache", ".hypothesis", "__pycache__", "build", "dist"
@@ -45,11 +46,11 @@ _FAILED: Final = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.M)
 
 
 class Verdict(enum.Enum):
-    """What the tests said of a fault."""
+    """The verdict of the tests on a fault."""
 
     KILLED = "killed"
     SURVIVED = "survived"
-    #: No test could be run: the row is nonsense.
+    #: No test could be run, so the row has an error.
     BROKEN = "broken"
 
 
@@ -66,7 +67,7 @@ class Fault:
     def apply(self, top: Path) -> None:
         """Make the fault in the tree at *top*.
 
-        :raises ValueError: the text is not there, or more than once.
+        :raises ValueError: the file does not contain the text exactly once.
         """
         path = top / self.file
         text = path.read_text(encoding="utf-8") if path.is_file() else ""
@@ -79,7 +80,7 @@ class Fault:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What became of one fault."""
+    """The outcome of one fault."""
 
     fault: Fault
     verdict: Verdict
@@ -91,7 +92,7 @@ class Result:
 def faults(table: Path = TABLE) -> list[Fault]:
     """The rows of the table, in its order.
 
-    :raises ValueError: two have one name, or a test file is missing.
+    :raises ValueError: two rows have the same name, or a test file is missing.
     """
     rows = tomllib.loads(table.read_text(encoding="utf-8"))["fault"]
     found = [Fault(**{**row, "tests": tuple(row["tests"])}) for row in rows]
@@ -105,7 +106,7 @@ def faults(table: Path = TABLE) -> list[Fault]:
 
 
 def check(rows: Iterable[Fault], top: Path = TOP) -> list[str]:
-    """What is wrong with rows, without running anything."""
+    """The errors of rows, without a run of tests: missing texts, and code that does not compile."""
     wrong = []
     with tempfile.TemporaryDirectory() as folder:
         for number, fault in enumerate(rows):
@@ -122,7 +123,7 @@ def check(rows: Iterable[Fault], top: Path = TOP) -> list[str]:
 
 
 class Tree:
-    """A copy of the tree, in which one fault at a time is made."""
+    """A copy of the tree, with one fault at a time."""
 
     def __init__(self, folder: Path) -> None:
         self.top = folder / "tree"
@@ -136,7 +137,7 @@ class Tree:
         }
 
     def run(self, tests: Sequence[str], patience: float = PATIENCE) -> tuple[int, str]:
-        """Exit status and output of pytest; status 1 where it never ended."""
+        """Exit status and output of pytest; status 1 if it did not end in time."""
         shutil.rmtree(self.top / ".hypothesis", ignore_errors=True)
         command = (sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests)
         try:
@@ -155,7 +156,7 @@ class Tree:
         return done.returncode, done.stdout
 
     def test(self, fault: Fault, tests: Sequence[str]) -> Result:
-        """Make *fault*, run *tests*, and take it back."""
+        """Make *fault*, run *tests*, and undo the fault."""
         path = self.top / fault.file
         before = path.read_bytes()
         start = time.monotonic()
@@ -172,13 +173,13 @@ class Tree:
         return Result(fault, verdict, failed[1] if failed else last[0], time.monotonic() - start)
 
     def _touch(self, path: Path) -> None:
-        # Python takes a file of the same second and size for the one it has compiled.
+        # Python uses its compiled file if the source has the same size and time in seconds.
         self._clock += 2
         os.utime(path, (self._clock, self._clock))
 
 
 def run(rows: Sequence[Fault], all_tests: bool) -> Iterator[Result]:
-    """Try every fault.
+    """Test every fault.
 
     :param all_tests: give survivors a second chance with all unit tests.
     :raises ValueError: the tests fail without any fault.
@@ -186,8 +187,8 @@ def run(rows: Sequence[Fault], all_tests: bool) -> Iterator[Result]:
     with tempfile.TemporaryDirectory(prefix="mutate-") as folder:
         tree = Tree(Path(folder))
         tests = sorted({name for one in rows for name in one.tests})
-        # Many in one go: a fault has its own few only. Those that import Nova by themselves:
-        # it changes threads and locks for every test of the same process.
+        # First all tests without a fault. Tests that import Nova run in a process of their own:
+        # Nova changes threads and locks for every test of the same process.
         meets_nova = [name for name in tests if name.startswith(_MEETS_NOVA)]
         for some in (meets_nova, [name for name in tests if name not in meets_nova]):
             status, output = tree.run(some, PATIENCE * len(some)) if some else (0, "")
@@ -209,7 +210,7 @@ def _line(result: Result) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; 1 where a fault survived, 2 where the table is wrong."""
+    """Run the command; return 1 if a fault survived, 2 if the table is wrong."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", metavar="WORD", action="append", help="in a name or a file")
     parser.add_argument("--all-tests", action="store_true", help="for survivors: all unit tests")

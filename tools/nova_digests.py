@@ -1,17 +1,17 @@
 #!/usr/bin/env python
 # SPDX-License-Identifier: Apache-2.0
-"""Write what Nova's functions were when somebody read them.
+"""Write the digests of Nova's functions, after a person has read them.
 
 The table is ``nova_hpc/from_nova/nova_digests.json``.
 
-Run beside each Nova, once its functions were read and the lines of the patches are those of
-the release that ``nova_hpc.from_nova.nova_sources.READ`` names::
+Run it beside each Nova, after its functions were read. The lines of the patches must be those
+of the release that ``nova_hpc.from_nova.nova_sources.READ`` names::
 
     for each in 32 33 34; do
         PYTHONPATH=. .tox/functional-$each/bin/python tools/nova_digests.py
     done
 
-What it is not run beside stays. A test compares the table with the Nova that is installed.
+Columns of other releases stay. A test compares the table with the installed Nova.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from virt_driver_patches.patches import overrides
 
 
 def targets() -> list[str]:
-    """Every function that is wrapped, overridden or relied on."""
+    """Every function of Nova that we wrap, override or rely on."""
     listed = (*patches.ALL, *scheduler.ALL, *overrides.DRIVER, *overridden.SCHEDULER)
     return sorted({*(each.target for each in listed), *contract.RELIED_ON})
 
@@ -39,7 +39,7 @@ def targets() -> list[str]:
 def renewed(release: int, folder: Path) -> str:
     """The table with the column of the Nova in *folder*.
 
-    :raises SystemExit: a function is not there.
+    :raises SystemExit: a function is missing in this Nova.
     """
     trees: dict[str, ast.Module] = {}
     table = {}
@@ -56,7 +56,7 @@ def renewed(release: int, folder: Path) -> str:
 
 
 def main() -> None:
-    """Write the table, if this Nova is the one that was read."""
+    """Write the table if the installed Nova is the release that was read."""
     running, release = version.version_string(), contract.running_nova_release()
     read = nova_sources.READ.get(release or 0)
     if release is None or running != read:

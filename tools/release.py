@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Build a release, look whether it is whole, and try it beside Nova.
+"""Build a release, check that it is complete, and test it beside Nova.
 
     python tools/release.py build 0.1.0    wheels and source archives of both, in dist/
-    python tools/release.py try 34 33 32   install those in new environments beside Nova
+    python tools/release.py try 34 33 32   install them in new environments beside Nova
 
 ``build`` needs git, and the packages ``build`` and ``twine``; ``try`` needs pip and a package
 index. ``tox run -e release`` does both. The version is pbr's ``PBR_VERSION``: no tag is needed.
@@ -29,7 +29,7 @@ from typing import Final
 TOP: Final = Path(__file__).resolve().parents[1]
 #: Distribution -> its folder.
 DISTRIBUTIONS: Final = {"nova_hpc": ".", "nova_hpc_lab": "lab"}
-#: Of the tree: what a wheel has under the same name.
+#: Distribution -> folders of the tree that its wheel has under the same name.
 PACKAGES: Final = {
     "nova_hpc": (
         "neutron_drivers",
@@ -40,20 +40,20 @@ PACKAGES: Final = {
     ),
     "nova_hpc_lab": ("nova_hpc_lab",),
 }
-#: What pbr leaves out of a source archive.
+#: Files that pbr omits from a source archive.
 LEFT_OUT: Final = {".gitignore"}
-#: The releases of Nova that are tried.
+#: The releases of Nova that a release is tested with.
 NOVA: Final = ("34", "33", "32")
 #: The release of Nova that the lab runs.
 OF_LAB: Final = "34"
 
 
 class ReleaseError(Exception):
-    """The release is not whole; the text says what is missing."""
+    """The release is incomplete or does not work; the text contains the reason."""
 
 
 def list_expected_files(name: str, tracked: Sequence[str], version: str) -> dict[str, str]:
-    """The files of a wheel that the tree has.
+    """The files of the tree that a wheel must contain.
 
     :param name: the distribution.
     :param tracked: the files of the repository.
@@ -74,7 +74,7 @@ def list_expected_files(name: str, tracked: Sequence[str], version: str) -> dict
 
 
 def compare_wheel(contents: Mapping[str, bytes], expected: Mapping[str, str]) -> list[str]:
-    """What a wheel lacks, or has otherwise than the tree."""
+    """The files that a wheel lacks, or has with another content than the tree."""
     faults = []
     for name, source in sorted(expected.items()):
         if name not in contents:
@@ -86,7 +86,7 @@ def compare_wheel(contents: Mapping[str, bytes], expected: Mapping[str, str]) ->
 
 def compare_wheels(one: Mapping[str, bytes], other: Mapping[str, bytes]) -> list[str]:
     """The files that differ between two wheels of one release."""
-    # How a wheel was packed: the list of its files, with their sums, and the commit.
+    # These files depend on the packing: the list of files with their sums, and the commit.
     packed = ("/RECORD", "/pbr.json")
     names = sorted(name for name in {*one, *other} if not name.endswith(packed))
     return [name for name in names if one.get(name) != other.get(name)]
@@ -99,7 +99,7 @@ def read_wheel(path: Path) -> dict[str, bytes]:
 
 
 def list_source_files(path: Path) -> set[str]:
-    """The files of a source archive, below its one folder."""
+    """The files of a source archive, without the name of its folder."""
     with tarfile.open(path) as archive:
         names = [PurePosixPath(member.name) for member in archive if not member.isdir()]
     return {str(PurePosixPath(*name.parts[1:])) for name in names}
@@ -111,7 +111,7 @@ def _run(
     cwd: Path = TOP,
     codes: Sequence[int] = (0,),
 ) -> str:
-    """The output of a program that has to end well."""
+    """The output of a program, whose exit status must be one of *codes*."""
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
         [str(word) for word in words],
@@ -142,7 +142,7 @@ def build_release(version: str, out: Path) -> list[Path]:
     tracked = _run(("git", "ls-files")).splitlines()
     built = []
     with tempfile.TemporaryDirectory() as scratch:
-        # Building writes into the tree; what it writes must not get into the next one.
+        # A build writes files into the tree, which must not get into the next build.
         clone = Path(scratch, "clone")
         _run(("git", "clone", "-q", "--no-local", TOP, clone))
         for name, folder in DISTRIBUTIONS.items():
@@ -176,7 +176,7 @@ def describe_file(path: Path) -> str:
 
 
 def try_release(nova: str, dist: Path, scratch: Path) -> list[str]:
-    """Install a release beside one of Nova, and use it: the wheel, then the source archive."""
+    """Install the wheel and then the source archive beside a release of Nova, and use each."""
     (wheel,) = dist.glob("nova_hpc-*.whl")
     (source,) = dist.glob("nova_hpc-*.tar.gz")
     home = scratch / f"nova-{nova}"
@@ -202,7 +202,7 @@ def _use_release(python: Path, scratch: Path) -> list[str]:
     version = _run((command, "--version"), cwd=scratch).strip()
     _run((command, "install-shim", "--python", python), cwd=scratch)
     used = json.loads(_run((python, TOP / "tools/release_uses.py"), cwd=scratch).splitlines()[-1])
-    # Nothing is set up here, which it has to find out: 2 is a failure that it names.
+    # This environment has no configuration, so the check may end with 2, a failure that it names.
     answer = _run(
         (command, "status", "upgrade", "check", "-f", "json"), cwd=scratch, codes=(0, 1, 2)
     )
@@ -220,7 +220,7 @@ def _use_release(python: Path, scratch: Path) -> list[str]:
 
 
 def main() -> int:
-    """Exit status 1 if the release is not whole or does not work."""
+    """Return 1 if the release is incomplete or does not work, else 0."""
     parser = argparse.ArgumentParser(description="Build a release and try it.")
     commands = parser.add_subparsers(dest="what", required=True)
     build = commands.add_parser("build", help="build wheels and source archives, and check them")

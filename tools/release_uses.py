@@ -12,12 +12,12 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-#: Groups that Neutron's server alone reads.
+#: Prefix of the groups of entry points that only Neutron's server reads.
 NEUTRON: Final = "neutron."
-#: What its points name is a folder of scripts, which alembic reads.
+#: A group whose entry points name a folder of scripts for alembic.
 MIGRATIONS: Final = "neutron.db.alembic_migrations"
 SERVER: Final = "6f0c1b52-0000-4000-8000-000000000000"
-#: As nova-hpc configure writes them.
+#: Enabled filters, as nova-hpc configure writes them.
 ENABLED: Final = (
     "ComputeFilter",
     "HpcTopologyFilter",
@@ -28,7 +28,7 @@ ENABLED: Final = (
 
 
 def load_entry_points() -> tuple[int, int, list[str]]:
-    """How many were loaded, how many belong to a Neutron that is not here, and what failed."""
+    """Number of loaded entry points, number of those that need a missing Neutron, and errors."""
     loaded, left_out, faults = 0, 0, []
     with_neutron = importlib.util.find_spec("neutron") is not None
     for name in ("nova-hpc", "nova-hpc-lab"):
@@ -54,7 +54,7 @@ def load_entry_points() -> tuple[int, int, list[str]]:
 
 
 def use_scheduler() -> tuple[list[str], list[str]]:
-    """The scheduler's plug-ins, as nova-scheduler makes them, and what is wrong with them."""
+    """The names of the scheduler's plug-ins, as nova-scheduler loads them, and their errors."""
     from nova import conf, context, objects
     from nova.scheduler import filters, weights
 
@@ -103,7 +103,7 @@ def use_scheduler() -> tuple[list[str], list[str]]:
 
 
 def use_validators() -> list[str]:
-    """Whether nova-api knows the keys of flavors."""
+    """The errors of nova-api's validators for our keys of flavors."""
     from nova.api.validation.extra_specs import validators
 
     validators.load_validators()
@@ -121,7 +121,7 @@ def use_validators() -> list[str]:
 
 
 def main() -> None:
-    """Print what was found."""
+    """Use the plug-ins and print the results."""
     from nova import monkey_patch
 
     monkey_patch.patch()

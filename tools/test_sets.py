@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Run a set of tests, several jobs at a time, and say what took how long.
+"""Run a set of tests, several jobs at a time, and print the time of each.
 
-A job is what one call of tox does: an environment of tox.ini and the words
-behind ``--``. Jobs are small enough that all CPUs are busy to the end; jobs of
-one environment share it. The standard library alone, for any Python 3.11.
+A job is one call of tox: an environment of tox.ini and the words behind ``--``.
+Jobs are small enough that all CPUs are busy to the end; jobs of one environment
+share it. The tool needs only the standard library, of any Python 3.11.
 
-Called by tools/test.sh, which installs what the jobs need.
+tools/test.sh calls it, after it has installed the programs that the jobs need.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from typing import IO, Final
 TOP: Final = Path(__file__).resolve().parents[1]
 
 QUICK, STANDARD, FULL = "quick", "standard", "full"
-#: Seconds between two lines about what runs.
+#: Seconds between two lines about the running jobs.
 _PROGRESS: Final = 60.0
-#: Seconds after which the main thread looks whether a signal came before it began to wait: a wait
-#: without end would not be interrupted by that one.
+#: Seconds after which the main thread checks for a signal that came just before its wait: that
+#: signal would not interrupt an endless wait.
 _LOOKS: Final = 1.0
 #: Seconds that processes have to end by themselves when a run is interrupted.
 _GRACE: Final = 5.0
-#: In the environment of all processes of a run, so that none of them can hide; tox passes it on.
+#: A variable that marks all processes of a run, so that each can be found; tox passes it on.
 _MARK: Final = "NOVA_HPC_TEST_RUN"
 #: The signals that end a run.
 _ENDS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -45,11 +45,11 @@ _ENDS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _SHOWN: Final = 150
 #: The niceness of jobs that run beside one that leads.
 _GIVES_WAY: Final = "10"
-#: Where files are in memory: making one takes a tenth of the CPU time that it takes on a disk.
+#: A folder in memory: a new file takes a tenth of the CPU time that it takes on a disk.
 _IN_MEMORY: Final = Path("/dev/shm")  # nosec B108
-#: Bytes that have to be free there, and in memory altogether, for the files of tests.
+#: Bytes that must be free in this folder, and in memory in total, for the files of tests.
 _ROOM: Final = 8 << 30
-#: Seconds for one test of the sets that people wait for; the slowest takes ten minutes.
+#: Seconds for one test of the quick and standard sets; the slowest takes ten minutes.
 _LIMIT: Final = 1500
 
 
@@ -57,12 +57,12 @@ _LIMIT: Final = 1500
 class Job:
     """One call of tox.
 
-    :ivar words: what follows ``--``; none: the environment's own command.
-    :ivar minutes: about how long it takes on one quiet CPU. The longest start first.
-    :ivar alone: it keeps all CPUs busy itself, and runs when the others have ended.
-    :ivar leads: it waits for one guest after the other, which keep a CPU busy in turn: it runs
-        from the beginning, beside the others, which leave it the CPU that it wants.
-    :ivar needs: a program, or a variable of the environment, without which it is left out.
+    :ivar words: the words behind ``--``; empty for the environment's own command.
+    :ivar minutes: approximate time on one idle CPU. The longest jobs start first.
+    :ivar alone: whether it keeps all CPUs busy itself; it runs after the other jobs.
+    :ivar leads: whether it waits for one guest after the other, each of which uses a CPU. It runs
+        from the beginning beside the other jobs, which have a lower priority.
+    :ivar needs: a program, or a variable of the environment; without it, the job is skipped.
     """
 
     name: str
@@ -88,20 +88,20 @@ def _job(
     return Job(name, env, tuple(words), minutes, frozenset(sets), alone, leads, needs)
 
 
-#: So many tests of a run may need another try. A loaded machine disturbs a wait of one test or
-#: two of 1,500; more than that, or the same test in two jobs, is a fault that comes and goes.
+#: The most tests of a run that may need another try. A loaded machine disturbs a wait of one or
+#: two tests of 1,500; more tests, or the same test in two jobs, are an intermittent fault.
 RERUNS: Final = 2
-# Services and processes on a loaded machine: one more try, whose reason is in the log.
+# Tests with services and processes get one more try on a loaded machine; the log has the reason.
 _TRIES: Final = ("--reruns", "1", "--max-suite-reruns", str(RERUNS), "--rerun-show-tracebacks")
 _OURS: Final = ("python", "-m", "pytest", *_TRIES, "--durations", "8", "tests/functional")
 _NOT_SLOW: Final = ("-m", "not slow")
 _NOT_LONG: Final = ("-m", "not long and not slow")
-#: About half of the unit tests; a set has a process for these and one for the rest.
+#: About half of the unit tests; a set has one job for these and one for the rest.
 _NODES: Final = tuple(
     f"tests/unit/{room}" for room in ("adopt", "commands", "device", "doctor", "lab", "tenancy")
 )
 _NOT_NODES: Final = tuple(f"--ignore={each}" for each in _NODES)
-#: Of the functional tests: what another release of Nova can break.
+#: Selects the functional tests that another release of Nova can break.
 _WRAPS_NOVA: Final = (*_NOT_SLOW, "-k", "contract or patches or errors or reader")
 _SCHEDULER: Final = "scheduler or explain or configure"
 _NODE: Final = f"driver and not ({_SCHEDULER})"
@@ -114,7 +114,7 @@ JOBS: Final[tuple[Job, ...]] = (
     _job("lint", "lint", (), 2, QUICK, STANDARD, FULL),
     _job("unit-nodes", "py311", (*_NOT_LONG, *_NODES), 3, QUICK),
     _job("unit-rest", "py311", (*_NOT_LONG, "tests/unit", *_NOT_NODES), 3, QUICK),
-    # Two processes: one alone would be the last job for ten minutes.
+    # Two jobs: a single one would run alone for the last ten minutes.
     _job("unit", "py311", (*_TRIES, *_NOT_SLOW, "tests/unit", *_NOT_NODES), 10, STANDARD),
     _job("unit-of-nodes", "py311", (*_TRIES, *_NOT_SLOW, *_NODES), 11, STANDARD),
     _job("shm", "shm", (*_TRIES, *_NOT_SLOW, "tests/shm"), 1, QUICK, STANDARD),
@@ -128,19 +128,19 @@ JOBS: Final[tuple[Job, ...]] = (
     _job("lab", "lab", ("-m", "not slow", "tests/lab"), 20, STANDARD, leads=True),
     # In the lab's environment, and without its nodes.
     _job("fabric", "lab", ("-m", "not slow", "tests/fabric"), 5, STANDARD),
-    # A night.
+    # The jobs of a night follow.
     _job("unit-20000", "unit-full", (), 240, FULL),
     _job("unit-312", "py312", (), 4, FULL, needs="python3.12"),
     _job("unit-313", "py313", (), 4, FULL, needs="python3.13"),
     _job("functional-34-all", "functional-34", (*_OURS, "-k", "not two_hundred"), 27, FULL),
-    # From seeds, and without another try: what failed once is looked at.
+    # Histories from seeds, without another try: a single failure already needs an explanation.
     _job("histories", "functional-34", ("python", "-m", "pytest", *_HISTORIES), 23, FULL),
     _job("functional-33-all", "functional-33", (*_OURS, *_NOT_SLOW), 14, FULL),
     _job("functional-32-all", "functional-32", (*_OURS, *_NOT_SLOW), 14, FULL),
-    # A failure at each step of a move; functional-34-all has them.
+    # Tests of a failure at each step of a move; functional-34-all includes them.
     _job("moves-33", "functional-33", (*_OURS, "-k", "FailingTest"), 6, FULL),
     _job("moves-32", "functional-32", (*_OURS, "-k", "FailingTest"), 6, FULL),
-    # How Nova and this project can be installed; functional-34-all has them.
+    # Tests of the ways to install Nova and this project; functional-34-all includes them.
     _job("layouts-33", "functional-33", (*_OURS, "-k", "driver_layouts"), 6, FULL),
     _job("layouts-32", "functional-32", (*_OURS, "-k", "driver_layouts"), 6, FULL),
     _job("nova-suites-34", "functional-34", (*_SUITES, "--all"), 40, FULL),
@@ -165,7 +165,7 @@ JOBS: Final[tuple[Job, ...]] = (
         *(10, FULL),
         alone=True,
     ),
-    # Ten rounds of four ways with 512 hosts, and what may happen to a scheduler.
+    # Ten rounds of four ways with 512 hosts, and failures of a scheduler.
     _job(
         *("group-cloud", "functional-34"),
         ("python", "-m", "benchmarks.group_cloud"),
@@ -185,7 +185,7 @@ JOBS: Final[tuple[Job, ...]] = (
     _job("fabric-all", "lab", ("tests/fabric",), 90, FULL),
     # A real engine, built from Debian's source, between namespaces and two emulated machines.
     _job("gpu-engine", "lab", ("tests/gpu",), 25, FULL),
-    # Builds as a release is built, and installs that beside each Nova.
+    # Builds a release, and installs it beside each Nova.
     _job("release", "release", (), 15, FULL),
     _job("lab-all", "lab", ("tests/lab",), 90, FULL, alone=True),
 )
@@ -193,9 +193,9 @@ JOBS: Final[tuple[Job, ...]] = (
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How a job ended.
+    """The end of a job.
 
-    :ivar cpu: seconds of the processors, of all processes that it has waited for.
+    :ivar cpu: CPU seconds of all processes that it has waited for.
     :ivar said: the last line of its test runner, or of its log.
     :ivar reruns: the tests that needed another try.
     """
@@ -209,30 +209,30 @@ class Outcome:
 
 
 class Runner:
-    """Runs jobs; prints a line when one ends and, once a minute, what runs.
+    """Runs jobs; prints a line when a job ends and, once a minute, the running jobs.
 
     :param logs: the folder for the output of each job.
-    :param limit: seconds after which a test that has not ended fails; 0: none.
-    :param files: the folder for files of tests; None: the usual one. A job that leads has large
-        ones, and keeps to the disk.
+    :param limit: seconds after which a running test fails; 0 for no limit.
+    :param files: the folder for files of tests; None for the default one. A job that leads has
+        large files and always uses the default one, on the disk.
     """
 
     def __init__(self, logs: Path, limit: int = 0, files: str | None = None) -> None:
         self._logs = logs
         self._files = {} if files is None else {"TMPDIR": files}
-        # Of pytest-timeout. One test that waits for ever would be all that is heard of a run.
+        # For pytest-timeout: a test that waits for ever would stop the whole run.
         self._limits = {"PYTEST_TIMEOUT": str(limit)} if limit else {}
         self._mark = f"{os.getpid()}-{time.time_ns()}"
         self._lock = threading.Lock()
         self._running: dict[str, tuple[float, subprocess.Popen[bytes] | None]] = {}
-        # tox processes of one checkout share the folder in which packages are
-        # built: one of them prepares its environment at a time.
+        # tox processes of one checkout share the folder for built packages, so only one of them
+        # prepares its environment at a time.
         self._preparing = threading.Lock()
         self._prepared: set[str] = set()
         self._ended = False
 
     def run(self, jobs: Sequence[Job], workers: int) -> list[Outcome]:
-        """Run *jobs*, at most *workers* at once and one that leads; those alone come last."""
+        """Run *jobs*, at most *workers* at once beside leading ones; jobs with ``alone`` last."""
         self._logs.mkdir(parents=True, exist_ok=True)
         outcomes: list[Outcome] = []
         with self._progress():
@@ -274,7 +274,7 @@ class Runner:
         return outcome
 
     def _call(self, job: Job, stream: IO[bytes], words: Sequence[str]) -> tuple[int, float]:
-        """Call tox in a process group of its own: its status, 1 once all is to end, and its CPU."""
+        """Call tox in a process group of its own; return its status, 1 if the run ends, and CPU."""
         with self._lock:
             if self._ended:
                 return 1, 0.0
@@ -294,7 +294,7 @@ class Runner:
                 start_new_session=True,
             )
             if gives_way:
-                # Linux weighs sessions first, where it groups processes by them.
+                # With autogroups, Linux applies the niceness of the session before that of tasks.
                 with contextlib.suppress(OSError):
                     Path(f"/proc/{process.pid}/autogroup").write_text(_GIVES_WAY)
             before = self._running.get(job.name)
@@ -317,7 +317,7 @@ class Runner:
             sys.stdout.flush()
 
     def _end(self) -> None:
-        """End what runs: an interrupted run leaves nothing behind.
+        """End all processes of the run, so that an interrupted run leaves none behind.
 
         A process group is not enough: tests start sessions of their own, and Nova's services have
         handlers of SIGTERM that pytest inherits.
@@ -329,7 +329,7 @@ class Runner:
         begun, told = time.monotonic(), set[int]()
         while left := processes_with(f"{_MARK}={self._mark}"):
             late = time.monotonic() - begun > _GRACE
-            # Once: some take a second SIGTERM for impatience, and leave their own work.
+            # Only one SIGTERM: some programs stop their own cleaning at the second one.
             for pid in left if late else set(left) - told:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL if late else signal.SIGTERM)
@@ -361,10 +361,10 @@ class Runner:
 
 
 def processes_with(entry: str) -> list[int]:
-    """IDs of the processes that have *entry* (NAME=VALUE) in the environment they began with."""
+    """IDs of the processes that have *entry* (NAME=VALUE) in their initial environment."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
-        # Others' processes, and those that have just ended.
+        # Processes of other users, and those that have just ended, are not readable.
         with contextlib.suppress(OSError):
             if entry.encode() in (folder / "environ").read_bytes().split(b"\0"):
                 found.append(int(folder.name))
@@ -372,8 +372,8 @@ def processes_with(entry: str) -> list[int]:
 
 
 def _wait(process: subprocess.Popen[bytes]) -> tuple[int, float]:
-    """Wait for its end: exit status, and the CPU seconds of it and of what it has waited for."""
-    # Left as it is, for Popen to take the status from: only one can.
+    """Wait for its end; return exit status, and CPU seconds of it and of its ended children."""
+    # WNOWAIT leaves the status for Popen, as it can be read only once.
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     ticks = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[11:15]
     return process.wait(), sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
@@ -388,7 +388,7 @@ def _said(log: Path) -> str:
         found = _COUNTS.match(line)
         if found:
             return found.group(1)
-    # tox's own last words say nothing of the job.
+    # tox's own last lines contain nothing about the job.
     kept = [line for line in lines if line and "congratulations" not in line and ": OK" not in line]
     return kept[-1][:100] if kept else "no output"
 
@@ -404,8 +404,8 @@ def _reruns(log: Path) -> tuple[str, ...]:
 def judge_reruns(outcomes: Sequence[Outcome]) -> tuple[list[str], bool]:
     """Lines that name each test that needed another try, and whether the run fails for them.
 
-    It does for more than :data:`RERUNS` tests, and for one that needed it twice: a job grants each
-    test one, so that is in two jobs, as on two releases of Nova.
+    It fails for more than :data:`RERUNS` tests, or for a test that needed it in two jobs, e.g. on
+    two releases of Nova: one job gives each test only one more try.
     """
     jobs: dict[str, list[str]] = {}
     for outcome in outcomes:
@@ -421,7 +421,7 @@ def judge_reruns(outcomes: Sequence[Outcome]) -> tuple[list[str], bool]:
 
 
 def counted(outcomes: Sequence[Outcome], word: str) -> int:
-    """How many tests *word* (passed, failed) by the last lines of pytest."""
+    """Number of tests that *word* (passed, failed), by the last lines of pytest."""
     found = (re.search(rf"(\d+) {word}", each.said) for each in outcomes)
     return sum(int(each.group(1)) for each in found if each)
 
@@ -431,7 +431,7 @@ def _clock(seconds: float) -> str:
 
 
 def table(outcomes: Sequence[Outcome], seconds: float) -> str:
-    """What took how long, the longest first."""
+    """A table of the jobs with their times, the longest first."""
     rows = sorted(outcomes, key=lambda each: -each.seconds)
     width = max(len(each.job.name) for each in rows)
     lines = [f"{'job':{width}}  {'min:s':>7}  {'of CPU':>7}  result"]
@@ -448,7 +448,7 @@ def table(outcomes: Sequence[Outcome], seconds: float) -> str:
 
 @contextlib.contextmanager
 def _files_in_memory() -> Iterator[str | None]:
-    """A folder for the files of tests, removed at the end; None where there is no room for them."""
+    """A folder in memory for the files of tests, removed at the end; None if it lacks room."""
     try:
         found = os.statvfs(_IN_MEMORY)
         words = Path("/proc/meminfo").read_text().split()
@@ -459,7 +459,7 @@ def _files_in_memory() -> Iterator[str | None]:
     if not usable or min(found.f_bavail * found.f_frsize, free) < _ROOM:
         yield None
         return
-    # A short name: sockets lie deep below it.
+    # A short name, because the paths of sockets deep below it have a limit.
     folder = _IN_MEMORY / f"n{os.getpid()}"
     folder.mkdir(mode=0o700)
     try:
@@ -469,18 +469,18 @@ def _files_in_memory() -> Iterator[str | None]:
 
 
 def _is_there(needs: str) -> bool:
-    """Whether a program is installed, or a variable named in capitals is set."""
+    """Whether a program is installed, or a variable (a name in capitals) is set."""
     return bool(os.environ.get(needs)) if needs.isupper() else shutil.which(needs) is not None
 
 
 def main() -> int:
-    """Exit status 0 when every job ended well."""
+    """Run the tool; return 0 if every job succeeded and few tests needed another try."""
     parser = argparse.ArgumentParser(description="Run a set of tests.")
     parser.add_argument("set", choices=(QUICK, STANDARD, FULL), nargs="?", default=STANDARD)
     parser.add_argument("--list", action="store_true", help="show the jobs and run none")
     parser.add_argument("--only", nargs="+", metavar="JOB", help="some jobs, of any set")
     cpus = os.cpu_count() or 1
-    # Jobs wait for threads, sockets and processes for a good part of their time.
+    # Jobs spend much of their time waiting for threads, sockets and processes.
     parser.add_argument("--workers", type=int, default=cpus + 2, help="jobs at once")
     logs = TOP / ".tox" / "logs"
     parser.add_argument("--logs", type=Path, default=logs, help="folder for the jobs' output")
@@ -512,7 +512,7 @@ def main() -> int:
     lines, too_many = judge_reruns(outcomes)
     for line in lines:
         print(line)
-    # The same for programs that read what test runners say.
+    # The totals again, in a form for programs that read the output of test runners.
     print(f"total: {counted(outcomes, 'passed')} passed, {counted(outcomes, 'failed')} failed")
     return int(too_many or any(outcome.status for outcome in outcomes))
 

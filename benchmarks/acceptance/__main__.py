@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """``python -m benchmarks.acceptance``: faults on purpose, and whether accept names them.
 
-``run FILE`` makes what FILE lacks of the trials, one line of JSON each, so that it may be ended
-and started again at any point. ``show FILE`` prints the table for the documentation. Only on a
-machine that does nothing else, as root.
+``run FILE`` makes the trials that FILE lacks, one line of JSON each. It may be ended and started
+again at any point. ``show FILE`` prints the table for the documentation. Run it as root, and only
+on a machine that does nothing else.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from nova_hpc.guest.accept.session import end_on_signals
 from nova_hpc.guest.accept.tools import adopt_orphans
 from nova_hpc_tools.accept.beside_run import BesideTerms, measure_beside
 
-#: Those that the documentation shows.
+#: The trials that the documentation shows.
 TRIALS: Final = Path(__file__).with_name("trials.jsonl")
-#: Trials of each fault, and of none.
+#: Number of trials of each fault, and of runs without a fault.
 _OF_FAULT: Final = 5
 _OF_NOTHING: Final = 20
-#: Seconds of turns: what is undecided then does not count here.
+#: Seconds of turns; a probe that is still undecided then does not count here.
 _BUDGET: Final = 120.0
-#: What the project asks of itself.
+#: The project's goal: the least share of faults with the right cause and no other.
 _LEAST_NAMED: Final = 0.9
 
 
 @attrs.frozen
 class Trial:
-    """One trial that was made.
+    """The result of one trial.
 
-    :ivar named: causes with their status.
+    :ivar named: named causes with their status.
     """
 
     fault: str
@@ -61,7 +61,7 @@ class Trial:
 
     @property
     def is_good(self) -> bool:
-        """Whether it has the right name and no other; without a fault: nothing was slow."""
+        """Whether exactly the right causes were named, and probes were slow only with a fault."""
         fault = FAULTS[self.fault]
         if fault.unknown:
             return not self.named and bool(self.slow)
@@ -69,12 +69,12 @@ class Trial:
 
     @property
     def is_wrong(self) -> bool:
-        """Whether it has a name that is not right."""
+        """Whether a wrong cause was named."""
         return bool(set(self.named) - FAULTS[self.fault].right)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; 1 if the trials are not what the project asks of itself."""
+    """Run the command; return 1 if the trials miss the project's goals."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     actions = parser.add_subparsers(dest="action", required=True)
     run = actions.add_parser("run", help="make the trials that FILE lacks")
@@ -106,7 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def make_trials(
     file: Path, names: Sequence[str] | Mapping[str, Any], times: int | None, disk: Path
 ) -> Iterator[Trial]:
-    """Make what the file lacks, fault by fault in turns, and write each down at once."""
+    """Make the trials that the file lacks, in turns over the faults, and write each at once."""
     with tempfile.TemporaryDirectory(dir=disk, prefix="nova-hpc-trials-") as place:
         folder = Path(place)
         with made_places(folder):
@@ -128,7 +128,7 @@ def make_trials(
 def list_missing(
     trials: Sequence[Trial], names: Sequence[str] | Mapping[str, Any], times: int | None
 ) -> Iterator[str]:
-    """The faults of which trials are missing, in turns, once for each trial."""
+    """The faults with missing trials, in turns, once for each missing trial."""
     made = Counter(trial.fault for trial in trials)
     wanted = {name: times or (_OF_NOTHING if name == NOTHING else _OF_FAULT) for name in names}
     for turn in range(max(wanted.values(), default=0)):
@@ -138,9 +138,9 @@ def list_missing(
 
 
 def make_trial(name: str, fault: Fault, folder: Path) -> Trial:
-    """One trial: six pairs of turns, more for what is undecided, and experiments.
+    """Make one trial: six pairs of turns, more for undecided probes, and experiments.
 
-    :raises AcceptanceError: a place does not answer.
+    :raises AcceptanceError: a place does not answer, or a symptom is missing.
     """
     begun = time.monotonic()
     good = make_place(folder, NOTHING, fault.both)
@@ -153,7 +153,7 @@ def make_trial(name: str, fault: Fault, folder: Path) -> Trial:
         f"{probe}: {result.missing[probe]}" for probe in fault.only if probe in result.missing
     ]
     if absent:
-        # Without its symptom a fault cannot be named, which says nothing of the rules.
+        # Without its symptom a fault cannot be named, so the trial does not test the rules.
         raise AcceptanceError("; ".join(absent))
     seconds = time.monotonic() - begun
     return _describe_trial(name, result, seconds)
@@ -191,7 +191,7 @@ def read_trials(file: Path) -> list[Trial]:
 
 
 def format_table(trials: Sequence[Trial]) -> str:
-    """What was made, what is right, and what was said, as a table of the documentation."""
+    """The faults, their right causes and the named causes, as a table of the documentation."""
     lines = [".. list-table::", "   :header-rows: 1", "   :widths: 38 22 40", ""]
     rows = [("Made", "Right", "Named")]
     for name, fault in FAULTS.items():
@@ -227,7 +227,7 @@ def _summarize_trials(trials: Sequence[Trial]) -> list[str]:
 
 
 def judge_trials(trials: Sequence[Trial]) -> int:
-    """0 if the trials are what the project asks of itself."""
+    """0 if the trials reach the project's goals, else 1."""
     of_faults = [trial for trial in trials if FAULTS[trial.fault].right]
     rest = [trial for trial in trials if not FAULTS[trial.fault].right]
     named = sum(trial.is_good for trial in of_faults)

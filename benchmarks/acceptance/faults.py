@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """``python -m benchmarks.acceptance.faults FAULT WORDS...``: run WORDS with one fault.
 
-What is made ends with WORDS. It takes root and control groups of version 1. Never on a machine
-where others work.
+The fault ends with WORDS. It needs root and control groups of version 1. Never run it on a machine
+that other people use.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ import attrs
 
 from nova_hpc.guest.accept.gpus import list_gpu_users
 
-#: Where the places of a trial have their files; the environment of both has it.
+#: Variable in the environment of both places, with the folder of a trial's files.
 FOLDER: Final = "NOVA_HPC_TRIAL"
-#: Network namespaces: of both places, of the router between, and of the peer.
+#: Network namespaces of both places, of the router between them and the peer, and of the peer.
 HERE, ROUTER, PEER = "nhtHere", "nhtRouter", "nhtPeer"
 PEER_ADDRESS: Final = "10.77.2.1"
 _PR_SET_THP_DISABLE: Final = 41
 _GROUPS: Final = Path("/sys/fs/cgroup")
-#: Seconds that a process has until it uses a GPU.
+#: Seconds until a process must use a GPU.
 _START: Final = 20.0
 _LARGE: Final = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 _REFERENCE: Final = "/usr/lib/x86_64-linux-gnu/blas"
@@ -42,11 +42,11 @@ Making = Callable[[dict[str, str]], contextlib.AbstractContextManager[None]]
 class Fault:
     """A fault that can be made.
 
-    :ivar right: the causes that may be named; empty: none may.
-    :ivar only: the probes that are measured: those that it slows, and those that its rules look at.
-    :ivar make: changes the environment of what is run, and lasts as long as that.
+    :ivar right: the causes that may be named; empty if none may.
+    :ivar only: the measured probes: those that the fault slows, and those that its rules read.
+    :ivar make: a context that makes the fault, and changes the environment of the command.
     :ivar both: environment of both places.
-    :ivar needs: files that have to be there.
+    :ivar needs: files that must exist.
     """
 
     says: str
@@ -55,7 +55,7 @@ class Fault:
     make: Making
     both: Mapping[str, str] = attrs.Factory(dict)
     needs: tuple[str, ...] = ()
-    #: None of our rules knows it.
+    #: Whether none of our rules covers the fault.
     unknown: bool = False
 
 
@@ -161,7 +161,7 @@ def _with_disk_limit(_: dict[str, str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _frozen(_: dict[str, str]) -> Iterator[None]:
-    """40 ms of each 80, by a process that stays outside."""
+    """Freeze the command for 40 ms of each 80, by a process outside of its group."""
     with _group("freezer") as folder:
         text = (
             "import time, sys\nstate = sys.argv[1]\ntry:\n    while True:\n"
@@ -169,7 +169,7 @@ def _frozen(_: dict[str, str]) -> Iterator[None]:
             "            open(state, 'w').write(word)\n            time.sleep(0.04)\n"
             "finally:\n    open(state, 'w').write('THAWED')\n"
         )
-        # It begins in the group of this process, and leaves it before it freezes anything.
+        # The process starts in the group of this one, and leaves it before it freezes anything.
         outside = f"open({str(folder.parent / 'cgroup.procs')!r}, 'w').write('0')\n"
         state = str(folder / "freezer.state")
         helper = subprocess.Popen([sys.executable, "-c", outside + text, state])
@@ -193,7 +193,7 @@ def _with_slow_calls(which: str) -> Making:
 
 @contextlib.contextmanager
 def _with_gpu_hog(_: dict[str, str]) -> Iterator[None]:
-    """Another process that copies to the GPU; it is there once the driver names it."""
+    """Start another process that copies to the GPU; wait until the driver lists it."""
     words = ["nvbandwidth", "-t", "host_to_device_memcpy_ce", "-i", "1000000"]
     hog = subprocess.Popen(words, stdout=subprocess.DEVNULL)
     try:
@@ -287,7 +287,7 @@ FAULTS: Final[Mapping[str, Fault]] = {
 
 
 def main(words: list[str]) -> int:
-    """Run WORDS with the fault; its own exit status is theirs."""
+    """Run WORDS with the fault, and return their exit status."""
     name, *command = words
     fault = FAULTS[name]
     environment = dict(os.environ)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two equal places on one machine, with a network and a peer: one of them gets the fault."""
+"""Two equal places on one machine, with a network and a peer; one place gets the fault."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ nsenter --net=/run/netns/{ROUTER} sysctl -q -w net.ipv4.ip_forward=1
 
 @contextlib.contextmanager
 def made_places(folder: Path) -> Iterator[None]:
-    """The network of a trial, and what both places run; nothing of it stays.
+    """Make the network of a trial and the programs of both places; remove them after the block.
 
-    :param folder: on a disk; files of both places go there.
+    :param folder: a folder on a disk for the files of both places.
     :raises subprocess.CalledProcessError: the network cannot be made, or gcc failed.
     """
     (folder / "nova-hpc-guest").write_bytes(single_file())
@@ -71,10 +71,10 @@ def _remove_namespaces() -> None:
 
 
 def make_place(folder: Path, fault: str, both: Mapping[str, str]) -> RemoteMember:
-    """A place where each command is run with a fault.
+    """A place that runs each command with a fault.
 
-    :param fault: its name; ``none``: the other place.
-    :param both: environment that both places have.
+    :param fault: its name; ``none`` for the other place.
+    :param both: environment of both places.
     """
     return RemoteMember(
         functools.partial(_build_words, folder, fault or NOTHING),

@@ -43,9 +43,9 @@ COLUMNS = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; the exit status is 0 if all that must hold did."""
+    """Run the command; the exit status is 0 if each race fulfils :func:`holds`."""
     options = _options(argv)
-    # What was started must end with the command, however that ends.
+    # SIGTERM becomes an exit, so that the started processes end with the command.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     cloud = Cloud(hosts=options.hosts, switches=options.switches, gpus=options.gpus_per_switch)
     tallies: list[Tally] = []
@@ -78,7 +78,7 @@ def _save(path: Path, tallies: Sequence[Tally]) -> None:
 
 
 def holds(tally: Tally) -> bool:
-    """What must be true of every race, stock Nova's too."""
+    """Whether a race had no error; this must be true for stock Nova, too."""
     return (
         tally.given_twice == 0
         and tally.broken == 0
@@ -121,10 +121,10 @@ def _table(tallies: Sequence[Tally]) -> Table:
 
 
 def _rst(tallies: Sequence[Tally], where: Mapping[str, str]) -> str:
-    """The page that the documentation includes: a line a column, as there are many.
+    """The page that the documentation includes, with a line for each column, as there are many.
 
-    Of several rounds it has the means, and in how far a variant differs from the first one of the
-    same round.
+    For several rounds it has the means, and the difference of each variant from the first one of
+    the same round.
     """
     text = io.StringIO()
     several = len({_kind(each) for each in tallies}) < len(tallies)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """All compute nodes of a race in one process: Nova's own resource trackers.
 
-Each host has a real ``ResourceTracker`` that registers it (compute node, PCI
-devices, providers in Placement) and claims the devices of every server exactly
-as nova-compute does before it starts a guest. Only the hypervisor is not there.
+Each host has a real ``ResourceTracker``, which registers it (compute node, PCI
+devices, providers in Placement). It claims the devices of every server exactly
+as nova-compute does before it starts a guest. Only the hypervisor is missing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ VF = ("15b3", "101e")
 
 @attrs.frozen
 class Function:
-    """A virtual function: the adapter that it belongs to, and where that sits."""
+    """A virtual function: its adapter, and the place of that adapter."""
 
     adapter: str
     place: Location
@@ -61,7 +61,7 @@ def functions(cloud: Cloud) -> dict[str, Function]:
 
 
 def layout(cloud: Cloud) -> dict[str, Location]:
-    """Where the GPUs of a host sit: address -> location."""
+    """The places of the GPUs of a host: address -> location."""
     found = {}
     for index in range(cloud.switches):
         place = Location(
@@ -90,7 +90,7 @@ def device_spec(cloud: Cloud) -> list[str]:
 
 
 def _pci_devices(cloud: Cloud) -> str:
-    """What a libvirt driver reports of a host's GPUs and virtual functions."""
+    """The report of a libvirt driver on a host's GPUs and virtual functions."""
     found = [_device(address, GPU, place.numa) for address, place in layout(cloud).items()]
     for address, function in functions(cloud).items():
         kind = {"dev_type": "type-VF", "parent_addr": function.adapter}
@@ -114,7 +114,7 @@ def _device(address: str, ids: tuple[str, str], node: int | None) -> dict[str, A
 
 
 def _driver(name: str, cloud: Cloud) -> Any:
-    """A driver that reports a host with GPUs, and starts nothing."""
+    """A driver that reports a host with GPUs, and starts no guest."""
     import os_resource_classes as orc
     from nova.virt import driver
 
@@ -138,7 +138,7 @@ def _driver(name: str, cloud: Cloud) -> Any:
                 "supported_instances": [("x86_64", "kvm", "hvm")],
                 "numa_topology": None,
                 "pci_passthrough_devices": _pci_devices(cloud),
-                # What HpcLibvirtDriver says of a node where nothing is wrong.
+                # The report of HpcLibvirtDriver for a node without faults.
                 "stats": {stats.KEY: stats.StatsDocument().dumps()},
                 "uuid": node_uuid(name),
             }
@@ -178,9 +178,9 @@ class Computes:
         self.lock = threading.Lock()
 
     def register(self, count: int | None = None) -> None:
-        """What nova-compute does when it starts, and nova-manage's discover_hosts.
+        """Do the same as the start of nova-compute, and as nova-manage's discover_hosts.
 
-        :param count: of so many hosts; None: of all.
+        :param count: number of hosts to register; None for all.
         """
         from nova import objects
 
@@ -195,7 +195,7 @@ class Computes:
             objects.HostMapping(self.context, host=name, cell_mapping=cell).create()
 
     def build(self, primitive: Any, host: str, mapping: dict[str, list[str]]) -> str:
-        """Claim a server's devices as nova-compute does; '' or why not."""
+        """Claim a server's devices as nova-compute does; return '' or the reason of a refusal."""
         from nova import exception, objects
         from nova.compute import utils as compute_utils
 
@@ -238,7 +238,7 @@ class Computes:
         return ""
 
     def devices(self) -> list[tuple[str, str, str]]:
-        """Nova's own records: server, host and address of each device that is given."""
+        """Nova's own records: server, host and address of each allocated device."""
         from nova import objects
 
         found = []
@@ -261,7 +261,7 @@ class Computes:
 
 
 def _make_cells(context: Any, transport: str = "fake:/") -> Any:
-    """Make cell0 and the one cell with hosts; returns the latter."""
+    """Make cell0 and the single cell with hosts; return the latter."""
     from nova import objects
     from nova.conf import CONF
 
@@ -310,7 +310,7 @@ def run(nova_conf: str, log: str, cloud: Cloud, orders: Any, answers: Any) -> No
                 pending.append(pool.submit(computes.build, *arguments))
                 continue
             if word == "settle":
-                # All builds that were ordered before this one have ended.
+                # All builds that were ordered before this word have ended.
                 result: Any = [text for each in pending if (text := each.result())]
                 pending.clear()
             else:

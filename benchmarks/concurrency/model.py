@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a race is, what came out of it, and how that is counted. No Nova here."""
+"""The model of a race, its outcomes, and their counts. The module does not import Nova."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BROKEN = "broken"  # anything else
 
 @attrs.frozen
 class Cloud:
-    """The hosts: all alike, each with pairs of switches."""
+    """The hosts, all equal, each with pairs of switches."""
 
     hosts: int = 50
     switches: int = 4
@@ -32,7 +32,7 @@ class Variant:
 
     title: str
     ours: bool
-    #: What is set otherwise than for the other variants: (group, option) -> value.
+    #: Options that differ from the other variants: (group, option) -> value.
     options: Mapping[tuple[str, str], object] = attrs.field(factory=dict)
 
     def specs(self, gpus: int) -> dict[str, str]:
@@ -57,7 +57,7 @@ VARIANTS: Mapping[str, Variant] = {
 
 @attrs.frozen
 class Create:
-    """What one scheduler did with one server."""
+    """The outcome of one server at one scheduler."""
 
     server: str
     outcome: str
@@ -67,9 +67,9 @@ class Create:
     host: str = ""
     #: Providers of the devices, one entry a device.
     devices: tuple[str, ...] = ()
-    #: Claims in Placement that were tried; all but a last good one were lost.
+    #: Number of claims in Placement; all were lost except a last successful one.
     claims: int = 0
-    #: Placement still had devices that fit, after this one was refused.
+    #: Whether Placement still had devices that fit, after this one was refused.
     free_left: bool = False
     worker: int = 0
 
@@ -97,12 +97,12 @@ class Tally:
 
     @property
     def rate(self) -> float:
-        """Creates that were answered, a second."""
+        """Answered creates per second."""
         return self.creates / self.seconds if self.seconds else 0.0
 
 
 def seconds(creates: Iterable[Create]) -> float:
-    """From the first start to the last end."""
+    """Seconds from the first start to the last end."""
     found = list(creates)
     if not found:
         return 0.0
@@ -110,12 +110,12 @@ def seconds(creates: Iterable[Create]) -> float:
 
 
 def lost_claims(creates: Iterable[Create]) -> int:
-    """Claims that Placement turned down because another scheduler was first."""
+    """Number of claims that Placement refused because another scheduler was first."""
     return sum(each.claims - (each.outcome == PLACED) for each in creates)
 
 
 def given_twice(creates: Iterable[Create]) -> int:
-    """Devices that more than one server was told to have."""
+    """Number of devices in the answers for more than one server."""
     seen: set[str] = set()
     twice: set[str] = set()
     for each in creates:
@@ -128,7 +128,7 @@ def room(free: Iterable[tuple[str, str]], gpus: int, together: bool) -> bool:
     """Whether one more server of *gpus* devices fits.
 
     :param free: host and switch of every free device.
-    :param together: they must sit below one switch.
+    :param together: whether the devices must be below one switch.
     """
     counts: dict[tuple[str, str], int] = {}
     for host, switch in free:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a process of a race becomes one of Nova's: configuration, logs, threads."""
+"""The start of a process of Nova in a race: configuration, logs, threads."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-#: For every process that is started after it: native threads, as the
-#: scheduler of release 34 has them by default.
+#: Environment of every process that a race starts: native threads, the
+#: default of the scheduler of release 34.
 ENVIRONMENT = {"OS_NOVA_DISABLE_EVENTLET_PATCHING": "true"}
 
 
@@ -20,9 +20,9 @@ def begin(
     options: Mapping[tuple[str, str], object],
     more: Sequence[str] = (),
 ) -> Any:
-    """Read the configuration; returns an administrator's context.
+    """Read the configuration; return an administrator's context.
 
-    :param more: further files, which go before *nova_conf*.
+    :param more: further files, which are read before *nova_conf*.
     """
     assert all(os.environ.get(name) == value for name, value in ENVIRONMENT.items())
     from nova import config, context, objects

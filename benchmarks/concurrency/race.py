@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs races: starts the processes, hands out the servers, counts what came out."""
+"""Runs races: starts the processes, distributes the servers, counts the outcomes."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ PATIENCE = 600.0
 
 
 class RaceError(Exception):
-    """A process of the race failed; the text holds its traceback."""
+    """A process of the race failed; the text contains its traceback."""
 
 
 @attrs.frozen
 class Plan:
-    """What all races of a run have in common."""
+    """The settings that all races of a run share."""
 
     cloud: Cloud = attrs.field(factory=Cloud)
     workers: int = 4
     #: Requests that each worker serves at the same time.
     threads: int = 1
     gpus: int = 1
-    #: Wanted devices in percent of those there are.
+    #: Requested devices in per cent of the existing ones.
     demand: int = 125
 
     @property
@@ -91,7 +91,7 @@ class Runner:
     def run(self, variant: Variant, plan: Plan) -> tuple[Tally, list[Create]]:
         """One race, and then the losers one by one; all devices are free again after it.
 
-        :returns: the row of the table, and what became of each create: those
+        :returns: the row of the table, and the outcome of each create: those
             of the race first, then the repetitions.
         """
         servers = [str(uuid.uuid4()) for _ in range(plan.creates)]
@@ -197,7 +197,7 @@ class Runner:
 def _wait(answers: Any, processes: Sequence[Any]) -> Any:
     """The next answer of any of the processes.
 
-    :raises RaceError: one of them ended without a word, or all are silent.
+    :raises RaceError: one of them ended without an answer, or all are silent.
     """
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:

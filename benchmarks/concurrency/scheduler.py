@@ -35,7 +35,7 @@ def options(variant: Variant) -> dict[tuple[str, str], object]:
 
 
 class Scheduler:
-    """Answers creates as the service does, and notes what happened."""
+    """Answers creates as the service does, and records the outcomes."""
 
     def __init__(self, context: Any, gpus: int, variant: Variant, number: int) -> None:
         from nova.scheduler import manager
@@ -54,12 +54,12 @@ class Scheduler:
             self._claims.count += 1
             return bool(plain(*arguments, **keywords))
 
-        # Only counts; below whatever is wrapped around Nova's own function, so that what is
-        # tried again inside of one claim counts, too.
+        # Only counts. It is below all wrappers of Nova's own function, so that repeated tries
+        # inside of one claim count, too.
         self.client.claim_resources = claim
 
     def request(self, server: str) -> Any:
-        """The request specification that the API makes of the flavor."""
+        """The request specification that the API makes from the flavor."""
         from nova import objects
         from nova.pci import request as pci_request
 
@@ -86,7 +86,7 @@ class Scheduler:
         )  # fmt: skip
 
     def create(self, server: str) -> tuple[Create, tuple[Any, ...] | None]:
-        """Schedule one server; also the order for the computes."""
+        """Schedule one server; return its outcome, and the order for the computes if placed."""
         from nova import exception
         from oslo_messaging.rpc import ExpectedException
 
@@ -162,8 +162,8 @@ def run(
 ) -> None:
     """Main function of a scheduler's process.
 
-    Takes servers until it meets None; every result goes to *results*, every
-    placed server to the computes.
+    Takes servers until it meets None; puts every result into *results*, and
+    sends every placed server to the computes.
     """
     try:
         context = nova_process.begin(nova_conf, log, {**options(variant), **extra})

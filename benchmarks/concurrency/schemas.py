@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """``python -m benchmarks.concurrency.schemas NOVA_CONF``: the tables of Nova's databases.
 
-What ``nova-manage api_db sync`` and ``nova-manage db sync --local_cell`` do, with one import of
-Nova, which takes as long as the tables do.
+It replaces ``nova-manage api_db sync`` and ``nova-manage db sync --local_cell``, with only one
+import of Nova. An import takes as long as the tables.
 """
 
 from __future__ import annotations

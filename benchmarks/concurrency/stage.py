@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The stage of a race: a private MariaDB and a real Placement on this machine.
 
-Both live below a temporary folder, and end with the context. The process that
-uses this module never imports Nova.
+Both have their files below a temporary folder, and end with the context. The process
+that uses this module never imports Nova.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ import pymysql
 from nova_hpc_tools.adopt import settings as plugin
 
 _DATABASES = ("placement", "nova_api", "nova", "nova_cell0")
-#: One try, and Nova itself begins anew after a conflict. Placement tries again
-#: inside the same transaction, with a fresh generation of the provider but, on
-#: MariaDB and MySQL with their default isolation, with the usage as it was
-#: before the conflict: so two servers may both get the last device.
+#: One try in Placement; Nova itself starts again after a conflict. Placement repeats
+#: inside the same transaction. The repetition has the new generation of the provider
+#: but, on MariaDB and MySQL with their default isolation, the usage from before the
+#: conflict. So two servers may both get the last device.
 TRIES = 1
 _START_LIMIT = 300.0
-#: Debian keeps the server's programs where an ordinary user's PATH does not look.
+#: Debian has the server's programs in folders that an ordinary user's PATH lacks.
 _SEARCH = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin"))
 _LOOPBACK = "127.0.0.1"
 
@@ -66,7 +66,7 @@ class Stage:
 
     @property
     def socket(self) -> Path:
-        """Where MariaDB listens; it has no port."""
+        """The socket of MariaDB, which has no port."""
         return self.folder / "mariadb.sock"
 
     def database_url(self, name: str) -> str:
@@ -82,7 +82,7 @@ class Stage:
         return self._number(query)
 
     def claimed(self) -> int:
-        """How many GPUs are allocated."""
+        """The number of allocated GPUs."""
         query = (
             "SELECT COALESCE(SUM(a.used), 0) FROM allocations a"
             " JOIN resource_classes c ON c.id = a.resource_class_id"
@@ -91,7 +91,7 @@ class Stage:
         return self._number(query)
 
     def unused(self, resource_class: str) -> frozenset[str]:
-        """Names of the providers that have some of it left."""
+        """Names of the providers that have units of the class left."""
         query = (
             "SELECT p.name FROM inventories i"
             " JOIN resource_providers p ON p.id = i.resource_provider_id"
@@ -128,7 +128,7 @@ class Stage:
         )
 
     def run(self, name: str, *argv: str) -> None:
-        """Run a program to its end; what it says goes to the log *name*."""
+        """Run a program to its end; its output goes to the log *name*."""
         log = self.logs / f"{name}.log"
         with log.open("ab") as stream:
             done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream)
@@ -145,7 +145,7 @@ class Stage:
     ) -> Iterator[None]:
         """Run a server for as long as the context lasts.
 
-        :param answers: raises while the server does not take requests.
+        :param answers: raises an exception while the server does not take requests.
         """
         log = self.logs / f"{name}.log"
         with log.open("ab") as stream:
@@ -155,7 +155,7 @@ class Stage:
                 stdout=stream,
                 stderr=stream,
                 env={**os.environ, **(environ or {})},
-                # Ctrl-C is for the race, which ends its servers last.
+                # Ctrl-C must reach only the race, which ends its servers last.
                 start_new_session=True,
             )
         try:
@@ -181,7 +181,7 @@ def stage(tries: int = TRIES, candidates: int = plugin.FEWEST_CANDIDATES) -> Ite
     :param tries: Placement's ``allocation_conflict_retry_count``.
     :param candidates: its ``max_allocation_candidates``.
     """
-    # Short, as unix sockets need it.
+    # A short name, because paths of unix sockets have a limit.
     with tempfile.TemporaryDirectory(prefix="nhc") as folder:
         made = Stage(Path(folder), _free_port())
         made.logs.mkdir()
@@ -194,9 +194,9 @@ def stage(tries: int = TRIES, candidates: int = plugin.FEWEST_CANDIDATES) -> Ite
 
 @contextlib.contextmanager
 def as_installed(made: Stage, memory: int) -> Iterator[str]:
-    """One more Placement on the same database, with Placement's own defaults; its URL.
+    """Run one more Placement on the same database, with Placement's own defaults; yield its URL.
 
-    :param memory: bytes that it may have; beyond, it answers with an error.
+    :param memory: its limit of memory in bytes; above it, Placement answers with an error.
     """
     folder, port = made.folder / "placement-installed", _free_port()
     _write(folder / "placement.conf", _necessary(made))
@@ -247,16 +247,16 @@ def _mariadb(made: Stage) -> contextlib.AbstractContextManager[None]:
 
 
 def mariadb(made: Stage) -> contextlib.AbstractContextManager[None]:
-    """MariaDB's server on the data that are there, also after it was killed."""
+    """Run MariaDB's server on the existing data, also after it was killed."""
     user = getpass.getuser()
     data = f"--datadir={made.folder / 'mariadb'}"
     argv = (
         *(_program("mariadbd"), "--no-defaults", f"--user={user}", data),
         *(f"--socket={made.socket}", f"--pid-file={made.folder / 'mariadb.pid'}"),
         *("--skip-networking", "--skip-log-bin", "--max-connections=400"),
-        # The tables of 10,000 hosts are in memory, as a controller's are; the default has 128 MB.
+        # The tables of 10,000 hosts fit in memory, as on a controller; the default is 128 MB.
         "--innodb-buffer-pool-size=1G",
-        # What is committed survives a killed server, though not a machine without power.
+        # Committed data survive a killed server, but not a power failure.
         *("--innodb-flush-log-at-trx-commit=2", "--innodb-flush-method=nosync", "--skip-sync-frm"),
         *("--character-set-server=utf8mb3", "--collation-server=utf8mb3_general_ci"),
     )
@@ -289,7 +289,7 @@ def _write(path: Path, sections: Mapping[str, Mapping[str, object]]) -> None:
 
 
 def _necessary(made: Stage) -> dict[str, Mapping[str, object]]:
-    """What Placement has no default for."""
+    """The options for which Placement has no default."""
     return {
         "api": {"auth_strategy": "noauth2"},
         "placement_database": {"connection": made.database_url("placement")},
@@ -316,7 +316,7 @@ def _configure(made: Stage, tries: int, candidates: int) -> None:
         "api_database": {"connection": made.database_url("nova_api")},
         "database": {"connection": made.database_url("nova")},
         "placement": {
-            # What Placement's noauth2 takes for an administrator.
+            # Placement's noauth2 accepts this as an administrator.
             "auth_type": "admin_token",
             "endpoint": made.placement_url,
             "endpoint_override": made.placement_url,
@@ -348,7 +348,7 @@ def _schemas(made: Stage) -> None:
     )
     module = "benchmarks.concurrency.schemas"
     made.run("nova-sync", sys.executable, "-W", "ignore", "-m", module, str(made.nova_conf))
-    # cell0 has the tables of any cell, and nothing in them.
+    # cell0 has the tables of any cell, without rows.
     with contextlib.closing(made.connect("nova")) as connection, connection.cursor() as cursor:
         cursor.execute("SHOW TABLES")
         for (table,) in cursor.fetchall():

@@ -3,7 +3,7 @@
 
 Placement and MariaDB and RabbitMQ are real, and so is every process of Nova's control plane. The
 hosts share a process: a real ``ComputeManager`` each, with Nova's fake driver. Glance and Neutron
-are not there; servers have no network and an image that nobody reads.
+are missing; servers have no network, and no process reads their image.
 
 python -m benchmarks.group_cloud
 python -m benchmarks.group_cloud.kills

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run the rounds; exit status 1 where a group is split, a host is full twice or anything stays."""
+"""Run the rounds; exit with 1 if a group is split, a host has two servers or anything is left."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from benchmarks.group_cloud.cloud import Cloud, cloud
 from benchmarks.group_cloud.hosts import Shape
 from benchmarks.group_cloud.user import Server, User, leaves_of
 
-#: Of a way, the one of stock Nova that it is compared with.
+#: Way -> the way of stock Nova that it is compared with.
 AGAINST = {"single": "stock", "multi": "stock-multi"}
-#: The ways to make the groups: title, schedulers, single creates or not.
+#: The ways to make the groups: title, variant of the schedulers, and whether with single creates.
 WAYS = {
     "stock": ("stock Nova, single creates", "stock", True),
     "single": ("hpc:fabric=leaf, single creates", "ours", True),
@@ -32,7 +32,7 @@ WAYS = {
 
 
 def play(made: Cloud, user: User, way: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """One round; the row that it gives."""
+    """Play one round, and return its row."""
     title, variant, single = WAYS[way]
     made.start_schedulers(variant, arguments.schedulers)
     flavor = "ours" if variant == "ours" else "plain"
@@ -60,7 +60,7 @@ def play(made: Cloud, user: User, way: str, arguments: argparse.Namespace) -> di
 
 
 def settle(user: User) -> None:
-    """Until the hosts have given everything back; a minute at most."""
+    """Wait until the hosts have released all allocations, at most a minute."""
     deadline = time.monotonic() + 60
     while "allocations" in user.leftovers() and time.monotonic() < deadline:
         time.sleep(1)
@@ -86,9 +86,9 @@ def count(title: str, found: Sequence[Server], seconds: float, members: int) -> 
 
 
 def holds(row: dict[str, Any], roomy: bool) -> bool:
-    """What must be true of a round; of stock Nova's, that nothing is given twice and nothing stays.
+    """Whether a round had no error; for stock Nova, no host is used twice and nothing is left.
 
-    Stock Nova refuses whole groups where it loses too many races for hosts.
+    Stock Nova refuses whole groups if it loses too many races for hosts.
     """
     wrong = row["twice"] or row["undeleted"] or row["unknown"] or row["left"] or row.get("reap")
     if "hpc:" in row["way"]:
@@ -122,7 +122,7 @@ def main() -> int:
         for way in arguments.ways
         if (number, WAYS[way][0]) not in done
     ]
-    # What was started must end with the command, however that ends.
+    # SIGTERM becomes an exit, so that the started processes end with the command.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     shape = Shape(arguments.leaves, arguments.hosts)
     needed = arguments.groups * -(-arguments.members // arguments.hosts)
@@ -156,7 +156,7 @@ def main() -> int:
 
 
 def _said(arguments: argparse.Namespace) -> list[str]:
-    """What the size of the races is, as it is asked for."""
+    """The size of the races, as options of the command line."""
     names = ("leaves", "hosts", "groups", "members", "flight", "schedulers", "rounds")
     return [f"--{name} {getattr(arguments, name)}" for name in names]
 

@@ -116,7 +116,7 @@ class Broker:
             "RABBITMQ_CONF_ENV_FILE": "/dev/null",
             "ERL_CRASH_DUMP_SECONDS": "0",
             "RABBITMQ_PID_FILE": str(home / "own.pid"),
-            # The start script becomes the server.
+            # With this variable, the start script replaces itself by the server.
             "RUNNING_UNDER_SYSTEMD": "true",
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": (
                 "-kernel inet_dist_use_interface {127,0,0,1}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processes of the cloud: what each is started with, killed, and started again."""
+"""The processes of the cloud: their configuration, start, death and restart."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ paste.app_factory = nova.api.openstack.compute:APIRouterV21.factory
 
 
 def _synced(log: Path) -> int:
-    """Hosts of which a scheduler has heard which servers they have."""
+    """The number of hosts that have reported their servers to a scheduler."""
     return log.read_text(errors="replace").count("Re-created its InstanceList")
 
 
 class CloudError(Exception):
-    """A process failed; the text has the end of its log."""
+    """A process failed; the text contains the end of its log."""
 
 
 @attrs.define
@@ -68,7 +68,7 @@ class Cloud:
     broker: Broker
     shape: Shape
     api_port: int
-    #: Seconds until a call between Nova's services has no answer any more.
+    #: Timeout of calls between Nova's services, in seconds.
     patience: int
     _processes: dict[str, subprocess.Popen[bytes]] = attrs.field(factory=dict)
     _orders: Any = None
@@ -84,12 +84,12 @@ class Cloud:
 
     @property
     def files(self) -> list[str]:
-        """The configuration of all of Nova."""
+        """The configuration files of all of Nova's processes."""
         return [str(self.made.nova_conf), str(self.made.folder / "cloud.conf")]
 
     @property
     def deaths(self) -> Path:
-        """Where schedulers look whether they are to die."""
+        """The folder with the deaths and faults that schedulers have to meet."""
         return self.made.folder / "deaths"
 
     def configure(self) -> None:
@@ -107,13 +107,13 @@ class Cloud:
                     "initial_cpu_allocation_ratio": 1.0,
                     "report_interval": 3600,
                     "periodic_enable": False,
-                    # A server has no other host than the one that it was given.
+                    # The fake driver: a server exists only on its own host.
                     "compute_driver": "fake.FakeDriver",
                 },
                 "quota": dict.fromkeys(quota, -1),
                 "conductor": {"workers": 1},
                 "scheduler": {"workers": 1, "max_placement_results": 1024},
-                # Nova's default: the hosts tell the schedulers of their servers.
+                # Nova's default: the hosts report their servers to the schedulers.
                 "filter_scheduler": {"track_instance_changes": True},
                 "oslo_policy": {"enforce_scope": False},
                 "api": {"max_limit": 10000},
@@ -162,7 +162,7 @@ class Cloud:
             )
 
     def end(self, name: str) -> None:
-        """SIGKILL for a process and its children."""
+        """End a process and its children with SIGKILL."""
         process = self._processes.pop(name, None)
         if process is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -186,7 +186,7 @@ class Cloud:
         self._until("conductor", lambda: self.listeners("conductor") >= 1)
 
     def start_schedulers(self, variant: str, count: int = 4) -> None:
-        """Start them; their predecessors end."""
+        """End the running schedulers, and start new ones."""
         self.stop_schedulers()
         for number in range(count):
             self.start_scheduler(number, variant)
@@ -218,7 +218,7 @@ class Cloud:
         return [word for each in files for word in ("--config-file", each)]
 
     def listeners(self, topic: str) -> int:
-        """How many processes take the messages of a topic."""
+        """The number of processes that take the messages of a topic."""
         try:
             with amqp.Connection(
                 f"127.0.0.1:{self.broker.port}", "race", "race", connect_timeout=10
@@ -267,7 +267,7 @@ class Cloud:
         self.ask("register")
 
     def ask(self, word: str) -> Any:
-        """Tell the hosts, and wait for their answer."""
+        """Send a word to the hosts' process, and wait for its answer."""
         self._orders.put(word)
         deadline = time.monotonic() + _HOSTS_LIMIT
         while time.monotonic() < deadline:
@@ -292,7 +292,7 @@ class Cloud:
         self._kept.close()
 
     def command(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """``nova-hpc`` with this cloud's configuration."""
+        """Run ``nova-hpc`` with this cloud's configuration."""
         script = "import sys; from nova_hpc_tools.main import main; sys.exit(main(sys.argv[1:]))"
         return subprocess.run(
             (sys.executable, "-c", script, *words, *self._config("ours.conf")),
@@ -305,7 +305,7 @@ class Cloud:
 
 @contextlib.contextmanager
 def cloud(shape: Shape, patience: int = 300) -> Iterator[Cloud]:
-    """Everything but the schedulers, which :meth:`Cloud.start_schedulers` starts."""
+    """Start everything except the schedulers, which :meth:`Cloud.start_schedulers` starts."""
     os.environ |= nova_process.ENVIRONMENT
     with stage() as made, broker(made.folder) as rabbit:
         found = Cloud(made, rabbit, shape, free_port(), patience)

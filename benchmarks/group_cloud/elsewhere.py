@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the processes of Nova have in place of Glance, Neutron and Keystone."""
+"""The stand-ins for Glance, Neutron and Keystone in the processes of Nova."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ IMAGE = "70a599e0-31e7-49b7-b260-868f441e862b"
 
 
 def install() -> None:
-    """Answer for Glance and Neutron in this process; servers here have no networks."""
+    """Replace Glance and Neutron in this process; servers here have no networks."""
     from nova.image import glance
     from nova.network import neutron
 
@@ -37,7 +37,7 @@ def install() -> None:
 
 
 def auth(global_conf: Any, **local_conf: Any) -> Any:
-    """Filter of paste: the token is ``USER:PROJECT``, and everybody is an administrator."""
+    """Filter of paste: the token is ``USER:PROJECT``, and every user is an administrator."""
     import webob.dec
     from nova import context
     from oslo_middleware import request_id

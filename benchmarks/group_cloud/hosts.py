@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """All hosts of the cloud in one process: a real ``ComputeManager`` each, with Nova's fake driver.
 
-What RabbitMQ has for any of them comes through one queue, for a connection and three threads a
-host would be most of what this machine has. The managers get each message as oslo.messaging
-gives it to them.
+Messages of RabbitMQ for all of them come through one queue: a connection and three threads for
+each host would use most of this machine. The managers get each message in the form of
+oslo.messaging.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _TOPICS = ("compute", "compute-alt")
 
 @attrs.frozen
 class Shape:
-    """Leaves of hosts that take one server each."""
+    """Leaves of hosts with room for one server each."""
 
     leaves: int = 32
     hosts: int = 16
 
     def names(self) -> Iterator[tuple[str, str]]:
-        """Host and leaf."""
+        """Pairs of host and leaf."""
         for leaf in range(self.leaves):
             for host in range(self.hosts):
                 yield f"l{leaf}h{host}", f"leaf{leaf}"
@@ -67,9 +67,9 @@ def _driver_class() -> Any:
 
 
 def _nothing_new(context: Any, compute_node: Any, startup: bool) -> None:
-    """In place of ``ResourceTracker._update_to_placement``: eight requests that change nothing.
+    """Replaces ``ResourceTracker._update_to_placement``: eight requests that change nothing.
 
-    The trackers of a cloud are on machines of their own.
+    In a real cloud, the trackers run on other machines than the schedulers.
     """
 
 
@@ -78,7 +78,7 @@ def _node_uuid(name: str) -> str:
 
 
 class Hosts:
-    """The managers, and what they are told."""
+    """The managers of all hosts, and their messages."""
 
     def __init__(self, context: Any, shape: Shape, url: str) -> None:
         from nova import rpc
@@ -96,7 +96,7 @@ class Hosts:
         elsewhere.install()
         one = _driver_class()
         driver.load_compute_driver = lambda virtapi, name=None: one(virtapi)
-        # One pool of connections to Placement for all, which Nova has for each host.
+        # One pool of connections to Placement for all hosts; in Nova each host has its own.
         shared = report.SchedulerReportClient()._client
 
         def adapter(client: Any) -> Any:
@@ -110,7 +110,7 @@ class Hosts:
         self._stop = threading.Event()
 
     def register(self) -> None:
-        """What nova-compute does when it starts, and nova-manage's discover_hosts."""
+        """Do the same as the start of nova-compute, and as nova-manage's discover_hosts."""
         from nova import objects
 
         cell = computes._make_cells(self.context, self.url)
@@ -133,7 +133,7 @@ class Hosts:
         threading.Thread(target=self._listen, daemon=True).start()
 
     def sync(self) -> None:
-        """What Nova's periodic task says to new schedulers: which servers run on each host."""
+        """Send the servers of each host to the schedulers, as Nova's periodic task does."""
         from nova.scheduler.client import query
 
         client = query.SchedulerQueryClient()
@@ -141,7 +141,7 @@ class Hosts:
             client.sync_instance_info(self.context, name, [])
 
     def aggregates(self) -> None:
-        """What ``nova-hpc fabric sync`` writes."""
+        """Write the aggregates of ``nova-hpc fabric sync``."""
         from nova import objects
 
         places = (FabricPlace(host, leaf=leaf, spine="spine") for host, leaf in self.shape.names())
@@ -153,7 +153,7 @@ class Hosts:
                 made.add_host(host)
 
     def _listen(self) -> None:
-        """Take messages until the end; after a fault of RabbitMQ from a new connection."""
+        """Take messages until the end; after a fault of RabbitMQ, use a new connection."""
         import kombu
 
         exchange = kombu.Exchange("nova", type="topic", durable=False)
@@ -196,7 +196,7 @@ class Hosts:
             self.errors.append(traceback.format_exc())
 
     def said(self) -> list[str]:
-        """What went wrong since the last time."""
+        """The errors since the last call."""
         found, self.errors = self.errors, []
         return found
 

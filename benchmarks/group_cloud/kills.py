@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Schedulers that die at each step between decision and claim, and what else may fail there.
+"""Schedulers that die at each step between decision and claim, and other failures there.
 
 Each row has a server group of two. Its first member meets the fault; then the second one is made,
-and the first again if its user had to delete it. Both have to run in one leaf, no host may have
-two servers, and nothing may stay when all is deleted and reaped.
+and the first again if its user had to delete it. Both must run in one leaf, no host may have
+two servers, and nothing may be left after all is deleted and reaped.
 
 python -m benchmarks.group_cloud.kills
 """
@@ -31,24 +31,24 @@ from benchmarks.group_cloud.hosts import Shape
 from benchmarks.group_cloud.serve_scheduler import STEPS
 from benchmarks.group_cloud.user import User
 
-#: Seconds in which a fault has to happen.
+#: Seconds in which a fault must happen.
 _REACHED = 240.0
 _POSTS = [step for step in STEPS if step.startswith("post-")]
 
 
 @attrs.define
 class Row:
-    """One fault and what came of it."""
+    """One fault and its outcome."""
 
     name: str
-    #: Of the file in the folder of the deaths, and its text.
+    #: Name of the file in the folder of the deaths, and its text.
     file: str = ""
     text: str = ""
     group: str = ""
     first: str = ""
     #: Whether the fault happened.
     happened: bool = False
-    #: What the user saw of the first member: its state.
+    #: The state of the first member after the fault, as its user saw it.
     seen: str = ""
     fault: str = ""
     leaves: list[str] = attrs.field(factory=list)
@@ -60,7 +60,7 @@ class Row:
 
 
 def rows(names: Sequence[str] | None = None) -> Iterator[Row]:
-    """Deaths, then what Placement may do."""
+    """The rows for deaths of schedulers, then those for faults of Placement."""
     every = [
         Row(f"SIGKILL {when} {step}", f"{when}-{step}")
         for step in STEPS
@@ -88,7 +88,7 @@ def meet(made: Cloud, user: User, row: Row) -> None:
         if not (made.deaths / row.file).exists():
             row.happened = True
             if row.text and row.first:
-                # Who lives must not meet the next row's fault.
+                # A scheduler that is still alive must not meet the next row's fault.
                 user.wait([row.first], _REACHED)
             return
         time.sleep(0.2)
@@ -96,7 +96,7 @@ def meet(made: Cloud, user: User, row: Row) -> None:
 
 
 def finish(user: User, some: Sequence[Row], patience: float) -> None:
-    """The user goes on: the second members, and the first ones again that failed."""
+    """Make the second members, and repeat the first ones that failed, as their user would."""
     seconds = {row.group: _made(user, row.group) for row in some}
     states = user.wait([row.first for row in some if row.first], patience)
     again: dict[str, str] = {}
@@ -127,7 +127,7 @@ def _made(user: User, group: str) -> str:
 
 
 def outage(made: Cloud, user: User, which: str, groups: int, patience: float) -> Row:
-    """MariaDB or RabbitMQ is killed while members are made, and started again."""
+    """Kill MariaDB or RabbitMQ while members are made, and start it again."""
     row = Row(f"SIGKILL of {which} while {2 * groups} members are made", happened=True)
     mine = [user.group() for _ in range(groups)]
     asked = [user.create("ours", group, 2) for group in mine]
@@ -157,7 +157,7 @@ def outage(made: Cloud, user: User, which: str, groups: int, patience: float) ->
 
 
 def clean(made: Cloud, user: User) -> str:
-    """Delete and reap; what stays, '' if nothing does."""
+    """Delete and reap; return the rest as text, '' if nothing is left."""
     twice = user.twice()
     stays = user.delete_all()
     settle(user)
@@ -216,7 +216,7 @@ def main() -> int:
 
 
 def _say(row: Row, good: bool, stays: str, path: Path | None) -> dict[str, Any]:
-    """Print a row, add it to the file, and return what was added."""
+    """Print a row, add it to the file, and return the added entry."""
     found = attrs.asdict(row) | {"good": good, "stays": stays, "commit": report.commit()}
     words = "in one leaf" if row.good else f"members in {row.leaves}"
     print(

@@ -19,7 +19,7 @@ KILLS: Final = Path(__file__).with_name("KILLS.rst")
 
 Row = Mapping[str, Any]
 
-#: Title -> what the rounds of one way have together.
+#: Title -> function for the number of a round; the rounds of one way are added.
 _SUMS: Final[Mapping[str, Callable[[Row], int]]] = {
     "servers asked for": lambda row: row["creates"],
     "active": lambda row: row["active"],
@@ -33,21 +33,21 @@ _SUMS: Final[Mapping[str, Callable[[Row], int]]] = {
 
 
 def known(path: Path | None) -> list[dict[str, Any]]:
-    """The rows of a file that has one a line; [] where there is none yet."""
+    """The rows of a file with one a line; [] if the file does not exist yet."""
     if path is None or not path.exists():
         return []
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def commit() -> str:
-    """Of the tree that runs."""
+    """The commit of the running tree."""
     return provenance("")["commit"]
 
 
 def races(rows: Sequence[Row], against: Mapping[str, str], command: str) -> str:
     """The page about the rounds.
 
-    :param against: the title of a way -> that of stock Nova's, which its times are divided by.
+    :param against: title of a way -> title of stock Nova's way, by whose times its own are divided.
     """
     ways = list(dict.fromkeys(str(row["way"]) for row in rows))
     of = {way: {row["round"]: row for row in rows if row["way"] == way} for way in ways}
@@ -82,7 +82,7 @@ def _spread(values: Sequence[float] | None) -> str:
 
 
 def kills(rows: Sequence[Row], command: str) -> str:
-    """The page about what happened to schedulers and services."""
+    """The page about the faults of schedulers and services."""
     lines = [["fault", "first member", "members that run", "leaves", "left"], *_kill_lines(rows)]
     good = sum(bool(row["good"]) for row in rows)
     page = _page(lines, rows, command)

@@ -8,7 +8,7 @@ import sys
 
 def main() -> None:
     port = int(sys.argv[1])
-    # Nova reads the command line of whoever imports it.
+    # Nova reads the command line of the process that imports it.
     sys.argv = ["nova-api"]
     from nova.wsgi import osapi_compute
     from waitress import serve

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""nova-scheduler, which can be told to die.
+"""nova-scheduler with deaths and faults on request.
 
-``NOVA_HPC_RACE_DEATHS`` names a folder. A file there is a step; the scheduler that reaches it first
-takes the file away and ends with SIGKILL. A file may also say ``slow SECONDS`` or ``status CODE``:
-then Placement answers its request of that step late, or, instead of Placement, somebody with that
-status does (``lost``: after the request took effect).
+``NOVA_HPC_RACE_DEATHS`` names a folder. The first scheduler that reaches the step of a file
+``before-STEP`` or ``after-STEP`` removes the file and ends with SIGKILL. A file ``fault-STEP``
+contains ``slow SECONDS``: the request of the step is late. With ``status CODE``, an answer with
+that status replaces the request; with ``lost``, the request takes effect without an answer.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-#: What a request to Placement is, by method and the beginning of what it is about.
+#: The steps of the protocol, each a request to Placement.
 STEPS = (
     "read-record", "read-domain", "post-domain", "post-room", "post-record", "post-ticket", "claim",
 )  # fmt: skip
 
 
 def step_of(method: str, path: str, body: Any) -> str | None:
-    """The step that a request to Placement is; None: none of the protocol's."""
+    """The step of a request to Placement; None if it is not a step of the protocol."""
     if method == "GET":
         if "name=hpc-group" in path:
             return "read-record"
@@ -44,7 +44,7 @@ def step_of(method: str, path: str, body: Any) -> str | None:
 
 
 def _taken(folder: Path, name: str) -> str | None:
-    """What the file says, for the one process that takes it away."""
+    """The text of a file, for the one process that removes it; None for all others."""
     try:
         text = (folder / name).read_text()
         (folder / name).unlink()
@@ -59,7 +59,7 @@ def _reach(folder: Path, name: str) -> None:
 
 
 def install(folder: Path) -> None:
-    """Look into the folder before and after each step."""
+    """Wrap Placement's client, so that each step reads the folder before and after it."""
     from nova.scheduler import utils
 
     from nova_hpc.cluster.group_domain.records import ProviderAnswer
@@ -92,7 +92,7 @@ def install(folder: Path) -> None:
     def post(self: Any, path: str, body: Any) -> ProviderAnswer:
         return around("POST", path, body, lambda: plain["post"](self, path, body))
 
-    # The filters look at the signature of what they wrap.
+    # The filters read the signature of the function that they wrap.
     @functools.wraps(plain_claim)
     def claim(*arguments: Any, **keywords: Any) -> bool:
         _reach(folder, "before-claim")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The user of the cloud, and what its databases say in the end."""
+"""The user of the cloud, and the state of its databases."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Server:
 
     group: str
     uuid: str = ""
-    #: What the API said, where it was not 202.
+    #: The answer of the API if its status was not 202.
     refused: str = ""
     asked: float = 0.0
     ended: float = 0.0
@@ -42,18 +42,18 @@ class Server:
 
 
 class ApiError(Exception):
-    """An answer that is not what it should be."""
+    """An unexpected answer."""
 
 
 @attrs.define
 class User:
-    """Talks to Nova's API; looks into the database instead of asking for each server."""
+    """Calls Nova's API; reads the database instead of a request for each server."""
 
     made: Stage
     port: int
 
     def call(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
-        """One request; status 0 where there was no answer."""
+        """Send one request; the status is 0 if there was no answer."""
         headers = {
             "X-Auth-Token": "user:race",
             "OpenStack-API-Version": "compute 2.90",
@@ -121,7 +121,7 @@ class User:
         """Servers that are not deleted: state and host."""
         query = "SELECT uuid, vm_state, host FROM instances WHERE deleted = 0"
         found = {}
-        # Who is in cell0 was in no other before.
+        # A server in cell0 was never in another cell.
         for database in ("nova", "nova_cell0"):
             for uuid, state, host in self.rows(database, query):
                 found[uuid] = (str(state), host)
@@ -145,7 +145,7 @@ class User:
         flight: int = 10,
         limit: float = 3600.0,
     ) -> list[Server]:
-        """So many single creates in each group, so many of a group in flight."""
+        """Make *members* single creates in each group, of which a limited number is in flight."""
         todo = {group: [Server(group) for _ in range(members)] for group in groups}
         flying: list[Server] = []
         done: list[Server] = []
@@ -182,7 +182,7 @@ class User:
     def multiples(
         self, flavor: str, groups: Sequence[str], members: int, limit: float = 3600.0
     ) -> list[Server]:
-        """All members of each group in one request, all requests at once."""
+        """Request all members of each group in one request, all requests at once."""
         asked: dict[str, float] = {}
         refused: list[Server] = []
 
@@ -219,7 +219,7 @@ class User:
                     each.fault = self.fault(each.uuid)
 
     def wait(self, uuids: Collection[str], limit: float = 300.0) -> dict[str, str]:
-        """The state of each, once all have an end."""
+        """The state of each server, after all have reached a final state or the time is over."""
         deadline = time.monotonic() + limit
         while True:
             states = self.states()
@@ -229,7 +229,7 @@ class User:
             time.sleep(_LOOK)
 
     def delete_all(self, limit: float = 1800.0) -> list[str]:
-        """Delete every server, again where that was lost; returns those that stay."""
+        """Delete every server, again if a request was lost; return those that are left."""
         deadline = time.monotonic() + limit
         asked: dict[str, float] = {}
         with futures.ThreadPoolExecutor(8) as pool:
@@ -245,7 +245,7 @@ class User:
         requests = self.rows("nova_api", "SELECT instance_uuid FROM build_requests")
         return {*self.states(), *(uuid for (uuid,) in requests)}
 
-    # -- what must hold ----------------------------------------------------------------
+    # -- checks of the end ---------------------------------------------------------------
 
     def twice(self) -> int:
         """Hosts with more than one server, by Nova's records or by Placement's."""
@@ -259,7 +259,7 @@ class User:
         return int(doubled) + sum(number > 1 for number in hosts.values())
 
     def leftovers(self) -> dict[str, int]:
-        """Providers of ours and allocations of anybody, by kind."""
+        """Number of our providers and of all allocations, by kind."""
         found: collections.Counter[str] = collections.Counter()
         for (name,) in self.rows("placement", "SELECT name FROM resource_providers"):
             kind = str(name).partition(":")[0]
@@ -270,7 +270,7 @@ class User:
 
 
 def leaves_of(servers: Iterable[Server]) -> Mapping[str, set[str]]:
-    """Group -> the leaves of its members that run."""
+    """Group -> the leaves of its running members."""
     found: dict[str, set[str]] = {}
     for each in servers:
         if each.state == "active" and each.host:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run the race; exit status 1 where a group is split, a place promised twice or something left."""
+"""Run the race; exit with 1 if a group is split, a place promised twice or anything left."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SPAWN = multiprocessing.get_context("spawn")
 
 @contextlib.contextmanager
 def placements(made: Stage, count: int) -> Iterator[tuple[list[int], list[subprocess.Popen]]]:
-    """More processes of Placement beside the stage's own."""
+    """Run more processes of Placement beside the stage's own."""
     ports = [made.port, *(_free_port() for _ in range(count - 1))]
     running = [serve(made, port) for port in ports[1:]]
     try:
@@ -78,7 +78,7 @@ def race(
     made: Stage, where: Where, cloud: Cloud, sizes: Sequence[int], arguments: argparse.Namespace,
     running: list[subprocess.Popen], ports: list[int],
 ) -> int:  # fmt: skip
-    """One round; returns what went wrong."""
+    """Play one round; return the number of errors."""
     jobs, results = _SPAWN.Queue(), _SPAWN.Queue()
     wanted = []
     servers: list[str] = []
@@ -90,7 +90,7 @@ def race(
                 cursor.execute("INSERT INTO race_servers VALUES (%s)", [server])
                 servers.append(server)
                 wanted.append((group, size, server))
-    # Ten in flight of each group: members of a few groups take turns.
+    # In random order, members of all groups take turns, so several of a group are in flight.
     random.shuffle(wanted)
     for each in wanted:
         jobs.put(each)
@@ -120,7 +120,7 @@ def race(
         dead = sum(each.exitcode == -9 for each in crew[:victims])
         if time.monotonic() - begin > 900:
             break
-    # What a dead scheduler had in hand is made again, as its user would.
+    # The requests of dead schedulers are repeated, as their users would do.
     lost = [each for each in wanted if each[2] not in seen]
     for each in lost:
         jobs.put(each)
@@ -168,7 +168,7 @@ def race(
     for _, word, text, _ in seen.values():
         if word not in ("placed", "refused"):
             print(text)
-    # Where there is room for all, refusing is wrong. Groups of unlike sizes can leave gaps.
+    # A refusal is wrong if there is room for all. Groups of different sizes can leave gaps.
     roomy = len(set(sizes)) == 1 and len(sizes) <= cloud.leaves * (cloud.hosts // sizes[0])
     refused = words["refused"] if roomy else 0
     return split + over + twice + missing + len(left) + refused + words["broken"]
@@ -187,7 +187,7 @@ def _host_twice(made: Stage) -> int:
 
 
 def _kill(made: Stage, running: list[subprocess.Popen], ports: list[int], stop: object) -> None:
-    """SIGKILL one process of Placement each second, and start it again."""
+    """Kill one process of Placement each second with SIGKILL, and start it again."""
     while not stop.wait(1.0):  # type: ignore[attr-defined]
         number = random.randrange(len(running))
         running[number].send_signal(signal.SIGKILL)
@@ -196,7 +196,7 @@ def _kill(made: Stage, running: list[subprocess.Popen], ports: list[int], stop: 
 
 
 def measure_rooms(where: Where, cloud: Cloud) -> None:
-    """What a room of n places costs: one that is checked, and one of unit slots."""
+    """Print the cost of a room of n places: of a checked one, and of one with unit slots."""
     client = Client(where)
     records = ProviderRecords(client)
     domain = GroupDomain("leaf", "race/measured")

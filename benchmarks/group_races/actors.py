@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The processes of a race: schedulers that place members, and a reaper.
 
-A scheduler looks at the free hosts, joins the member's group, and claims a host of the domain
-in Placement, as Nova's does. What stands for Nova's database is a table in MariaDB: a server
-is in it before it is scheduled.
+A scheduler reads the free hosts, joins the member's group, and claims a host of the domain
+in Placement, as Nova's does. A table in MariaDB stands for Nova's database: it contains a server
+before the server is scheduled.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PROJECT = "7c4d6a52-0000-4000-8000-000000000001"
 
 @attrs.frozen
 class Cloud:
-    """Leaves of hosts that take one server each."""
+    """Leaves of hosts with room for one server each."""
 
     leaves: int
     hosts: int
@@ -51,14 +51,14 @@ class Cloud:
 
 @attrs.frozen
 class Where:
-    """How to reach the stage."""
+    """The addresses of the stage's servers."""
 
     ports: tuple[int, ...]
     socket: str
 
 
 class Client:
-    """One connection to one of Placement's processes; the next one after a fault."""
+    """One connection to one of Placement's processes; after a fault, to the next one."""
 
     def __init__(self, where: Where) -> None:
         self._ports = where.ports
@@ -102,7 +102,7 @@ class Client:
 
 
 class Servers:
-    """The table of servers that Nova would have."""
+    """The table of servers, in place of Nova's."""
 
     def __init__(self, where: Where) -> None:
         self._connection = pymysql.connect(
@@ -122,9 +122,9 @@ class Servers:
 def place(
     where: Where, client: Client, servers: Servers, cloud: Cloud, ask: Ask, dies: int | None
 ) -> tuple[str, str]:
-    """Schedule one member; ("placed", leaf), ("refused", why) or ("unsettled", why).
+    """Schedule one member; ("placed", leaf), ("refused", reason) or ("unsettled", reason).
 
-    :param dies: end this process with SIGKILL at this request.
+    :param dies: number of the request at which this process ends with SIGKILL; None for none.
     """
     if dies is not None:
         client.sent, plain = 0, client.send
@@ -136,7 +136,7 @@ def place(
 
         client.send = send  # type: ignore[method-assign]
     for _ in range(20):
-        # Placement's candidates, a moment before they are used.
+        # Placement's candidates, read just before their use.
         answer = client.get("/resource_providers?resources=VCPU:1")
         if answer.status != 200:
             time.sleep(0.2)
@@ -180,7 +180,7 @@ def place(
                 held = client.get(f"/allocations/{ask.server}").body.get("allocations")
                 if held:
                     return "placed", name.split("-")[1]
-        # All of these went to others meanwhile: a new look, as Nova's alternates would.
+        # Other schedulers have claimed all of them: read again, like Nova's alternates.
     return "refused", "no claim"
 
 
@@ -198,7 +198,7 @@ def scheduler(where: Where, cloud: Cloud, jobs: Any, results: Any, dies: int | N
 
 
 def reaper(where: Where, stop: Any) -> None:
-    """Main function of a reaper without mercy."""
+    """Main function of a reaper that never pauses."""
     client, servers = Client(where), Servers(where)
     while not stop.is_set():
         reap_all_domains(lambda: ProviderRecords(client), servers)

@@ -24,7 +24,7 @@ RESULTS = Path(__file__).with_name("RESULTS.rst")
 
 
 def holds(row: day.Row) -> bool:
-    """What must be true of every day, stock Nova's too."""
+    """Whether a day had no error; this must be true for stock Nova, too."""
     answered = row.placed + row.refused + row.broken + row.orphaned
     return not (row.given_twice or row.broken or row.node_refusals) and answered == row.servers
 
@@ -87,7 +87,7 @@ def run(options: argparse.Namespace) -> list[day.Row]:
             )
             for name in options.variants
         ]
-        # The same number of requests for all, whenever the end is.
+        # All sides get the same number of requests, also if the time ends early.
         for done in range(0, len(found.requests), options.turn):
             if limit is not None and done and time.monotonic() > limit:
                 break
@@ -107,7 +107,7 @@ def run(options: argparse.Namespace) -> list[day.Row]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status 0 if all that must hold did."""
+    """Run the command; the exit status is 0 if each day fulfils :func:`holds`."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.replay")
     parser.add_argument("--hosts", type=int, default=300)
     parser.add_argument("--switches", type=int, default=4, help="of a host, with two GPUs each")
@@ -128,7 +128,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--write", type=Path, nargs="?", const=RESULTS, help=f"write a table ({RESULTS.name})"
     )
     options = parser.parse_args(argv)
-    # What was started must end with the command, however that ends.
+    # SIGTERM becomes an exit, so that the started processes end with the command.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     rows = run(options)
     for title, say in COLUMNS.items():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happens in the day: requests in their order, and when their servers leave. No Nova here."""
+"""The events of the day: requests in order, and departures of their servers; without Nova."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from nova_hpc.topology.level import Level, Location
 from nova_hpc_tools.simulate import scenario
 from nova_hpc_tools.simulate.model import SimulatedMachine, SimulatedTask, TaskShape
 
-#: GPUs of a server -> how many pods of openb's list multigpu50 ask for so many.
+#: GPUs of a server -> number of pods in openb's list multigpu50 that request them.
 SHARES: Final = {1: 6989, 2: 222, 4: 206, 8: 556}
-#: GPUs of a server -> where they have to be together, with a virtual function for each.
+#: GPUs of a server -> the level at which they must be together, with a virtual function for each.
 LEVELS: Final = {1: Level.SWITCH, 2: Level.SWITCH, 4: Level.NUMA, 8: Level.HOST}
-#: The part of requests that ask for several servers, and how many they ask for at most.
+#: The part of requests for several servers, and the most servers of such a request.
 MULTIPLE: Final = 0.05
 MOST: Final = 8
 
@@ -41,10 +41,10 @@ class Request:
 
 @attrs.frozen
 class Day:
-    """All requests, and what else happens: places in the day."""
+    """All requests, and the places of other events in the day."""
 
     requests: tuple[Request, ...]
-    #: Requests of the whole day; 0: these are all.
+    #: Number of requests of the whole day; 0 if *requests* has all of them.
     planned: int = 0
 
     def _share(self, share: float) -> int:
@@ -52,21 +52,21 @@ class Day:
 
     @property
     def hosts_fail(self) -> int:
-        """Some hosts are down from here on."""
+        """The place from which some hosts are down."""
         return self._share(0.4)
 
     @property
     def hosts_return(self) -> int:
-        """They are back."""
+        """The place from which these hosts are up again."""
         return self._share(0.8)
 
     @property
     def scheduler_dies(self) -> int:
-        """One scheduler is killed while it serves a request, and started again."""
+        """The place at which a scheduler is killed during a request, and started again."""
         return self._share(0.6)
 
     def first(self, count: int) -> Day:
-        """The day until *count* requests were made; what happens when stays as it is."""
+        """The day with only the first *count* requests; the places of other events stay."""
         return attrs.evolve(self, requests=self.requests[:count], planned=self._whole)
 
     @property
@@ -75,19 +75,18 @@ class Day:
 
     @property
     def servers(self) -> int:
-        """How many servers are asked for."""
+        """The number of requested servers."""
         return sum(len(each.servers) for each in self.requests)
 
 
 def day(servers: int, cloud: Cloud, seed: int, load: float = 1.0) -> Day:
-    """Requests for so many servers.
+    """A day with requests for *servers* servers.
 
-    :param load: the GPUs that are asked for, of those there are, once as many servers leave as
-        come.
+    :param load: part of the GPUs in demand, after arrivals and departures are in balance.
     """
     rng = random.Random(f"day {seed}")
     mean = sum(gpus * share for gpus, share in SHARES.items()) / sum(SHARES.values())
-    # In servers; a day without departures would only fill the cloud.
+    # Lifetime in servers. Without departures, a day would only fill the cloud.
     life = load * cloud.devices / mean
     requests: list[Request] = []
     made = 0
@@ -107,10 +106,10 @@ def day(servers: int, cloud: Cloud, seed: int, load: float = 1.0) -> Day:
 
 
 def predicted(found: Day, cloud: Cloud, ours: bool) -> tuple[int, int]:
-    """What the simulation says, with one scheduler and hosts that never fail.
+    """The result of the simulation, with one scheduler and hosts that never fail.
 
-    :param ours: by this project's policy as shipped, or by stock Nova's.
-    :returns: servers that are placed, and GPUs in use at the end.
+    :param ours: whether to simulate this project's policy as shipped, or stock Nova's.
+    :returns: number of placed servers, and of GPUs in use at the end.
     """
     places = tuple(layout(cloud).values())
     machines = tuple(
@@ -142,7 +141,7 @@ def room(free: Iterable[tuple[str, Location]], gpus: int, together: Level) -> bo
 
 
 def stranded(free: Iterable[tuple[str, Location]]) -> int:
-    """Free GPUs whose neighbour at the switch is in use: no server of two gets them."""
+    """Number of free GPUs whose neighbour at the switch is in use: useless for servers of two."""
     return sum(count % 2 for count in _domains(free, Level.SWITCH).values())
 
 
@@ -155,14 +154,14 @@ def _domains(free: Iterable[tuple[str, Location]], level: Level) -> dict[object,
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The nearest of the values; 0.0 of none."""
+    """The quantile of the values, as one of them; 0.0 without values."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 
 
 @attrs.frozen
 class Row:
-    """What came of a day."""
+    """The outcome of a day."""
 
     variant: str
     hosts: int
@@ -171,16 +170,16 @@ class Row:
     servers: int
     placed: int
     refused: int
-    #: GPUs of these.
+    #: GPUs of the refused requests.
     refused_gpus: int
     #: Requests that were refused though Placement had room for them before and after.
     spurious: int
     broken: int
-    #: Claims that Placement turned down, because somebody was first.
+    #: Claims that Placement refused, because another scheduler was first.
     conflicts: int
     #: Requests to Placement, of all schedulers.
     asked: int
-    #: How often a scheduler read a host's servers, since no nova-compute had told of them.
+    #: Number of times that a scheduler read a host's servers, which no nova-compute had reported.
     read: int
     #: Servers whose scheduler was killed.
     orphaned: int
@@ -189,11 +188,11 @@ class Row:
     #: Servers of two GPUs at the end, and those of them whose GPUs are at two switches.
     pairs: int
     scattered: int
-    #: GPUs that are free at the end while their neighbour at the switch is not.
+    #: GPUs that are free at the end while their neighbour at the switch is in use.
     stranded: int
     #: GPUs that are in use at the end.
     used: int
-    #: What the simulation says of servers placed, and of GPUs in use at the end.
+    #: Placed servers, and GPUs in use at the end, by the simulation.
     predicted: int
     predicted_used: int
     seconds: float
@@ -204,5 +203,5 @@ class Row:
 
     @property
     def rate(self) -> float:
-        """Servers that were answered, a second."""
+        """Servers with an answer per second."""
         return self.servers / self.seconds if self.seconds else 0.0

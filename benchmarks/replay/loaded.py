@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all processes of a replay import, once: they are forked from a server that has it.
+"""The imports of all processes of a replay, which are forked from a server that has made them.
 
 An import of Nova takes two seconds of a processor, and a replay starts many processes.
 """

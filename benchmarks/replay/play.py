@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A day on its way: who is asked for what, who leaves, what fails, and what came of it."""
+"""The course of a day: requests to schedulers, departures, failures, and the outcome."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from benchmarks.concurrency.stage import Stage, stage
 from benchmarks.replay import day, processes, serve
 from benchmarks.replay.processes import PATIENCE, Hosts, ReplayError, Worker
 
-#: Deletions are asked for so many requests ahead.
+#: Deletions start this number of requests before the departure.
 _AHEAD = 8
-#: The memory of the schedulers is looked at so many times in a day.
+#: Number of readings of the schedulers' memory in a day.
 _LOOKS = 20
 
 
@@ -34,7 +34,7 @@ class Replay:
     variant: Variant
     found: day.Day
     number: int
-    #: Allocation candidates that Placement answers with at most.
+    #: The most allocation candidates in an answer of Placement.
     candidates: int
     workers: list[Worker] = attrs.field(factory=list)
     answers: list[serve.Answer] = attrs.field(factory=list)
@@ -44,7 +44,7 @@ class Replay:
     memory: list[float] = attrs.field(factory=list)
     seconds: float = 0.0
     _done: int = 0
-    #: Held by whoever tells schedulers something.
+    #: Held by the thread that sends news to schedulers.
     _telling: threading.Lock = attrs.field(factory=threading.Lock)
     _deletions: dict[int, int] = attrs.field(factory=dict)
 
@@ -58,7 +58,7 @@ class Replay:
         self._greet(self.workers)
 
     def _forward(self) -> None:
-        """What a host says goes to all schedulers, as Nova's fanout does."""
+        """Send the news of hosts to all schedulers, like Nova's fanout."""
         with contextlib.suppress(EOFError, OSError):
             while True:
                 told = self.hosts.worker.news.recv()
@@ -66,12 +66,12 @@ class Replay:
                     self._tell(each, told)
 
     def _tell(self, worker: Worker, told: serve.News | None) -> None:
-        # A scheduler that was killed hears nothing any more.
+        # A killed scheduler receives nothing any more.
         with self._telling, contextlib.suppress(OSError):
             worker.news.send(told)
 
     def _sync(self, workers: Sequence[Worker]) -> None:
-        """What each nova-compute says every two minutes; wait until it was taken."""
+        """Send the servers of each host, as nova-compute does every two minutes; wait for all."""
         known = self.hosts.ask("all_servers")
         for each in workers:
             for host, servers in known.items():
@@ -83,7 +83,7 @@ class Replay:
             each.news.recv()
 
     def _greet(self, workers: Sequence[Worker]) -> None:
-        """Until a scheduler trusts what it knows of a host it has to be told twice."""
+        """Report twice: only then does a new scheduler trust its list of a host's servers."""
         for _ in range(2):
             self._sync(workers)
 
@@ -130,7 +130,7 @@ class Replay:
             self.memory.append(max(each.memory for each in self.workers))
 
     def _leave(self, now: int) -> None:
-        """Servers whose time is over are gone before the request that comes now."""
+        """Delete the servers whose time is over before the next request."""
         due = [name for name, each in self.alive.items() if each.leaves <= now + _AHEAD]
         if due:
             for name in due:
@@ -150,7 +150,7 @@ class Replay:
             self._take()
 
     def _take(self) -> None:
-        """What schedulers and hosts have answered."""
+        """Take the answers of schedulers and hosts."""
         pipes = {each.pipe: each for each in self.workers if each.request}
         ready = mp.wait([*pipes, self.hosts.worker.pipe], PATIENCE)
         if not ready:
@@ -170,7 +170,7 @@ class Replay:
                     self.alive[name] = request
 
     def _die(self, worker: Worker) -> None:
-        """The scheduler is killed in the middle; its user deletes what came of the request."""
+        """Kill the scheduler during its request; its user then deletes the request's servers."""
         time.sleep(0.1)
         request = worker.request
         assert request is not None
@@ -180,17 +180,17 @@ class Replay:
         self.workers[number] = self._scheduler(number)
         self._ready(self.workers[number])
         self._greet([self.workers[number]])
-        # By now a claim that was on its way to Placement has arrived there.
+        # A claim that was on its way to Placement has arrived there by now.
         self.hosts.tell("delete", list(request.servers))
 
     def _free(self) -> list[tuple[str, Any]]:
-        """Host and place of the GPUs that Placement has free."""
+        """Host and place of the GPUs that are free in Placement."""
         self.workers[0].pipe.send("free")
         found: list[tuple[str, Any]] = self.workers[0].pipe.recv()
         return found
 
     def _devices(self) -> tuple[dict[str, list[str]], int]:
-        """Server -> its GPUs by Nova's records; and how many devices have two servers."""
+        """Server -> its GPUs by Nova's records; and the number of devices with two servers."""
         places = computes.layout(self.cloud)
         given: dict[str, list[str]] = {}
         seen: set[tuple[str, str]] = set()
@@ -203,7 +203,7 @@ class Replay:
         return given, twice + (self.made.most_claimed() > 1)
 
     def row(self) -> day.Row:
-        """Count what came of what was asked for until now."""
+        """Count the outcomes of all requests until now."""
         self.hosts.tell("delete", self.orphaned)
         self.hosts.settle()
         asked = self.found.first(self._done)
@@ -213,7 +213,7 @@ class Replay:
         for each in self.answers:
             counts[each.outcome] += size[each.at]
         given, twice = self._devices()
-        # What Placement has, Nova's records and what was promised have to be the same.
+        # Placement's allocations, Nova's records and the promised devices must be equal.
         promised = sum(gpus[name] for name in self.alive)
         records = sum(len(each) for each in given.values())
         if not self.hosts.refusals and not self.made.claimed() == records == promised:
@@ -270,7 +270,7 @@ class Replay:
 def replay(
     cloud: Cloud, variant: Variant, found: day.Day, schedulers: int, candidates: int
 ) -> Iterator[Replay]:
-    """A cloud of its own for a variant, with its schedulers, ready to run."""
+    """Start a cloud of its own for a variant, with its schedulers."""
     with stage(candidates=candidates) as made, processes.hosts(made, cloud) as hosts:
         running = Replay(made, cloud, hosts, variant, found, schedulers, candidates)
         try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processes of a replay, as the replay itself sees them: started, asked, killed."""
+"""The processes of a replay, from the replay's side: start, requests, end."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _FORKED = "benchmarks.replay.loaded"
 
 
 class ReplayError(Exception):
-    """A process failed; the text says which, or has its traceback."""
+    """A process failed; the text contains its name or its traceback."""
 
 
 @attrs.define
 class Worker:
-    """A process, the pipe to it, and one for what it tells or is told without a question."""
+    """A process, the pipe for requests to it, and a pipe for news in one direction."""
 
     process: Any
     pipe: Any
@@ -42,7 +42,7 @@ class Worker:
         return float(psutil.Process(self.process.pid).memory_info().rss) / _MIB
 
     def end(self) -> None:
-        """Kill it, whatever it does."""
+        """Kill the process in any state, and close its pipes."""
         self.process.kill()
         self.process.join()
         self.pipe.close()
@@ -50,7 +50,7 @@ class Worker:
 
 
 def start(target: Any, *arguments: Any) -> Worker:
-    """Start a process; its main function gets its ends of both pipes as well."""
+    """Start a process; its main function also gets its ends of both pipes."""
     os.environ |= nova_process.ENVIRONMENT
     forks = multiprocessing.get_context("forkserver")
     forks.set_forkserver_preload([_FORKED])
@@ -64,23 +64,26 @@ def start(target: Any, *arguments: Any) -> Worker:
 
 @attrs.define
 class Hosts:
-    """The hosts' process, and what it has not answered yet."""
+    """The hosts' process, and the requests that it has not answered yet."""
 
     worker: Worker
     _asked: int = 0
     _open: dict[int, str] = attrs.field(factory=dict)
-    #: What builds were refused for.
+    #: Reasons of refused builds.
     refusals: list[str] = attrs.field(factory=list)
 
     def tell(self, word: str, *arguments: Any) -> int:
-        """Ask for something; its number."""
+        """Send a request without waiting; return its number."""
         self._asked += 1
         self._open[self._asked] = word
         self.worker.pipe.send((self._asked, word, arguments))
         return self._asked
 
     def take(self) -> tuple[int, Any]:
-        """The next answer; :class:`ReplayError` where something failed."""
+        """The number and result of the next answer.
+
+        :raises ReplayError: the request failed.
+        """
         number, result = self.worker.pipe.recv()
         word = self._open.pop(number, "start")
         if number < 0 or (isinstance(result, str) and result.startswith("failed: ")):
@@ -90,7 +93,7 @@ class Hosts:
         return number, result
 
     def ask(self, word: str, *arguments: Any) -> Any:
-        """Ask, and wait for the answer."""
+        """Send a request, and wait for its answer."""
         wanted = self.tell(word, *arguments)
         while True:
             self._wait()
@@ -99,7 +102,7 @@ class Hosts:
                 return result
 
     def settle(self, *numbers: int) -> None:
-        """Until these (or all) have been answered."""
+        """Wait until these requests (all, if none is given) have been answered."""
         while self._open.keys() & set(numbers) if numbers else self._open:
             self._wait()
             self.take()
@@ -111,7 +114,7 @@ class Hosts:
 
 @contextlib.contextmanager
 def hosts(made: Stage, cloud: Cloud) -> Iterator[Hosts]:
-    """The hosts, registered: the first ones by themselves, the others as copies of their rows."""
+    """Start the hosts: the first ones register themselves, the others are copies of their rows."""
     log = str(made.logs / "replay-hosts.log")
     worker = start(serve.host, str(made.nova_conf), log, cloud)
     try:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The hosts of a replay in the databases: some register themselves, the others are copies.
 
-A host needs some eighty requests to Placement to register its devices. Its copies get the rows
-that these make, with keys, names and UUIDs of their own, after a comparison of hosts that did
-it (:mod:`benchmarks.selection.rows`); and the rows of its PCI devices, which its resource
-tracker reads when it starts.
+A host needs some eighty requests to Placement to register its devices. Its copies get the rows of
+these requests, with keys, names and UUIDs of their own. Before that, copies are compared with
+hosts that registered themselves (:mod:`benchmarks.selection.rows`). They also get the rows of its
+PCI devices, which its resource tracker reads when it starts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from benchmarks.concurrency.model import Cloud
 from benchmarks.concurrency.stage import Stage
 from benchmarks.selection import rows
 
-#: So many hosts register themselves; the second is what the copies are compared with.
+#: Number of hosts that register themselves; copies are compared with the second one.
 REAL: Final = 2
 _DEVICES: Final = ("nova", "pci_devices")
 _COMPUTES: Final = ("nova", "compute_nodes")
@@ -28,7 +28,7 @@ _PROVIDERS: Final = ("placement", "resource_providers")
 def copy(made: Stage, cloud: Cloud) -> None:
     """Insert all hosts but the first ones, which have registered themselves.
 
-    :raises AssertionError: copies are not what a host makes that registers itself.
+    :raises AssertionError: a copy differs from a host that registered itself.
     """
     databases = rows.Databases(made)
     names = computes.names(cloud)
@@ -59,7 +59,7 @@ def _devices(
     host: dict[tuple[str, str], list[rows.Row]],
     rng: random.Random,
 ) -> list[rows.Row]:
-    """The PCI devices of a copy, with the providers that the copy has for them."""
+    """The PCI devices of a copy, with the copy's providers."""
     (compute,) = host[_COMPUTES]
     pairs = zip(template.providers, host[_PROVIDERS], strict=True)
     uuids = {old["uuid"]: new["uuid"] for old, new in pairs}

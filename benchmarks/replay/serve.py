@@ -29,10 +29,10 @@ ALIASES = [
 
 @attrs.frozen
 class News:
-    """What a nova-compute tells all schedulers of its servers.
+    """A message of a nova-compute to all schedulers about its servers.
 
-    :ivar word: ``update``: *what* is an ``InstanceList`` of those that changed; ``delete``: the
-        UUID of one that is gone; ``sync``: the UUIDs of all, which Nova says every two minutes.
+    :ivar word: ``update``: *what* is an ``InstanceList`` of changed servers; ``delete``: the UUID
+        of a deleted one; ``sync``: the UUIDs of all, which Nova sends every two minutes.
     """
 
     word: str
@@ -42,13 +42,13 @@ class News:
 
 @attrs.frozen
 class Answer:
-    """What a scheduler did with one request.
+    """The answer of a scheduler to one request.
 
-    :ivar builds: for each server of a request that was placed: request specification, host
+    :ivar builds: for each server of a placed request: request specification, host
         and the providers of its devices, for the hosts.
-    :ivar asked: requests to Placement.
-    :ivar conflicts: claims of them that Placement turned down, because somebody was first.
-    :ivar read: how often Nova read a host's servers, since no nova-compute had told of them.
+    :ivar asked: number of requests to Placement.
+    :ivar conflicts: number of claims that Placement refused, because another scheduler was first.
+    :ivar read: number of times that Nova read a host's servers, which no nova-compute had reported.
     """
 
     at: int
@@ -63,7 +63,7 @@ class Answer:
 
 
 def flavor_of(gpus: int, variant: Variant, **more: Any) -> Any:
-    """The flavor of so many GPUs and virtual functions; what the database adds is in *more*."""
+    """The flavor with *gpus* GPUs and virtual functions; *more* has the fields of the database."""
     from nova import objects
 
     specs = {"pci_passthrough:alias": f"gpu:{gpus},vf:{gpus}"}
@@ -88,7 +88,7 @@ class Scheduler:
         self.variant = variant
         self.places = computes.layout(cloud)
         self.asked = self.conflicts = self.read = 0
-        #: Why it hears nothing any more; "": it does.
+        #: Error of the thread that receives news; "" while it works.
         self.deaf = ""
         client = report.SchedulerReportClient
         # Only counts.
@@ -118,9 +118,9 @@ class Scheduler:
         return request
 
     def hear(self, news: Any) -> None:
-        """Take what computes say, as threads of Nova's do, until the pipe is closed.
+        """Take the news of computes, like threads of Nova, until the pipe is closed.
 
-        None is sent back: whoever reads it knows that all before it was taken.
+        None is sent back after all news before it were taken, so the sender can wait for it.
         """
         from nova import objects
 
@@ -140,7 +140,7 @@ class Scheduler:
             self.deaf = traceback.format_exc()
 
     def spec(self, request: day.Request) -> Any:
-        """The request specification that the API makes of the flavor."""
+        """The request specification that the API makes from the flavor."""
         from nova import objects
         from nova.pci import request as pci_request
 
@@ -203,7 +203,7 @@ class Scheduler:
 
     @staticmethod
     def _build(spec: Any, name: str, selection: Any) -> tuple[Any, str, Mapping[str, list[str]]]:
-        """What the conductor tells the host: each server has its own request and providers."""
+        """The conductor's order for a host: each server has its own request and providers."""
         from nova.scheduler import utils
 
         own = spec.obj_clone()
@@ -218,25 +218,25 @@ class Scheduler:
         return own.obj_to_primitive(), selection.service_host, mapping
 
     def had_space(self, request: day.Request, before: Collection[tuple[str, str]]) -> bool:
-        """Whether Placement had devices for it all the while: before it was asked, and now.
+        """Whether Placement had devices for the request both before it and now.
 
-        What a departure gave back meanwhile is nothing that the scheduler could have known.
+        The scheduler could not use devices that a departure has released since.
         """
         level = day.LEVELS[request.gpus] if self.variant.ours else Level.HOST
         always = self.unused() & frozenset(before)
         return day.room(self._placed(always), request.gpus, level) and len(request.servers) == 1
 
     def free(self) -> list[tuple[str, Any]]:
-        """Host and place of each GPU that Placement has free on a host that is up."""
+        """Host and place of each GPU that is free in Placement on a host that is up."""
         return self._placed(self.unused())
 
     def _placed(self, some: Iterable[tuple[str, str]]) -> list[tuple[str, Any]]:
         return [(host, self.places[address]) for host, address in sorted(some)]
 
     def unused(self) -> frozenset[tuple[str, str]]:
-        """Host and address of each GPU that Placement has free on a host that is up."""
-        # Placement's API takes a second of its one process for the GPUs of 300 hosts, twice a
-        # request: that would be measured with the rest.
+        """Host and address of each GPU that is free in Placement on a host that is up."""
+        # Read from the database. Placement's API needs a second of its one process for the GPUs
+        # of 300 hosts, twice a request. That would change the measured times.
         pairs = (name.rpartition("_") for name in self.made.unused(computes.GPU_CLASS))
         down = self.made.down()
         # Nova names the provider of a device <host>_<address>.
@@ -252,9 +252,9 @@ def schedule(
     connection: Any,
     news: Any,
 ) -> None:
-    """Main function of a scheduler's process: answers what comes until None.
+    """Main function of a scheduler's process: answers requests until None.
 
-    :param news: where :class:`News` come from.
+    :param news: the pipe for :class:`News`.
     """
     options: dict[tuple[str, str], object] = {
         ("scheduler", "max_placement_results"): candidates,
@@ -285,9 +285,9 @@ def schedule(
 class Hosts(computes.Computes):
     """The hosts of the day: servers leave one by one, and hosts fail.
 
-    What Nova's resource tracker reports to Placement after each claim is the same as before: some
-    twenty-five requests of a host of eight GPUs, which are left out (the trackers of a cloud are on
-    machines of their own, the processors here are what the schedulers have).
+    The reports of Nova's resource tracker to Placement after each claim are left out: some
+    twenty-five requests of a host of eight GPUs, which change nothing. In a real cloud, the
+    trackers run on other machines, and here the schedulers need the processors.
     """
 
     def __init__(self, context: Any, cloud: Cloud, say: Callable[[News], None]) -> None:
@@ -295,7 +295,7 @@ class Hosts(computes.Computes):
         self.say = say
 
     def flavors(self, variant: Variant) -> None:
-        """Make the day's flavors, of which a scheduler learns what is asked for."""
+        """Make the day's flavors, from which a scheduler learns the demand."""
         for gpus in day.LEVELS:
             flavor_of(gpus, variant, context=self.context).create()
 
@@ -310,7 +310,7 @@ class Hosts(computes.Computes):
                 service = objects.Service.get_by_compute_host(self.context, name)
                 tracker.set_service_ref(service)
                 tracker.update_available_resource(self.context, name, startup=True)
-                # Claims look devices up in it.
+                # Claims search devices in it.
                 tracker.provider_tree = provider_tree.ProviderTree()
                 tree = tracker.reportclient.get_providers_in_tree(
                     self.context, tracker.compute_nodes[name].uuid
@@ -318,7 +318,7 @@ class Hosts(computes.Computes):
                 tracker.provider_tree.populate_from_iterable(tree)
 
     def build(self, primitive: Any, host: str, mapping: dict[str, list[str]]) -> str:
-        """Claim a server's devices, and tell the schedulers of it."""
+        """Claim a server's devices, and report it to the schedulers."""
         from nova import objects
 
         refused = super().build(primitive, host, mapping)
@@ -338,7 +338,7 @@ class Hosts(computes.Computes):
         return found
 
     def delete(self, servers: Sequence[str]) -> list[str]:
-        """What the API and nova-compute do; also of servers that were never built."""
+        """Delete servers as the API and nova-compute do, also servers that were never built."""
         client = next(iter(self.trackers.values())).reportclient
         for name in servers:
             with self.lock:
@@ -354,7 +354,7 @@ class Hosts(computes.Computes):
         return list(servers)
 
     def set_down(self, count: int, down: bool) -> None:
-        """The first hosts are forced down, or back."""
+        """Force the first *count* hosts down, or up again."""
         from nova import objects
 
         for name in list(self.trackers)[:count]:
@@ -364,7 +364,7 @@ class Hosts(computes.Computes):
 
 
 def _without_report(tracker: Any, context: Any, compute_node: Any, startup: bool) -> None:
-    """What is left of ``ResourceTracker._update_to_placement``: pools learn their providers."""
+    """The rest of ``ResourceTracker._update_to_placement``: it sets the providers of the pools."""
     tracker.pci_tracker.stats.populate_pools_metadata_from_assigned_devices()
 
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The whole of a scheduler's answer, with a real Placement on MariaDB, beside stock Nova's."""
+"""The time of a scheduler's whole answer, with a real Placement on MariaDB, beside stock Nova's."""

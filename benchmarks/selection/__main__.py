@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """``python -m benchmarks.selection``: whole answers of a scheduler, ours beside stock Nova's.
 
-Real Placement on MariaDB, real host states from Nova's databases, and a claim at the end
-of each. Both sides take turns in one run, with the same candidates of Placement
+Placement on MariaDB is real, and so are the host states from Nova's databases and the claim at
+the end of each answer. Both sides take turns in one run, with the same candidates of Placement
 (breadth-first, as many as there are hosts).
 """
 
@@ -41,7 +41,7 @@ QUESTIONS: Final = (
     Question(4, functions=4),
     Question(1, servers=16),
 )
-#: Those that are asked only by name (``--only``).
+#: Further questions, which run only by name (``--only``).
 MORE_QUESTIONS: Final = (Question(2), Question(8))
 #: Hosts that register themselves; all others are copies of the first.
 _REAL: Final = 10
@@ -69,7 +69,7 @@ class Measured:
         return ours / stock
 
     def interval(self, seed: int = 1) -> tuple[float, float]:
-        """Of the ratio, 95 %, by resampling pairs."""
+        """The 95 % interval of the ratio, by resampling pairs."""
         rng = random.Random(seed)
         pairs = list(zip(*(self.samples[each] for each in SIDES), strict=True))
         found = []
@@ -106,9 +106,9 @@ def measure(
     kept: Kept,
     parts: Sequence[str] = (),
 ) -> None:
-    """Each question, all sides in turn, the first after one that does not count.
+    """Measure each question on all sides in turn, after a first round that does not count.
 
-    :param parts: of :data:`PARTS`, which are measured beside both sides.
+    :param parts: names of :data:`PARTS`, which are measured beside both sides.
     """
     sides = (*SIDES, *parts)
     with contextlib.ExitStack() as open_:
@@ -168,9 +168,9 @@ def cloud(hosts: int) -> Iterator[Stage]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; the exit status is 0 unless something was not placed."""
+    """Run the command; the exit status is 0 if all servers were placed."""
     options = _options(argv)
-    # What was started must end with the command, however that ends.
+    # SIGTERM becomes an exit, so that the started processes end with the command.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     os.environ |= nova_process.ENVIRONMENT
     questions = [
@@ -216,7 +216,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _tables(
     kept: Kept, clouds: Sequence[int], questions: Sequence[Question]
 ) -> Mapping[str, tuple[Sequence[str], Sequence[Sequence[str]]]]:
-    """Title -> columns and rows, of what was measured."""
+    """Title -> columns and rows of the measured results."""
     answers, columns = [], [*COLUMNS]
     asked = [(hosts, each) for hosts in clouds for each in questions]
     also = any(kept.all(INSTALLED, *each) for each in asked)

@@ -6,10 +6,10 @@
     python -m benchmarks.selection --hosts 100 1000 2000 --samples 5 5 5 --plainest --json FILE
     python -m benchmarks.selection.growth FILE PICTURE.svg
 
-One panel for each question, those for one server first, by the number of devices: Nova asks
-Placement for each in a group of its own. Stock Nova and this project are in it, and below both the
-time of Placement alone for its plainest question, CPUs and memory of any host. Nobody who asks
-Placement can be faster than that.
+There is one panel for each question, those for one server first, by the number of devices: Nova
+requests each device from Placement in a group of its own. A panel shows stock Nova and this
+project. Below both it shows the time of only Placement for its simplest question, CPUs and memory
+of any host. No client of Placement can be faster than that.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NAMES: Final = {
 }
 #: Panels side by side.
 _COLUMNS: Final = 3
-#: The kept samples of the plainest question are of no question of a user.
+#: The question of the kept samples for Placement's simplest question: none of a user.
 NOTHING: Final = Question(0)
 
 #: Side -> hosts and median seconds.
@@ -60,7 +60,7 @@ def measure_plainest(made: Stage, hosts: int, samples: int, kept: Kept) -> None:
 def find_curves(results: Iterable[Mapping[str, Any]]) -> Mapping[str, Curves]:
     """Question -> its curves.
 
-    :param results: lines of the file of samples.
+    :param results: lines of the file of samples, as objects.
     """
     seconds: dict[str, dict[str, dict[int, list[float]]]] = {}
     plainest: dict[int, list[float]] = {}
@@ -91,7 +91,7 @@ def draw_growth(curves: Mapping[str, Curves], picture: Path) -> None:
     import matplotlib
 
     matplotlib.use("svg")
-    # The same numbers give the same file.
+    # Equal numbers give equal files.
     matplotlib.rcParams["svg.hashsalt"] = "growth"
     from matplotlib import pyplot
 

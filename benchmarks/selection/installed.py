@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stock Nova and Placement as they are installed: no option of our documentation is set."""
+"""Stock Nova and Placement with their defaults, without the options of our documentation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.selection.kept import INSTALLED, Kept
 from benchmarks.selection.processes import Crew
 from benchmarks.selection.side import Question
 
-#: Bytes that Placement may have: without a limit it takes the machine's.
+#: Memory limit of Placement in bytes: without a limit it uses all of the machine's.
 MEMORY: Final = 6 << 30
 #: Nova's defaults (nova/conf/scheduler.py and workarounds.py).
 _DEFAULTS: Final[Mapping[tuple[str, str], object]] = {
@@ -33,10 +33,10 @@ def measure(
     seconds: float,
     kept: Kept,
 ) -> None:
-    """Each question so many times, or once where no answer comes within so many seconds."""
+    """Measure each question *samples* times, or once if no answer comes in time."""
     for question in questions:
         while _more(kept.all(INSTALLED, hosts, question), samples):
-            # A Placement that is busy with an answer nobody waits for is ended with the crew.
+            # A Placement that still works on a late answer is ended with the crew.
             with stage.as_installed(made, MEMORY) as url:
                 options = {**_DEFAULTS, ("placement", "endpoint_override"): url}
                 with Crew(made, INSTALLED, options) as crew:
@@ -50,7 +50,7 @@ def _more(found: Sequence[Mapping[str, Any]], samples: int) -> bool:
 def _ask(
     crew: Crew, hosts: int, question: Question, samples: int, seconds: float, kept: Kept
 ) -> None:
-    # The first answer fills what a scheduler remembers, as for the other sides.
+    # The first answer fills the scheduler's caches, as on the other sides.
     for number in range(len(kept.all(INSTALLED, hosts, question)), samples + 1):
         try:
             result = attrs.asdict(crew.ask(question, seconds))
@@ -63,7 +63,7 @@ def _ask(
 
 
 def cell(found: Sequence[Mapping[str, Any]]) -> str:
-    """Seconds of an answer, or why there is none."""
+    """Seconds of an answer, or the reason why there is none."""
     faults = [each["fault"] for each in found if each["fault"]]
     if faults:
         return faults[0].split("\n")[0][:80]

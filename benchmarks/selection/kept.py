@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was measured, one result a line of a file, so that a run that was cut off goes on."""
+"""The measured results, one a line of a file, so that an interrupted run can continue."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any, Final
 
 from benchmarks.selection.side import Question
 
-#: Kinds of results: an answer of each side; of stock Nova as installed; of several schedulers.
+#: Kinds of results: an answer of each side, of stock Nova as installed, of several schedulers.
 PAIR: Final = "pair"
 INSTALLED: Final = "installed"
 TOGETHER: Final = "together"
-#: The same of Placement alone, for what the plainest server asks for.
+#: Kind of results of only Placement, for the request of the simplest server.
 PLAINEST: Final = "plainest"
 
 
@@ -33,11 +33,11 @@ class Kept:
             self._place(told.pop("kind"), told.pop("hosts"), told.pop("question")).append(told)
 
     def all(self, kind: str, hosts: int, question: Question) -> Sequence[Mapping[str, Any]]:
-        """What there is, in the order of measuring."""
+        """The results of a question, in the order of the measurements."""
         return tuple(self._place(kind, hosts, str(question)))
 
     def add(self, kind: str, hosts: int, question: Question, result: Mapping[str, Any]) -> None:
-        """One more, which is in the file before the next is measured."""
+        """Add a result; it is in the file before the next one is measured."""
         self._place(kind, hosts, str(question)).append(result)
         if self._path is not None:
             head = {"kind": kind, "hosts": hosts, "question": str(question)}

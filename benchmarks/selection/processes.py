@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Schedulers in processes of their own, asked by this one."""
+"""Schedulers in processes of their own, which get their questions from this one."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from benchmarks.selection.kept import INSTALLED
 from benchmarks.selection.side import Question, Sample
 
 SIDES: Final = ("ours", "stock")
-#: Names of those that do not have our filters.
+#: Names of the sides without our filters.
 WITHOUT: Final = ("stock", INSTALLED)
-#: What makes it fast -> the value that switches it off.
+#: Options that make our filters fast -> the values that switch them off.
 _OFF: Final[Mapping[tuple[str, str], object]] = {
     ("hpc", "placement_question"): "devices",
     ("hpc", "kept_hosts"): 0,
     ("hpc", "full_collection_interval"): 0,
 }
-#: Our filters with a part of what makes them fast: name -> options that switch off the rest.
+#: Our filters with a part of these options: name -> options that switch off the rest.
 PARTS: Final[Mapping[str, Mapping[tuple[str, str], object]]] = {
     "none": _OFF,
     "asked": {key: value for key, value in _OFF.items() if key[1] != "placement_question"},
@@ -47,8 +47,8 @@ class Crew:
         schedulers: int = 1,
     ) -> None:
         """
-        :param name: with our filters, but for stock Nova and Nova as it is installed.
-        :param options: (group, option) -> value, which the others do not have.
+        :param name: name of the side; all sides except :data:`WITHOUT` have our filters.
+        :param options: (group, option) -> value, only for this side.
         """
         self._name = name
         spawn = multiprocessing.get_context("spawn")
@@ -80,9 +80,9 @@ class Crew:
                 process.join()
 
     def ask(self, question: Question, seconds: float | None = None) -> Sample:
-        """What the first of them answers.
+        """The answer of the first scheduler.
 
-        :raises TimeoutError: nothing within so many seconds; it is busy with it still.
+        :raises TimeoutError: no answer within *seconds*; the scheduler is still busy.
         """
         pipe = self._pipes[0]
         pipe.send((question, 1))
@@ -91,7 +91,7 @@ class Crew:
         return found
 
     def rush(self, question: Question, each: int) -> tuple[float, Sequence[Sample]]:
-        """All of them are asked at once, so many times *each*; seconds until the last answer."""
+        """Send *each* copies of a question to all schedulers; seconds until the last answer."""
         begin = time.perf_counter()
         for pipe in self._pipes:
             pipe.send((question, each))

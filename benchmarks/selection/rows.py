@@ -2,8 +2,8 @@
 """Many hosts in the databases of Nova and Placement, copied from one that registered itself.
 
 A compute node takes seconds to register, so thousands are inserted as rows. The rows are
-those of a host that did it through the API, with names, UUIDs and keys of their own;
-:func:`check` compares them with those of other hosts that did.
+copied from a host that registered through the API, and get names, UUIDs and keys of their own.
+:func:`check` compares them with the rows of other hosts that registered themselves.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from benchmarks.concurrency.stage import Stage
 
 Row = dict[str, Any]
 
-#: So many rows go into one statement.
+#: The most rows in one statement, and the most hosts in one batch.
 _CHUNK: Final = 500
-#: What differs between two hosts that were registered one after the other.
+#: Columns that differ between two hosts that were registered one after the other.
 _OWN: Final = frozenset({"id", "created_at", "updated_at", "last_seen_up", "report_count"})
 
 
@@ -88,7 +88,7 @@ class Databases:
                 )
 
     def analyse(self) -> None:
-        """Let MariaDB count anew: its plans are made for the tables as they are."""
+        """Let MariaDB update its statistics, so that its plans fit the filled tables."""
         for database, table in (*_NUMBERED, _TRAITS, _CONSUMERS):
             self.read(database, f"ANALYZE TABLE {table}")
 
@@ -128,7 +128,7 @@ class Databases:
 
 @attrs.define
 class Copies:
-    """Makes hosts of a template, with keys that nobody has."""
+    """Makes hosts from a template, with unused keys."""
 
     template: Template
     next_id: dict[tuple[str, str], int]
@@ -137,7 +137,7 @@ class Copies:
     def rows(self, host: str, root: str | None = None) -> dict[tuple[str, str], list[Row]]:
         """The rows of one more host.
 
-        :param root: the UUID of its compute node; None: any.
+        :param root: the UUID of its compute node; None for a random one.
         """
         uuids = {row["uuid"]: self._uuid() for row in self.template.providers}
         if root is not None:
@@ -216,7 +216,7 @@ def replaced(text: str, uuids: Mapping[str, str]) -> str:
 
 
 def copies(databases: Databases, template: Template, seed: int) -> Copies:
-    """Ready to make hosts of a template."""
+    """A maker of hosts from a template."""
     highest = {table: databases.highest(table) for table in _NUMBERED}
     return Copies(template, highest, random.Random(seed))
 
@@ -224,7 +224,7 @@ def copies(databases: Databases, template: Template, seed: int) -> Copies:
 def check(databases: Databases, template: Template, others: Sequence[str]) -> None:
     """Compare made rows with those of hosts that registered themselves.
 
-    :raises AssertionError: something of them is not as the API makes it.
+    :raises AssertionError: a made row differs from the API's.
     """
     maker = Copies(template, dict.fromkeys(_NUMBERED, 0), random.Random(0))
     for name in others:
@@ -233,7 +233,7 @@ def check(databases: Databases, template: Template, others: Sequence[str]) -> No
 
 
 def _normal(one: Template) -> dict[tuple[str, str], list[Row]]:
-    """Rows without what belongs to one host alone: keys become places, times go."""
+    """Rows without the values of only one host: keys become positions, times are removed."""
     places = {row["id"]: index for index, row in enumerate(one.providers)}
     uuids = {row["uuid"]: f"uuid {index}" for index, row in enumerate(one.providers)}
     found: dict[tuple[str, str], list[Row]] = {}
@@ -256,7 +256,7 @@ def _normal(one: Template) -> dict[tuple[str, str], list[Row]]:
 
 
 def _sorted_pools(text: str) -> list[str]:
-    """Nova saves the pools in the order of a set."""
+    """The pools in a fixed order, because Nova saves them in the order of a set."""
     return sorted(json.dumps(pool, sort_keys=True) for pool in _pools(json.loads(text)))
 
 
@@ -268,7 +268,7 @@ def _pools(saved: Any) -> list[Any]:
 def fill(databases: Databases, maker: Copies, names: Sequence[str]) -> Iterator[int]:
     """Insert hosts; some of each host's devices are in use, as in a real cloud.
 
-    :returns: how many are there, from time to time.
+    :returns: the number of inserted hosts, from time to time.
     """
     owner = _owner(databases)
     for begin in range(0, len(names), _CHUNK):
@@ -285,7 +285,7 @@ def fill(databases: Databases, maker: Copies, names: Sequence[str]) -> Iterator[
 
 
 def _owner(databases: Databases) -> Row:
-    """A project and a user in Placement, of whom the servers are."""
+    """Make a project and a user in Placement, who own the servers."""
     for table in ("projects", "users"):
         databases.write(("placement", table), [{"external_id": f"benchmark {table}"}])
     (project,) = databases.read("placement", "SELECT MAX(id) AS id FROM projects")
@@ -296,7 +296,7 @@ def _owner(databases: Databases) -> Row:
 def _use(
     maker: Copies, host: Mapping[tuple[str, str], Sequence[Row]], owner: Row
 ) -> dict[tuple[str, str], list[Row]]:
-    """Servers on a host, each with one of its GPUs; the pools are changed likewise."""
+    """Add servers to a host's rows, each with one of its GPUs, and change the pools to match."""
     rng = maker.rng
     (compute,) = host[_COMPUTES]
     saved = json.loads(compute["pci_stats"])

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m benchmarks.selection.same``: what makes a scheduler fast changes no answer.
+"""``python -m benchmarks.selection.same``: the options that make a scheduler fast change no answer.
 
-One scheduler on real Placement is asked each random request twice: once as Nova would do it
-(``OFF``), and once as it is by default. Both have to choose the same hosts and the same
-devices, or refuse with the same words. Half of the servers stay, hosts report changes in
-between, and the users wish for what users wish for: server groups, hosts that they
+One scheduler on real Placement gets each random request twice: once with these options off, as in
+Nova (``OFF``), and once with their defaults. Both answers must have the same hosts and the same
+devices, or refuse with the same words. Half of the servers stay, and hosts report changes in
+between. The requests have the usual wishes of users: server groups, hosts that they
 name or leave out, several servers at once.
 """
 
@@ -30,7 +30,7 @@ from benchmarks.concurrency import nova_process
 from benchmarks.concurrency.model import Variant
 from benchmarks.selection import side
 
-#: Options that switch off what is compared; the other side has their defaults.
+#: Values that switch the compared options off; the other side has their defaults.
 OFF: Final[Mapping[tuple[str, str], object]] = {
     ("hpc", "placement_question"): "devices",
     ("hpc", "kept_hosts"): 0,
@@ -50,7 +50,7 @@ class Wish:
     functions: int
     servers: int
     specs: Mapping[str, str]
-    #: Policy of its server group; None: none.
+    #: Policy of its server group; None without a group.
     policy: str | None = None
     ignored: tuple[str, ...] = ()
     forced: str | None = None
@@ -64,15 +64,15 @@ class Wish:
 
 @attrs.frozen
 class Answer:
-    """What a scheduler said."""
+    """The answer of a scheduler."""
 
-    #: Of each server: the host, and the provider of each of its devices.
+    #: For each server: the host, and the provider of each of its devices.
     places: tuple[tuple[str, tuple[str, ...]], ...] = ()
     refusal: str = ""
 
 
 def random_wish(rng: random.Random, hosts: Sequence[str]) -> Wish:
-    """What a user may ask for."""
+    """A random request of a user."""
     gpus, functions = rng.choice((1, 1, 1, 2, 2, 4, 4, 6, 8, 9)), rng.choice((0, 0, 1, 2, 4))
     alias = f"gpu:{gpus}" + (f",vf:{functions}" if functions else "")
     specs = {"pci_passthrough:alias": alias}
@@ -116,10 +116,10 @@ class Cloud:
         return self._context
 
     def compare(self) -> tuple[Wish, Answer, Answer, Answer | None]:
-        """One random request, answered with everything off, and as it is by default.
+        """One random request, answered with all options off, and with the defaults.
 
-        :returns: the request, both answers; and, where these differ and Placement may have left
-            out a host of the first server, what it is with everything off for that host alone.
+        :returns: the request and both answers. If these differ and Placement may have left out
+            the first server's host, also the answer with all options off for only that host.
         """
         wish = random_wish(self._rng, self.hosts)
         servers = [str(uuid.UUID(int=self._rng.getrandbits(128))) for _ in range(wish.servers)]
@@ -163,7 +163,7 @@ class Cloud:
                 self._context,
                 uuid=str(uuid.UUID(int=self._rng.getrandbits(128))),
                 policy=wish.policy,
-                # As the database gives it: Nova's filter of affinity reads this one.
+                # The field as in the database: Nova's filter of affinity reads it.
                 policies=[wish.policy],
                 hosts=among,
                 members=list(servers),
@@ -190,20 +190,20 @@ class Cloud:
             refusal = error
         else:
             return Answer(tuple(_read_place(selections[0]) for selections in listed))
-        # Anything else is no answer, and equal ones would prove nothing.
+        # Any other exception is not an answer, and equal ones would prove nothing.
         if not isinstance(refusal, exception.NoValidHost):
             raise refusal
         return Answer(refusal=str(refusal))
 
     def _ask_for_first(self, spec: Any, servers: Sequence[str]) -> Answer:
-        """The answer for the first of several servers, the others of which find no place."""
+        """The answer for only the first of several servers, if the others find no place."""
         spec.num_instances = 1
         return self._ask(spec, servers[:1])
 
     def _ask_of_host(self, spec: Any, server: str, host: str) -> Answer:
-        """The answer for one server with everything off, if *host* alone may have it.
+        """The answer for one server with all options off, if only *host* may have it.
 
-        Placement is asked of that host's tree alone, so no other takes its place in the answer.
+        The request to Placement is for only that host's tree, so no other host can displace it.
         """
         from nova import objects
 
@@ -213,7 +213,7 @@ class Cloud:
             return self._ask(spec, [server])
 
     def _report_change(self, host: str) -> None:
-        """What nova-compute does after a server came or went: its record changes."""
+        """Change the record of a host, as nova-compute does after a server came or went."""
         compute = self._computes[host]
         compute.free_ram_mb = self._rng.randrange(1024, compute.memory_mb)
         compute.stats = dict(compute.stats or {}, num_instances=str(self._rng.randrange(9)))
@@ -223,15 +223,15 @@ class Cloud:
         tracked = self._scheduler.manager.host_manager._instance_info
         for server in servers:
             self._scheduler.client.delete_allocation_for_instance(self._context, server, force=True)
-            # As nova-compute tells it. With a group Nova notes a chosen host's server at once, and
-            # the next answer for the same servers would avoid those hosts, or seek them.
+            # Restore the servers of nova-compute's reports. With a group, Nova records a chosen
+            # host's server at once, and the next answer would avoid or prefer those hosts.
             for known in tracked.values():
                 known["instances"].pop(server, None)
 
 
 @attrs.frozen
 class _Variant:
-    """A wish, as the scheduler of the races wants it."""
+    """A wish in the form for the scheduler of the races."""
 
     wish: Wish
 
@@ -263,7 +263,7 @@ def _overridden(options: Mapping[tuple[str, str], object]) -> Iterator[None]:
 
 
 def _serve(nova_conf: str, log: str, hosts: int, requests: int, seed: int, pipe: Any) -> None:
-    """Main function of the process: sends what was compared, and None at the end."""
+    """Main function of the process: sends each comparison, and None at the end."""
     try:
         from benchmarks.concurrency import scheduler
 
@@ -291,7 +291,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--requests", type=int, default=5000)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(argv)
-    # What was started must end with the command, however that ends.
+    # SIGTERM becomes an exit, so that the started processes end with the command.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     os.environ |= nova_process.ENVIRONMENT
     counts: collections.Counter[str] = collections.Counter()
@@ -315,10 +315,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _comparable(wish: Wish, answer: Answer) -> Answer:
-    """What has to be the same.
+    """The parts of an answer that must be equal.
 
-    On a forced host no filter chooses, so any devices will do. And an answer for each device
-    is nearly always cut off, of which the reason tells; one for hosts is whole.
+    On a forced host no filter chooses, so any devices are right. An answer by devices is nearly
+    always cut off, and its reason mentions that; an answer by hosts is complete.
     """
     return Answer(
         tuple((host, () if wish.forced else devices) for host, devices in answer.places),
@@ -327,13 +327,13 @@ def _comparable(wish: Wish, answer: Answer) -> Answer:
 
 
 def _may_be_cut_short(wish: Wish, off: Answer, on: Answer) -> bool:
-    """Whether Placement may have left out a host of its answer with everything off.
+    """Whether Placement may have left out a host in its answer with all options off.
 
-    It takes as many candidates as it may return, and drops those of them that put two groups of
-    ``group_policy=isolate`` on one provider: a host of which it took such ones alone is missing
-    then. An answer for hosts has them all.
+    It takes as many candidates as it may return, and drops candidates that put two groups of
+    ``group_policy=isolate`` on one provider. So a host is missing if all of its taken candidates
+    were such ones. An answer by hosts has all of them.
     """
-    # A refusal where there was a place with everything off is never for that.
+    # This does not explain a refusal by the defaults if all options off have found a place.
     fewer = bool(off.places) and not on.places
     return wish.specs.get("group_policy") == "isolate" and not fewer
 

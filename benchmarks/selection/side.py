@@ -16,9 +16,9 @@ from benchmarks.concurrency.computes import GPU_CLASS, VF_CLASS
 from benchmarks.concurrency.model import Variant
 from nova_hpc_tools.adopt import settings as plugin
 
-#: What a process says before it is asked anything.
+#: The first message of a process, before any question.
 READY: Final = "ready"
-#: A scheduler is told of its hosts so often at most; it believes the second time.
+#: The most reports of the hosts to a scheduler; it trusts the second one.
 _TOLD: Final = 5
 #: ``[pci]alias`` of all processes.
 ALIASES: Final = (
@@ -29,7 +29,7 @@ ALIASES: Final = (
 
 @attrs.frozen
 class Question:
-    """What is asked for."""
+    """The devices and servers of a request."""
 
     gpus: int
     functions: int = 0
@@ -54,21 +54,21 @@ class Question:
 class Sample:
     """One answer of a scheduler."""
 
-    #: By the clock, Placement's part included.
+    #: Elapsed time, including Placement's part.
     seconds: float
-    #: Of the scheduler's process alone.
+    #: CPU time of only the scheduler's process.
     cpu_seconds: float
-    #: GET requests to Placement, those of claims aside.
+    #: Number of GET requests to Placement, without those of claims.
     gets: int
-    #: Claims that were tried, beyond one for each server.
+    #: Number of claims beyond one for each server.
     lost: int
-    #: Why nothing was placed; "": all was.
+    #: The reason if no server was placed; "" if all were.
     fault: str = ""
 
 
 @attrs.frozen
 class _Asked:
-    """A variant of a scheduler, as the scheduler of the races wants it."""
+    """A variant of a scheduler in the form for the scheduler of the races."""
 
     title: str
     ours: bool
@@ -91,7 +91,7 @@ class Side:
         plain = report.SchedulerReportClient.get
 
         def get(client: Any, url: str, *arguments: Any, **keywords: Any) -> Any:
-            # Nova's claim reads whether the server has allocations already.
+            # Nova's claim first reads the server's allocations, which does not count.
             self._gets += not url.startswith("/allocations/")
             return plain(client, url, *arguments, **keywords)
 
@@ -102,9 +102,9 @@ class Side:
         self._hear_of_hosts()
 
     def _hear_of_hosts(self) -> None:
-        """What each nova-compute says every two minutes: which servers it has, here none.
+        """Report each host's servers (none) as nova-compute does every two minutes.
 
-        A scheduler that has not been told reads them from Nova's database in each request.
+        Without this report, a scheduler reads them from Nova's database in each request.
         """
         from nova import objects
 
@@ -113,14 +113,14 @@ class Side:
         for _ in range(_TOLD):
             for name in names:
                 manager.sync_instance_info(self._context, name, [])
-            # Nova's own thread begins it anew when the scheduler starts.
+            # Nova's own thread clears it when the scheduler starts.
             known = manager.host_manager._instance_info
             if all(known.get(name, {}).get("updated") for name in names):
                 return
         raise RuntimeError("the scheduler does not believe what it is told of its hosts")
 
     def ask(self, question: Question) -> Sample:
-        """Schedule servers, and give back what they have claimed."""
+        """Schedule servers, and release their claims."""
         from nova import exception
         from oslo_messaging.rpc import ExpectedException
 
@@ -160,7 +160,7 @@ class Side:
 def serve(
     nova_conf: str, log: str, ours: bool, options: Mapping[tuple[str, str], object], pipe: Any
 ) -> None:
-    """Main function of the process: takes questions, and how often, until it meets None."""
+    """Main function of the process: takes pairs of question and number until it meets None."""
     try:
         wanted: dict[tuple[str, str], object] = {
             **scheduler.options(Variant("", ours)),
@@ -180,15 +180,15 @@ def serve(
 
 
 def names(count: int, first: int) -> Sequence[str]:
-    """Names of hosts, as the computes of the races are named."""
+    """Names of hosts in the form of the races' computes."""
     return [f"node{index:05d}" for index in range(first, first + count)]
 
 
 def candidates(hosts: int) -> int:
-    """How many candidates our documentation lets Placement return for so many hosts."""
+    """The limit of Placement's candidates that our documentation gives for *hosts* hosts."""
     return plugin.limit_of_candidates(hosts)
 
 
 def limits(hosts: int) -> dict[tuple[str, str], object]:
-    """What belongs to it in Nova; stock Nova gets the same."""
+    """The options of Nova for this limit; stock Nova gets the same."""
     return {("scheduler", "max_placement_results"): candidates(hosts)}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests a second of several schedulers that work at once."""
+"""Requests per second of several schedulers that work at the same time."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ COLUMNS: Final = (
     *("hosts", "schedulers", "asked for", "requests a second, ours", "stock"),
     *("ratio", "its interval (95 %)", "lost claims, ours", "stock", "rounds", "faults"),
 )
-#: As the race has them: ours as ``nova-hpc configure`` sets it up, stock Nova as it is.
+#: Variants of the race: ours as ``nova-hpc configure`` sets it up, and unchanged stock Nova.
 _VARIANTS: Final = {"ours": "ours-spread-shuffle", "stock": "stock"}
 
 
 def measure(made: Stage, hosts: int, schedulers: int, rounds: int, each: int, kept: Kept) -> None:
-    """Both sides in turn; every scheduler serves *each* requests of a round."""
+    """Measure both sides in turn; every scheduler serves *each* requests in a round."""
     with contextlib.ExitStack() as open_:
         crews = {
             name: open_.enter_context(

@@ -29,7 +29,7 @@ _START: Final[Mapping[str, str]] = {
     "openmpi": "mpirun.openmpi -H vm0,vm1 -n 2",
 }
 _SHARED: Final = "set -a; . /run/nova-hpc/shared-memory.env; set +a"
-#: The same MPIs over UCX as they are, and the network that it finds.
+#: The same MPIs over UCX with its defaults, and the network that it finds.
 _NETWORK: Final = "export OMPI_MCA_pml=ucx OMPI_MCA_pml_ucx_tls=any OMPI_MCA_pml_ucx_devices=any"
 _ROOT: Final = "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"
 
@@ -72,14 +72,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def describe_machines(machines: Machines) -> Iterator[str]:
-    """What the machines say of their segment."""
+    """The output of the machines about their segment."""
     for number in range(2):
         yield f"vm{number}: {machines.run(number, 'nova-hpc-guest check').strip()}"
         yield machines.run(number, "nova-hpc-guest peers").strip()
 
 
 def exchange_messages(machines: Machines) -> Iterator[str]:
-    """1,000 messages of random sizes, each compared; and what went over the network meanwhile."""
+    """Exchange 1,000 messages of random sizes, compare each, and count the network's traffic."""
     for mpi, start in _START.items():
         before = _count_sent(machines)
         said = machines.run(
@@ -90,7 +90,7 @@ def exchange_messages(machines: Machines) -> Iterator[str]:
 
 
 def measure_rounds(machines: Machines, rounds: int, seconds: float) -> Iterator[Line]:
-    """Both ways in turns, first one and then the other."""
+    """Measure both ways in turns, in alternating order."""
     for mpi in COMPILERS:
         found: dict[str, dict[int, list[float]]] = {"shared": {}, "network": {}}
         for number in range(rounds):
@@ -151,7 +151,7 @@ def _middle(values: Sequence[float]) -> float:
 
 
 def _format_time(value: float) -> str:
-    """With three figures."""
+    """The value with three digits, or as a whole number from 100 on."""
     return f"{float(f'{value:.3g}'):,.0f}" if value >= 100 else f"{value:.3g}"
 
 

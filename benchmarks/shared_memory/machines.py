@@ -31,15 +31,15 @@ _KERNEL: Final = (
 
 @attrs.frozen
 class Machines:
-    """Two that run."""
+    """Two running machines."""
 
     disk: RootDisk
     folder: Path
 
     def run(self, number: int, command: str, limit: float = 600) -> str:
-        """What a command of a shell prints in a machine.
+        """The output of a shell command in a machine.
 
-        :raises MachineError: it fails, or does not end.
+        :raises MachineError: the command fails, or does not end in time.
         """
         try:
             done = subprocess.run(
@@ -61,10 +61,10 @@ class Machines:
 
 @contextlib.contextmanager
 def start_machines(disk: RootDisk, folder: Path, accelerator: str) -> Iterator[Machines]:
-    """Two machines that are up; ended with the block.
+    """Start two machines, and end them after the block.
 
     :param accelerator: ``kvm`` or ``tcg``.
-    :raises MachineError: one does not come up.
+    :raises MachineError: a machine does not start.
     """
     with contextlib.ExitStack() as stack:
         make_network(stack, NETWORK, "10.99.0.254/24")
@@ -85,7 +85,7 @@ def start_machines(disk: RootDisk, folder: Path, accelerator: str) -> Iterator[M
 
 
 def _make_segment(stack: contextlib.ExitStack) -> Path:
-    """The file, as a node writes it."""
+    """Make the file of the segment, as a node does."""
     path = Path(f"/dev/shm/nova-hpc-bench-{os.getpid()}")
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     stack.callback(path.unlink)

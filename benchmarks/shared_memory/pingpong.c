@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* pingpong SECONDS SIZE...: the median time of a message from rank 0 to rank 1 or back, in us.
- * Prints "SIZE US ROUNDS" for each size; every message is compared with what was sent. */
+ * Prints "SIZE US ROUNDS" for each size; every message is compared with the sent one. */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -47,7 +47,7 @@ int main(int count, char **words)
             right = right && !memcmp(sent, got, size);
             if (k >= 0 && rank == 0)
                 more = rounds < 10 || MPI_Wtime() < end;
-            if (k >= 0 && k % 10 == 9) /* seldom, so that it is no part of what is measured */
+            if (k >= 0 && k % 10 == 9) /* seldom, so that it does not change the times */
                 MPI_Bcast(&more, 1, MPI_INT, 0, MPI_COMM_WORLD);
             else
                 more = 1;

@@ -27,17 +27,17 @@ _SUITE: Final = "bookworm"
 
 @attrs.frozen
 class RootDisk:
-    """What QEMU starts."""
+    """The files that QEMU starts."""
 
     kernel: Path
     initrd: Path
     disk: Path
-    #: Private key with which root of each machine can be reached.
+    #: Private key for the login as root on each machine.
     key: Path
 
 
 def prepare_root_disk(folder: Path) -> RootDisk:
-    """Make the disk, or take what is there.
+    """Make the disk, but use files that exist already.
 
     Needs root, mmdebstrap, the compilers of both MPIs and the network.
 

@@ -33,7 +33,7 @@ html_copy_source = False
 html_static_path = ["_static"]
 html_css_files = ["pages.css"]
 html_theme_options = {
-    # The colour of what can be followed, and of doors; 4.5:1 on both grounds.
+    # The colour of links and doors; a contrast of 4.5:1 on both grounds.
     "light_css_variables": {
         "color-brand-primary": "#0b5c8a",
         "color-brand-content": "#0b5c8a",
@@ -52,7 +52,7 @@ man_pages = [
     ("cli/cluster", "openstack-hpc-cluster", "virtual HPC clusters", [author], 1),
     ("cli/gpu", "openstack-hpc-gpu", "GPUs that servers share", [author], 1),
 ]
-# What is copied is what is typed: neither prompts nor output.
+# The copy button leaves out prompts and output.
 copybutton_exclude = ".linenos, .gp, .go"
 
 autoprogram_cliff_application = "nova-hpc"
@@ -60,13 +60,13 @@ autoprogram_cliff_app_dist_name = "nova-hpc"
 # Options are typed as they are printed: two hyphens are no dash.
 smartquotes = False
 
-# What a block is in that names no language: docs/block_languages.py.
+# The language of a block that names none; see docs/block_languages.py.
 highlight_language = "none"
 nitpicky = True
 
 
 def setup(app):
-    """Write what pages take from the code before they are read: it is never older than that."""
+    """Write the parts of pages that come from the code before Sphinx reads the pages."""
     generated = Path(app.srcdir) / "contributor" / "generated"
     app.connect("builder-inited", lambda app: architecture.write_files(generated))
     notes = Path(app.srcdir).parents[1] / "releasenotes" / "notes"

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node and a cloud take the project up: configure, prepare, install-shim, upgrade check."""
+"""Adoption by a node and a cloud: configure, prepare, install-shim, upgrade check."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The names under which flavors ask for devices: ``[pci]alias``."""
+"""The names by which flavors request devices: ``[pci]alias``."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from nova_hpc_tools.adopt.device_spec import DeviceOffer, DeviceSpec
 
 
 class ClashError(ValueError):
-    """Two roles that Nova cannot tell apart; the text names both and the cure."""
+    """Two roles that Nova cannot distinguish; the text names both and the cure."""
 
 
 @attrs.frozen(order=True)
 class _AliasKind:
-    """Devices that one alias can name: Nova takes one specification each."""
+    """Devices that one alias can name: Nova accepts one specification for each alias."""
 
     role: str
     resource_class: str  # "" stands for Nova's own, made of the ids
     vendor_id: str  # "" with a resource class of the operator
     product_id: str
     dev_type: str
-    #: That the devices have to have, in order.
+    #: Required traits of the devices, in order.
     traits: tuple[str, ...] = ()
 
 
 def build_aliases(specs: Iterable[DeviceSpec], product_names: bool = False) -> list[dict[str, str]]:
-    """The values of ``[pci]alias`` that name everything that *specs* offer.
+    """The values of ``[pci]alias`` that name all offers of *specs*.
 
-    The name is the role where it has one kind of device only, else the role
-    and the product id (``gpu-2330``). Physical functions need their
-    ``device_type``, or Nova leaves them out: many GPUs are, and cannot be
-    told from others by their ids.
+    The name is the role if the role has only one kind of device, else the role
+    and the product id (``gpu-2330``). Aliases of physical functions need a
+    ``device_type``, or Nova leaves these devices out. Many GPUs are physical
+    functions, which their ids do not show.
     """
     kinds = sorted({kind for spec in specs for kind in _alias_kinds_of(spec)})
     alone = Counter(kind.role for kind in kinds)
@@ -55,7 +55,7 @@ def build_aliases(specs: Iterable[DeviceSpec], product_names: bool = False) -> l
                 named[kind] = f"{name}-{_suffix_word_of(getattr(kind, suffix))}"
     taken: Counter[str] = Counter()
     for kind, name in named.items():
-        # Only a role that looks like another's alias comes here: gpu-2330.
+        # Only a role that looks like the alias of another role gets a number: gpu-2330.
         taken[name] += 1
         if taken[name] > 1:
             named[kind] = f"{name}.{taken[name]}"
@@ -63,9 +63,9 @@ def build_aliases(specs: Iterable[DeviceSpec], product_names: bool = False) -> l
 
 
 def check_alias_roles(specs: Sequence[DeviceSpec]) -> None:
-    """See whether every role's aliases ask for devices of that role alone.
+    """Check that the aliases of every role match only devices of that role.
 
-    :raises ClashError: Nova would give devices of another role for one.
+    :raises ClashError: Nova would give devices of another role for an alias.
     """
     everything = [offer for spec in specs for offer in spec.offers]
     _check_networks(everything)
@@ -98,7 +98,7 @@ def check_alias_roles(specs: Sequence[DeviceSpec]) -> None:
 
 
 def _identity_line(first: str, second: str | None, form: str) -> str:
-    """The line of a declaration by which two roles are told from others in one form."""
+    """The line of a declaration that gives two roles the same form of identity."""
     words = ", ".join(f"{role}: {{identity: {form}}}" for role in (first, second))
     return f"role_options: {{{words}}}"
 
@@ -117,7 +117,7 @@ def _check_networks(offers: Iterable[DeviceOffer]) -> None:
 
 
 def roles_of(alias: Mapping[str, Any], specs: Iterable[DeviceSpec]) -> list[str]:
-    """The roles whose devices an alias asks for, in order."""
+    """The roles whose devices match an alias, in order."""
     offers = (offer for spec in specs for offer in spec.offers if offer.network is None)
     return sorted({offer.tags.role or "" for offer in offers if alias_asks_for(alias, offer)})
 
@@ -125,8 +125,9 @@ def roles_of(alias: Mapping[str, Any], specs: Iterable[DeviceSpec]) -> list[str]
 def alias_asks_for(alias: Mapping[str, Any], offer: DeviceOffer) -> bool:
     """Whether Nova and Placement would give a device of *offer* for *alias*.
 
-    As nova/objects/request_spec.py (generate_request_groups_from_pci_requests, 32 to 34)
-    and PciDeviceStats._filter_pools_for_spec ask.
+    The comparison is the one of nova/objects/request_spec.py
+    (generate_request_groups_from_pci_requests, 32 to 34) and
+    PciDeviceStats._filter_pools_for_spec.
     """
     ids = {key: str(alias.get(key, "")).lower() for key in ("vendor_id", "product_id")}
     name = str(alias.get("resource_class") or identity.product_class(*ids.values())).upper()

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The node as it will be once it has started as it is declared. Pure.
+"""The node after a start with its declaration. Pure.
 
-What a host does at its start is about virtual functions that need not be there yet: so
-they are put where the kernel will make them, and what the node offers then is decided by
-the function that decides what it offers now
-(:func:`nova_hpc_tools.adopt.device_spec.build_device_spec`).
+A host creates virtual functions at its start, so some of them may not exist yet. This
+module computes the addresses at which the kernel will create them. The same function
+(:func:`nova_hpc_tools.adopt.device_spec.build_device_spec`) then computes the offer of
+this future node and of the present one.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ class Switched:
     """The number of virtual functions that a physical function has at the start."""
 
     count: int
-    #: The operator has said so; else it is what is switched on now.
+    #: From the declaration; else the number that is switched on now.
     declared: bool
-    #: Nobody can tell where those will be that are not there yet.
+    #: The addresses of the missing ones are unknown.
     unplaced: bool = False
 
 
 @attrs.frozen
 class Boot:
-    """A node as it will be."""
+    """A node after its next start."""
 
     node: Node
     #: Address of each physical function whose virtual functions are switched on.
     switched: Mapping[str, Switched] = attrs.field(factory=dict, hash=False)
-    #: Physical functions that cannot have as many as are declared.
+    #: Physical functions that cannot have the declared number.
     too_many: frozenset[str] = frozenset()
-    #: One sentence each: what is declared and is not done.
+    #: One sentence for each declaration that has no effect.
     notes: tuple[str, ...] = ()
 
 
@@ -57,11 +57,11 @@ def foresee_boot(
     left_out: Collection[str],
     variant: Callable[[PciFunction], str | None] = lambda function: None,
 ) -> Boot:
-    """See which functions the node will have.
+    """Compute the functions that the node will have.
 
     A physical function that is left out or given whole stays as it is.
 
-    :param node: as it is now.
+    :param node: its present state.
     :param whole: addresses of adapters that are given whole, or ``all``.
     :param left_out: addresses of functions that stay with the host.
     :param variant: the VFIO driver that the kernel has for the ids of a function.
@@ -93,7 +93,7 @@ def foresee_boot(
 
 
 def imagine_virtual_function(adapter: PciFunction) -> PciFunction:
-    """A virtual function of *adapter* as it looks to the roles, at no address yet."""
+    """A virtual function of *adapter* for the match with roles; its address is not its own yet."""
     return attrs.evolve(
         adapter,
         product_id=adapter.vf_product,
@@ -115,7 +115,7 @@ def imagine_virtual_function(adapter: PciFunction) -> PciFunction:
 def _foresee_family(
     node: Node, adapter: PciFunction, count: int, variant: Callable[[PciFunction], str | None]
 ) -> tuple[PciFunction, ...]:
-    """The first *count* virtual functions, or those of them whose places are known."""
+    """The first *count* virtual functions, or only the present ones if the others are unknown."""
     there = [node.function(address) for address in adapter.virtual_functions]
     present = tuple(function for function in there if function is not None)[:count]
     if len(present) == count or (adapter.vf_product is None and not present):
@@ -125,7 +125,7 @@ def _foresee_family(
         return present
     new = places[len(present) :]
     if any(node.function(address) is not None for address in new):
-        return present  # who is there is somebody else, so it is not where they will be
+        return present  # another function has the address, so the kernel cannot use it
     like = present[0] if present else imagine_virtual_function(adapter)
     wanted = present[0].guest_driver if present else variant(like)
     like = attrs.evolve(
@@ -141,11 +141,11 @@ def _foresee_family(
 
 
 def _foresee_group(node: Node, adapter: PciFunction, present: Sequence[PciFunction]) -> int | None:
-    """The IOMMU group that new virtual functions join; None: each has one of its own.
+    """The IOMMU group that new virtual functions join; None if each gets its own.
 
     Below a port without ACS the kernel puts the port, the adapter and its virtual functions into
-    one group (``pci_device_group()`` in drivers/iommu/iommu.c). A lone adapter in the group of its
-    port is below such a port, and so is one whose present virtual functions are in its group.
+    one group (``pci_device_group()`` in drivers/iommu/iommu.c). An adapter is below such a port if
+    it is in the group of its port, or if a present virtual function is in its group.
     """
     near = (*(node.function(address) for address in adapter.path), *present)
     joined = {function.iommu_group for function in near if function is not None}
@@ -157,8 +157,12 @@ def _addresses_of_family(
 ) -> Iterator[str]:
     """Addresses by the adapter's offset and stride (PCIe 9.3.3.9, 9.3.3.10).
 
-    Virtual functions that are there tell both better than an adapter that has none: its
-    registers are void until then, and some only know the stride with two of them.
+    An adapter at 0000:3b:00.0 with offset 8 and stride 1 has its first virtual function at
+    0000:3b:01.0, and its second at 0000:3b:01.1. Fewer than *count* addresses are returned if one
+    of the numbers is unknown, or if an address would be behind the last bus.
+
+    Present virtual functions show both better than the registers of the adapter. The registers
+    are void without virtual functions, and some adapters have a stride only with two of them.
     """
     own = routing_number_of(adapter.address)
     offset, stride = adapter.vf_offset, adapter.vf_stride
@@ -177,7 +181,7 @@ def _addresses_of_family(
 
 
 def _with_families(node: Node, families: Mapping[str, tuple[PciFunction, ...]]) -> Node:
-    """*node* where the physical functions of *families* have these and no others."""
+    """*node*, in which physical functions of *families* have exactly these virtual functions."""
     functions: dict[str, PciFunction] = {}
     for function in node.functions:
         if function.physical_function in families:

@@ -139,27 +139,27 @@ class NodeOffer:
 
 @attrs.frozen
 class NodeSetup:
-    """A node with its settings and its declaration; ``doctor`` looks, too."""
+    """A node with its settings and its declaration; ``doctor`` uses it, too."""
 
     args: argparse.Namespace
     node: Node
-    #: Where the node's files are; None: it came from an XML.
+    #: The folder with the node's files; None if the node came from an XML.
     root: Path | None
     told: service_settings.ServiceSettings
     file: declaration_file.NodeFile
     declared: NodeDeclaration
     wishes: NodeWishes
-    #: Where the devices of the declaration's lists are.
+    #: The addresses of the devices in the declaration's lists.
     left_out: node_wishes.LocatedDevices
     in_use: node_wishes.LocatedDevices
     whole: node_wishes.LocatedDevices
     identified: declaration_file.IdentifiedHardware
-    #: Addresses that the file names by numbers which stand for serial numbers.
+    #: Addresses in the file with a number in place of a serial number.
     stand_ins: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, args: argparse.Namespace) -> NodeSetup:
-        """Read all of it, as the options say; raises what :attr:`Configure.errors` names."""
+        """Read all of it, from the sources in the options; raises :attr:`Configure.errors`."""
         parts = args.part or settings.PARTS
         root = args.root if args.xml is None else None
         on_this_machine = root is not None and root.resolve() == Path("/")
@@ -260,7 +260,7 @@ class NodeSetup:
             erasers=self.told.erasers,
         )
         identity = configured.identity_forms_of(before, node, table, wish_declaration.identity)
-        # A name of the operator's own is an identity.
+        # A resource class that the operator named is an identity.
         identity |= {
             role: wish_declaration.identity.get(role, Form.IDS)
             for role in wish_declaration.resource_classes
@@ -284,7 +284,7 @@ class NodeSetup:
             if wishes.nvlink_sets is None:
                 raise  # of [hpc]nvlink_set in a configuration file
             raise DeclarationError(f"{self.file.path}: {declaration_file.by_key(error)}") from error
-        # The others are only named, so wishes about single devices are not theirs.
+        # Nodes of other kinds only add aliases: wishes about single devices do not apply to them.
         named = Declaration(
             resource_classes=wish_declaration.resource_classes,
             identity=declaration.identity,
@@ -302,8 +302,8 @@ class NodeSetup:
         return NodeOffer(spec, table, declaration, named, kept_back)
 
     def kept(self, table: roles.Roles) -> dict[str, dict[str, str | None]]:
-        """Address -> what an entry of others says of a device, and ours goes on saying."""
-        # A class that was named for the role counts; that it changes is a loss of its own.
+        """Address -> keys of a device in an entry of others, which our entry keeps."""
+        # A class that was named for the role wins; its change is a separate loss.
         named = {
             role
             for role, wish in node_wishes.role_wishes_of(self.wishes)
@@ -335,7 +335,7 @@ class NodeSetup:
         )
 
     def to_declare(self, judge: foreign_entries.EntryJudge, table: roles.Roles) -> dict[str, Any]:
-        """Keys of the declaration that say what the entries say that hide ours."""
+        """Keys of the declaration with the meaning of the entries that hide ours."""
         hiding = judge.hiding()
         chosen = {
             role: Form(wish.identity)
@@ -420,14 +420,14 @@ class NodeSetup:
         ]
 
     def files(self, parts: Sequence[str], result: settings.NovaSettings) -> dict[str, str]:
-        """Name -> text of each file, in the layout that is asked for."""
+        """Name -> text of each file, in the layout of the options."""
         if self.args.layout == layout_names.PLAIN:
             return {settings.file_name(part): result.files[part] for part in parts}
         others = self.told.others
         return layout_files.render_layout_files(self.args, self.node, parts, result, others)
 
     def parts(self, spec: device_spec.DeviceSpec) -> list[str]:
-        """The parts to print or write: of a node without devices only what it has, or is named."""
+        """The parts to print or write; without devices only parts that have files or options."""
         wanted = [part for part in settings.PARTS if not self.args.part or part in self.args.part]
         if spec.offers:
             return wanted
@@ -440,7 +440,7 @@ class NodeSetup:
         return [part for part in wanted if part in there or part not in needless]
 
     def tell(self, spec: device_spec.DeviceSpec, result: settings.NovaSettings | None) -> None:
-        """Say on standard error what the files do not show."""
+        """Print to standard error the facts that the files do not show."""
         wanted = self.args.part or settings.PARTS
         if result is not None and settings.CONTROLLER in wanted:
             for line in result.of_controller:

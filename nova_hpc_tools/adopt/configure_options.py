@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options of ``nova-hpc configure``: what it reads and writes.
+"""The options of ``nova-hpc configure``: its sources and its output.
 
-What is decided for a node is not said here but in its declaration
+The decisions for a node are not options but keys of its declaration
 (:mod:`nova_hpc.wire.node_declaration`).
 """
 
@@ -28,13 +28,13 @@ from nova_hpc_tools.base import CommandError
 
 
 def add_configure_options(parser: argparse.ArgumentParser) -> None:
-    """Declare them."""
+    """Declare the options."""
     _add_source_options(parser.add_argument_group("what is read"))
     _add_output_options(parser.add_argument_group("what is written"))
 
 
 def parse_as_configure(args: argparse.Namespace, parts: Iterable[str]) -> argparse.Namespace:
-    """As ``configure`` would be called there: what it would offer is what is expected."""
+    """The arguments of ``configure`` on the same node: its offer is the expected one."""
     parser = argparse.ArgumentParser()
     add_configure_options(parser)
     words = ["--root", str(args.root)]
@@ -82,7 +82,7 @@ def _add_source_options(source: Any) -> None:
     source.add_argument(
         "--ask",
         action="store_true",
-        help=argparse.SUPPRESS,  # Removed; check_removed_options() names what replaces it.
+        help=argparse.SUPPRESS,  # Removed; check_removed_options() names the replacement.
     )
     source.add_argument(
         "--add-device-role",
@@ -152,9 +152,9 @@ def _add_output_options(output: Any) -> None:
 
 
 def check_removed_options(args: argparse.Namespace) -> None:
-    """Refuse options of the release before.
+    """Refuse options of the previous release.
 
-    :raises CommandError: one of them is there; the text names what replaces it.
+    :raises CommandError: such an option is present; the text names the replacement.
     """
     if args.ask:
         raise CommandError(
@@ -169,7 +169,7 @@ def check_removed_options(args: argparse.Namespace) -> None:
         )
 
 
-# --- what they say ---------------------------------------------------------------
+# --- values of the options -------------------------------------------------------
 
 
 def add_roles_to_current(
@@ -178,10 +178,10 @@ def add_roles_to_current(
     node: Node,
     told: service_settings.ServiceSettings,
 ) -> tuple[Mapping[str, str], ...]:
-    """The roles that count now, and those of --add-device-role after them.
+    """The roles in effect, followed by those of --add-device-role.
 
-    :param before: the file, as it is.
-    :raises CommandError: another file decides.
+    :param before: the present content of the file.
+    :raises CommandError: another file sets the roles.
     :raises roles.RoleError: a bad role.
     """
     roles.parse_roles(args.add_device_role)
@@ -192,7 +192,7 @@ def add_roles_to_current(
         )
     current_roles = node_wishes.wishes_for_node(before, node.hostname, "the declaration").roles
     if current_roles is None:
-        # The names that devices of this node have in its entries stay theirs.
+        # Devices of this node keep the names that its entries use.
         kept = service_settings.role_table_of(
             told.device_role, node, told.configured.device_spec
         ).kept
@@ -205,7 +205,10 @@ def add_roles_to_current(
 
 
 def split_filter_names(text: str | None) -> Sequence[str] | None:
-    """Names of --enabled-filters; None without it."""
+    """Names of --enabled-filters; None without the option.
+
+    :raises CommandError: an item is not a name.
+    """
     if text is None:
         return None
     names = [name.strip() for name in text.split(",") if name.strip()]

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The settings that a node's services have, and what new ones would take from them.
+"""The settings that a node's services have, and the losses that new settings would cause.
 
-Pure: texts of options in, losses out. Other people's filters, weighers and
-aliases are added to. What cannot be added to, because only one value counts or
-because a device is given that was held back, is a :class:`Loss`: nothing is
-written until the operator says that it is meant.
+Pure: texts of options in, losses out. New filters, weighers and aliases are
+added to those of others. A :class:`Loss` is a configured value that would change
+or disappear, or a device that was held back and would be offered. Nothing is
+written until the operator confirms each loss.
 """
 
 from __future__ import annotations
@@ -25,50 +25,50 @@ from nova_hpc_tools.adopt.declaration import TUNNELS
 from nova_hpc_tools.adopt.device_spec import DeviceOffer, DeviceSpec
 from nova_hpc_tools.adopt.identity import Form
 
-#: What Nova ignores when it looks for the devices of an alias (nova/pci/request.py,
-#: _get_alias_from_config): these differ without naming other devices.
+#: Keys that Nova ignores in its search for the devices of an alias (nova/pci/request.py,
+#: _get_alias_from_config): aliases that differ only in these name the same devices.
 _NO_DEVICES: Final = frozenset({"numa_policy", "live_migratable", "capability_type"})
 
-#: What an entry of device_spec says of its devices that is judged by rules of its own.
+#: Keys of an entry of device_spec that have rules of their own.
 _JUDGED: Final = frozenset({"managed", "resource_class", "traits"})
-#: In the place of a key that is not there; null is one that is.
+#: Stands for the value of a missing key; null is a value.
 _NOTHING: Final = object()
 
 
-#: Nova's own driver, of which this project's is a kind.
+#: Nova's own driver, the base class of this project's driver.
 STOCK_DRIVER: Final = "libvirt.LibvirtDriver"
 
 
 @attrs.frozen
 class Loss:
-    """Something that is configured and would not be so any more."""
+    """A configured value that would change or disappear."""
 
-    #: The option, and what of it: both name the loss for ``--replace``.
+    #: The option, and the item of it: both name the loss for ``--replace``.
     option: str
     name: str
     text: str
-    #: What can be done, where it cannot be meant: a service would not start. A part of a
-    #: sentence.
+    #: The cure, if the operator cannot confirm the loss because a service would not start. A
+    #: part of a sentence.
     cure: str | None = None
-    #: What keeps things as they are; a part of a sentence.
+    #: The way to keep the present state; a part of a sentence.
     otherwise: str | None = None
     #: A JSON object of a file of others that has to go first.
     foreign: str | None = None
 
     def meant(self, replace: Iterable[str]) -> bool:
-        """Whether the operator has said that this is meant."""
+        """Whether *replace*, from the operator, confirms this loss."""
         return self.cure is None and bool({self.option, self.name} & set(replace))
 
     @property
     def refusal(self) -> str:
-        """The refusal, and how it is kept or given up."""
+        """The refusal, and how to keep the value or to give it up."""
         cure = self.cure or f"--replace {self.name} where it is meant"
         return f"{self.text}: {', or '.join(filter(None, (cure, self.otherwise)))}"
 
 
 @attrs.frozen
 class Configured:
-    """The settings that the services have now; None or nothing: the option is not set."""
+    """The settings that the services have now; None or empty if the option is not set."""
 
     filters: tuple[str, ...] | None = None
     weighers: tuple[str, ...] | None = None
@@ -76,32 +76,32 @@ class Configured:
     aliases: tuple[str, ...] = ()
     other_aliases: tuple[str, ...] = ()
     limits: Mapping[str, int] = attrs.field(factory=dict, hash=False)
-    #: ``[hpc]cache_size`` of the files that ``configure`` itself wrote; in *limits* is that
-    #: of others.
+    #: ``[hpc]cache_size`` of the files that ``configure`` itself wrote; *limits* has the one of
+    #: other files.
     own_cache: int | None = None
     cpu_sets: Mapping[str, str] = attrs.field(factory=dict, hash=False)
     #: Nova switches dedicated CPUs off while no server has them: see
     #: :func:`service_settings.switches_cpus_off`.
     switches_cpus_off: bool = False
     device_spec: tuple[str, ...] = ()
-    #: The node's file was written with a declaration, which says why a device is not offered.
+    #: The node's file was written with a declaration, so each device that it lacks has a reason.
     declared: bool = False
     #: ``[DEFAULT]compute_driver``.
     driver: str | None = None
-    #: Of *device_spec* and *cpu_sets* what the node's own file says.
+    #: The part of *device_spec* (and of *cpu_sets*, below) from the node's own file.
     own_device_spec: tuple[str, ...] = ()
-    #: Of *device_spec* what others say, interfaces as they are written.
+    #: The part of *device_spec* from files of others, with the names of interfaces as written.
     other_device_spec: tuple[str, ...] = ()
     own_cpu_sets: Mapping[str, str] = attrs.field(factory=dict, hash=False)
-    #: Parts whose files are there.
+    #: Parts whose files exist.
     files: frozenset[str] = frozenset()
 
 
-# --- lists: what is there, then what is new ------------------------------------
+# --- lists: present items, then new ones ---------------------------------------
 
 
 def losses_of_list(option: str, before: Iterable[str] | None, after: Sequence[str]) -> list[Loss]:
-    """The items that a list has now and would not have any more."""
+    """The items that a list has now and would lose."""
     gone = [name for name in before or () if name not in after]
     return [Loss(option, name, f"{option} would lose {name}") for name in gone]
 
@@ -109,13 +109,13 @@ def losses_of_list(option: str, before: Iterable[str] | None, after: Sequence[st
 def merge_aliases(
     configured: Configured, wanted: Sequence[Mapping[str, str]], again: bool = False
 ) -> tuple[list[str], list[Loss]]:
-    """The values of ``[pci]alias`` to write: those of before, then the new ones.
+    """The values of ``[pci]alias`` to write: the present ones, then the new ones.
 
-    :param again: devices that an alias of ours asks for already need no second one.
+    :param again: devices that already have an alias of ours get no second one.
 
-    An alias that another file has already is not written again: with PCI devices in
-    Placement, Nova refuses a name with two specifications, even with the same one
-    twice (nova/pci/request.py, _validate_multispec).
+    An alias of another file is not written again: with PCI devices in Placement, Nova
+    refuses a name with two specifications, even if both are the same
+    (nova/pci/request.py, _validate_multispec).
     """
     theirs = {
         str(alias.get("name")): alias
@@ -132,7 +132,7 @@ def merge_aliases(
     for alias in wanted:
         name = alias["name"]
         if again and name not in kept and name not in theirs and _devices_of_alias(alias) in asked:
-            continue  # a run that knew of other nodes has given them another name
+            continue  # an earlier run, with other nodes, has given them another name
         before = theirs.get(name, kept.get(name))
         if before is not None and _devices_of_alias(before) != _devices_of_alias(alias):
             text = f"alias {name} is {json.dumps(before)} and would be {json.dumps(dict(alias))}"
@@ -145,7 +145,7 @@ def merge_aliases(
 
 
 def _devices_of_alias(alias: Mapping[str, Any]) -> dict[str, str]:
-    """The devices that an alias asks for."""
+    """The keys of an alias that select its devices."""
     return {
         key: str(value).lower() for key, value in alias.items() if key not in {"name", *_NO_DEVICES}
     }
@@ -155,7 +155,7 @@ def _devices_of_alias(alias: Mapping[str, Any]) -> dict[str, str]:
 
 
 def not_lowered(configured: Configured, option: str, limit: int) -> int:
-    """A limit that is at least the configured one; below 0 there is none."""
+    """A limit that is at least the configured one; a configured limit below 0 means unlimited."""
     before = configured.limits.get(option)
     if before is None:
         return limit
@@ -163,7 +163,7 @@ def not_lowered(configured: Configured, option: str, limit: int) -> int:
 
 
 def driver_losses(configured: Configured, driver: str) -> list[Loss]:
-    """Whether a driver of somebody else's would be replaced."""
+    """The loss of a compute driver that is neither Nova's nor this one, if one is set."""
     before = configured.driver
     if before in (None, "", STOCK_DRIVER, driver):
         return []
@@ -174,7 +174,7 @@ def driver_losses(configured: Configured, driver: str) -> list[Loss]:
 def parse_cpus(text: str) -> frozenset[int] | None:
     """Read a set as Nova does (nova/virt/hardware.py, parse_cpu_spec): ``0-3,^2``.
 
-    None: Nova would not start with it.
+    :returns: None if Nova would not start with it.
     """
     parts = [part.strip() for part in text.split(",")]
     try:
@@ -192,9 +192,9 @@ def parse_cpus(text: str) -> frozenset[int] | None:
 def device_losses(
     configured: Configured, node: Node, spec: DeviceSpec, told: Collection[str] = ()
 ) -> list[Loss]:
-    """Devices that would be given although they were held back, or on other terms, or no more.
+    """Devices that would be newly offered, offered on other terms, or no longer offered.
 
-    :param told: addresses that the operator has named as left out.
+    :param told: addresses in the operator's list of devices that are left out.
     """
     return [
         *_no_longer_offered(configured, spec, told),
@@ -225,7 +225,7 @@ def _no_longer_offered(
 
 
 def _why_family(spec: DeviceSpec, provider: str) -> str | None:
-    """The reason why the virtual functions of *provider* are not offered, where it is known."""
+    """The reason why the virtual functions of *provider* are not offered; None if unknown."""
     return next((omission.reason for omission in spec.omitted if omission.parent == provider), None)
 
 
@@ -241,7 +241,7 @@ def _given_now(configured: Configured, node: Node, spec: DeviceSpec) -> Iterator
             any(spec_entries.entry_matches(entry, function) for entry in entries)
             for function in functions
         ):
-            # Nobody wrote down why: it may be new, or have been left out.
+            # Without a declaration the reason is unknown: it may be new, or left out on purpose.
             yield Loss(
                 "device_spec",
                 offer.provider,
@@ -251,7 +251,7 @@ def _given_now(configured: Configured, node: Node, spec: DeviceSpec) -> Iterator
 
 
 def _lost_wishes(configured: Configured, node: Node, spec: DeviceSpec) -> Iterator[Loss]:
-    """The operator's wishes for a device that would not be met any more."""
+    """The operator's wishes for a device that would no longer be met."""
     before = {
         _entry_key_of(entry): entry
         for entry in map(spec_entries.read_spec_entry, configured.device_spec)
@@ -284,7 +284,7 @@ def _lost_wishes(configured: Configured, node: Node, spec: DeviceSpec) -> Iterat
 def _class_changed(
     configured: Configured, offer: DeviceOffer, functions: Sequence[PciFunction]
 ) -> Iterator[Loss]:
-    """A provider that would change its resource class, which it cannot while it is in use."""
+    """The loss if a provider's resource class would change: impossible while it is in use."""
     new_class = offer.tags.resource_class
     for entry in spec_entries.entries_of_functions(configured.device_spec, functions):
         if spec_entries.NETWORK in entry or offer.network is not None:
@@ -309,7 +309,7 @@ def _class_changed(
 
 
 def roles_told_by_ids(configured: Configured, node: Node, roles: Roles) -> list[str]:
-    """Roles that go by vendor and product because entries that are not ours name a device."""
+    """Roles with the identity of vendor and product, because a foreign entry names a device."""
     stock = [
         text
         for text in configured.device_spec
@@ -332,10 +332,10 @@ def networks_of_roles(
     chosen: Mapping[str, str],
     remembered: Mapping[str, Mapping[str, str | None]],
 ) -> dict[str, str]:
-    """Role, or address of a function -> the physical network for whose ports it is.
+    """Role, or address of a function -> the physical network whose ports use it.
 
-    :param chosen: role -> network, as the operator has decided; others stay as they are.
-    :param remembered: address -> what a removed entry has said, from the declaration.
+    :param chosen: role -> network, from the operator; other roles keep their networks.
+    :param remembered: address -> keys of a removed entry, from the declaration.
     """
     known_networks = dict(chosen)
     for role, functions in _functions_by_role(node, roles).items():
@@ -345,7 +345,7 @@ def networks_of_roles(
                 if spec_entries.NETWORK in entry:
                     known_networks[function.address] = str(entry[spec_entries.NETWORK] or TUNNELS)
                 elif nova_rules.is_true(entry.get("remote_managed")):
-                    # Nova gives these to ports of its kind alone (pci/stats.py).
+                    # Nova gives these only to remote-managed ports (pci/stats.py).
                     known_networks[function.address] = TUNNELS
     return known_networks
 
@@ -353,8 +353,8 @@ def networks_of_roles(
 def keep_names(roles: Roles, node: Node, device_spec: Iterable[str]) -> Roles:
     """*roles* under the names that the node's devices have already.
 
-    The default roles of later releases tell more devices apart. A node that was
-    configured before keeps what its entries say, until its operator says otherwise.
+    The default roles of later releases distinguish more devices. A node that was
+    configured before keeps the names of its entries until its operator changes them.
 
     :param roles: the default ones.
     """
@@ -381,12 +381,12 @@ def _functions_by_role(node: Node, roles: Roles) -> dict[str, list[PciFunction]]
 def identity_forms_of(
     configured: Configured, node: Node, roles: Roles, chosen: Mapping[str, Form]
 ) -> dict[str, Form]:
-    """Role -> how its devices are told from others: as it is configured, else by class.
+    """Role -> the form of its identity: the operator's, else the configured one, else CLASS.
 
-    The node's own entries decide; where they name no device of a role yet, its alias
-    does, so that a new node of an old cloud is as its others are.
+    The node's own entries decide. If they name no device of a role yet, the role's alias
+    decides. So a new node of an old cloud is like the other nodes.
 
-    :param chosen: what the operator has decided.
+    :param chosen: role -> form, from the operator.
     """
     decided: dict[str, Form] = {}
     aliases = [*map(spec_entries.read_spec_entry, (*configured.aliases, *configured.other_aliases))]

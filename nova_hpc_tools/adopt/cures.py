@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What makes a finding right: words for people, and as data what each layout says otherwise. Pure.
+"""Cures of findings: words for people, and data for the parts that depend on the layout. Pure.
 
-A service to restart, an option with its file and a command have other names with Kolla-Ansible and
-OpenStack-Ansible than on a host whose services read ``/etc/nova``. A cure has them as parts between
-its words; :mod:`nova_hpc_tools.adopt.layout_cures` alone writes them.
+Services, commands and files of options have other names with Kolla-Ansible and OpenStack-Ansible
+than on a host whose services read ``/etc/nova``. A cure has them as parts between its words. Only
+:mod:`nova_hpc_tools.adopt.layout_cures` turns them into text.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from nova_hpc_tools.adopt import settings
 
 
 class CuredService(enum.Enum):
-    """The services that cures restart, as a person calls them."""
+    """The services that cures restart; the values are their names for people."""
 
     API = "nova-api"
     CONDUCTOR = "nova-conductor"
@@ -34,7 +34,7 @@ NOVA: Final = (*CONTROLLERS, CuredService.COMPUTE)
 
 
 class CuredCommand(enum.Enum):
-    """The commands that cures name, and that a layout says otherwise."""
+    """The commands in cures that depend on the layout."""
 
     CONFIGURE_NODE = settings.COMPUTE
     CONFIGURE_CONTROLLER = settings.CONTROLLER
@@ -49,25 +49,25 @@ class CuredCommand(enum.Enum):
 
 @attrs.frozen
 class ServiceRestart:
-    """Services that are restarted, with new settings or as they are."""
+    """Services to restart, with new settings or with the present ones."""
 
     services: tuple[CuredService, ...]
-    #: Where; None: on the machine that was looked at.
+    #: Their hosts; None for the examined machine.
     hosts: tuple[str, ...] | None = None
-    #: Their settings have changed, so a deployment tool has to bring them first.
+    #: Their settings have changed, so a deployment tool has to deploy the settings first.
     reads_settings: bool = True
-    #: What a plain host's administrator is told instead of the names.
+    #: The text for a plain host, in place of the names.
     called: str = ""
 
 
 @attrs.frozen
 class CommandRun:
-    """A command."""
+    """A command to run."""
 
     command: CuredCommand
-    #: Options behind it.
+    #: Options after the command.
     words: str = ""
-    #: What a plain host's administrator is told instead.
+    #: The text for a plain host, in place of the command.
     called: str = ""
 
 
@@ -82,7 +82,7 @@ class CuredOption:
 
     @property
     def title(self) -> str:
-        """The option alone."""
+        """The section and the name, without the value."""
         return f"[{self.section}]{self.name}"
 
     @property
@@ -95,28 +95,28 @@ class CuredOption:
 
 @attrs.frozen
 class OptionPlace:
-    """Options, and the file that has them: a layout has one of its own."""
+    """Options, and the file for them, which depends on the layout."""
 
     options: tuple[CuredOption, ...]
-    #: Who reads it.
+    #: The services that read the file.
     services: tuple[CuredService, ...] = (CuredService.COMPUTE,)
-    #: The compute node; None: the one that was looked at.
+    #: The compute node; None for the examined one.
     host: str | None = None
-    #: What a plain host's administrator is told instead.
+    #: The text for a plain host, in place of the options and the file.
     called: str = ""
 
 
 @attrs.frozen
 class DeclarationFile:
-    """The declaration of the node that was looked at."""
+    """The declaration of the examined node."""
 
 
 class AliasSource(enum.Enum):
-    """The way of an alias from nodes that have it to those that lack it."""
+    """The source of an alias for nodes that lack it."""
 
-    #: All nodes get those of one.
+    #: All nodes get the aliases of one node.
     ONE_NODE = enum.auto()
-    #: Some nodes get one line of others.
+    #: Some nodes get one line of other nodes.
     OTHER_NODES = enum.auto()
     #: Controllers get the line of a node that offers the devices.
     OFFERING_NODE = enum.auto()
@@ -124,12 +124,12 @@ class AliasSource(enum.Enum):
 
 @attrs.frozen
 class AliasCopy:
-    """Aliases that are brought to where they are lacking."""
+    """Aliases to copy to the nodes that lack them."""
 
     source: AliasSource
-    #: The nodes that have the line, where they are known; for people.
+    #: The nodes that have the line, if they are known; for people.
     nodes: str = ""
-    #: Of a check in general, not of what was seen.
+    #: The cure of a check in general, not of one finding.
     general: bool = False
 
 
@@ -140,13 +140,13 @@ CurePart: TypeAlias = (
 
 @attrs.frozen
 class DoctorCure:
-    """Words, and between them the data of which each layout makes its own words."""
+    """Words, and between them data that each layout turns into its own words."""
 
     parts: tuple[CurePart, ...]
 
     @classmethod
     def of(cls, *parts: CurePart | DoctorCure) -> DoctorCure:
-        """One of all *parts*, those of other cures among them."""
+        """One cure of all *parts*; a cure among them adds its own parts."""
         flat: list[CurePart] = []
         for part in parts:
             flat += part.parts if isinstance(part, DoctorCure) else (part,)
@@ -154,7 +154,7 @@ class DoctorCure:
 
 
 def read_cure(words: str | DoctorCure) -> DoctorCure:
-    """A cure; words alone are the same in each layout."""
+    """A cure; one that has only words is the same in each layout."""
     return words if isinstance(words, DoctorCure) else DoctorCure((words,))
 
 
@@ -166,23 +166,23 @@ def place_option(
     called: str = "",
     host: str | None = None,
 ) -> OptionPlace:
-    """One option where *services* read it; none are named: nova-compute."""
+    """One option in the file that *services* read; by default nova-compute's."""
     readers = services or (CuredService.COMPUTE,)
     return OptionPlace((CuredOption(section, name, value),), readers, host, called)
 
 
-#: nova-compute of the node that was looked at, with new settings and as it is.
+#: nova-compute of the examined node, with new settings and with the present ones.
 RESTART_COMPUTE: Final = ServiceRestart((CuredService.COMPUTE,))
 RESTART_ALONE: Final = ServiceRestart((CuredService.COMPUTE,), reads_settings=False)
 RESTART_SCHEDULER: Final = ServiceRestart((CuredService.SCHEDULER,))
 RESTART_PLACEMENT: Final = ServiceRestart((CuredService.PLACEMENT,))
-#: What brings a node's decisions to its services.
+#: The command that turns a node's declaration into settings of its services.
 WRITE: Final = CommandRun(CuredCommand.CONFIGURE_NODE)
 WRITE_CONTROLLER: Final = CommandRun(CuredCommand.CONFIGURE_CONTROLLER)
 WRITE_PLACEMENT: Final = CommandRun(CuredCommand.CONFIGURE_PLACEMENT)
 PREPARE: Final = CommandRun(CuredCommand.PREPARE, "--write /")
 DECLARATION: Final = DeclarationFile()
-#: An entry of others that hides ours: the command finds its line, and what to declare first.
+#: For an entry of others that hides ours: the command finds its line, and the keys to declare.
 ENTRY_REMOVAL: Final = DoctorCure.of(
     "Run ",
     CommandRun(CuredCommand.CONFIGURE_NODE, "--dry-run"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operator's wishes for a node's offer that its inventory cannot know."""
+"""The operator's wishes for a node's offer that are not in its inventory."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from nova_hpc_tools.adopt.nvlink_sets import NvlinkSet
 #: Value of :attr:`Declaration.whole` that means every adapter.
 EVERY: Final = node_declaration.EVERY
 
-#: In the place of a physical network: networks without one, which tunnel. Nova's word is null.
+#: Stands for the physical network of networks without one, which tunnel. Nova uses null.
 TUNNELS: Final = ""
 
-#: Resource classes that Nova takes as they are, without ``CUSTOM_``.
+#: Resource classes that Nova accepts unchanged, without ``CUSTOM_``.
 STANDARD_CLASSES: Final = frozenset({"PGPU", "FPGA", "PCI_DEVICE", "SRIOV_NET_VF"})
 
 _CUSTOM: Final = re.compile(r"CUSTOM_[A-Z0-9_]{1,248}", re.ASCII)
@@ -32,11 +32,11 @@ _NETWORK: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 
 
 class DeclarationError(ValueError):
-    """The operator's wishes make no sense; the text says which and the cure."""
+    """The operator's wishes make no sense; the text names the wish and the cure."""
 
 
 def check_resource_class(name: str) -> str:
-    """Return *name* if Nova and Placement take it exactly as it is written.
+    """Return *name* if Nova and Placement accept it unchanged.
 
     :raises DeclarationError: Nova would change it, and the tag would not match.
     """
@@ -49,9 +49,9 @@ def check_resource_class(name: str) -> str:
 
 
 def check_trait(name: str) -> str:
-    """Return *name* if Nova and Placement take it exactly as it is written.
+    """Return *name* if Nova and Placement accept it unchanged.
 
-    :raises DeclarationError: it is no custom trait.
+    :raises DeclarationError: it is not a custom trait.
     """
     if _CUSTOM.fullmatch(name):
         return name
@@ -59,7 +59,7 @@ def check_trait(name: str) -> str:
 
 
 def check_network(name: str) -> str:
-    """Return *name* if it can be that of a physical network.
+    """Return *name* if it can name a physical network.
 
     :raises DeclarationError: it cannot.
     """
@@ -72,36 +72,35 @@ def check_network(name: str) -> str:
 
 @attrs.frozen
 class Declaration:
-    """The operator's wishes that the inventory cannot know."""
+    """The operator's wishes that are not in the inventory."""
 
     #: Addresses of physical functions that are given whole although virtual
     #: functions are switched on, which are then not offered; or EVERY.
     whole: frozenset[str] = frozenset()
-    #: Role -> resource class; Nova's own, made of the ids, where there is none.
+    #: Role -> resource class; all other roles have Nova's own, made of the ids.
     resource_classes: Mapping[str, str] = attrs.field(factory=dict, hash=False)
-    #: Role -> how its devices are told from others; by their ids where there is none.
+    #: Role -> the form of its devices' identity; all other roles have IDS.
     identity: Mapping[str, Form] = attrs.field(factory=dict, hash=False)
     #: Role, or address of a function -> physical network: its devices are for Neutron's
-    #: direct ports, and for no alias. That of an address counts, TUNNELS among them.
+    #: direct ports, and for no alias. An address wins over its role, also with TUNNELS.
     networks: Mapping[str, str] = attrs.field(factory=dict, hash=False)
-    #: Address of a function -> what an entry of somebody else's says of it, and its entry
-    #: goes on saying.
+    #: Address of a function -> keys of it in an entry of others, which its own entry keeps.
     kept: Mapping[str, Mapping[str, str | None]] = attrs.field(factory=dict, hash=False)
     #: Role -> traits of the device's resource provider.
     traits: Mapping[str, frozenset[str]] = attrs.field(factory=dict, hash=False)
-    #: Roles whose devices Nova reserves once they were used, until they are clean.
+    #: Roles whose devices Nova reserves after use until they are clean.
     one_time_use: frozenset[str] = frozenset()
-    #: Offer NVSwitches, too: whoever has them decides which GPUs are linked,
-    #: also those of other servers.
+    #: Offer NVSwitches, too: their server decides which GPUs are linked, also
+    #: the GPUs of other servers.
     switches: bool = False
     #: Addresses of functions that are not offered although they have a role,
     #: and neither are their virtual functions.
     left_out: frozenset[str] = frozenset()
-    #: Address -> why a function is not offered without an explicit word.
+    #: Address -> why a function is not offered without an explicit declaration.
     withheld: Mapping[str, str] = attrs.field(factory=dict, hash=False)
-    #: The node's NVLink sets; None: those that its inventory can tell.
+    #: The node's NVLink sets; None for the sets that the inventory shows.
     nvlink: tuple[NvlinkSet, ...] | None = None
-    #: Address -> number of virtual functions that are declared for an adapter: it is for them.
+    #: Address -> declared number of virtual functions: the adapter is only for them.
     vfs: Mapping[str, int] = attrs.field(factory=dict, hash=False)
     #: The roles whose cleaner proves that it erases storage.
     erasers: Erasers = attrs.field(factory=Erasers)
@@ -111,24 +110,24 @@ class Declaration:
         return EVERY in self.whole or address in self.whole
 
     def class_of(self, role: str) -> str | None:
-        """The resource class of a role's devices; None: Nova's own, made of the ids."""
+        """The resource class of a role's devices; None for Nova's own, made of the ids."""
         own_class = self.resource_classes.get(role)
         return own_class or identity.resource_class(self.identity.get(role, Form.IDS), role)
 
     def own_traits(self, role: str, vendor_id: str, product_id: str) -> frozenset[str]:
-        """The traits by which a role's devices are told from others."""
+        """The traits that distinguish a role's devices from others."""
         form = self.identity.get(role, Form.IDS)
         if form is Form.CLASS and role in self.resource_classes:
             return frozenset()  # the operator's class stands for all products
         return identity.traits_of_role(form, role, vendor_id, product_id)
 
     def network_of(self, role: str, address: str) -> str | None:
-        """The physical network for whose ports a function is; None: it is for aliases."""
+        """The physical network whose ports use a function; None if it is for aliases."""
         own_network = self.networks.get(address)
         return self.networks.get(role) if own_network is None else own_network
 
     def refuses(self, function: PciFunction, role: str) -> str | None:
-        """The reason not to offer a *function* of this role; None: it may be offered."""
+        """The reason not to offer a *function* of this role; None if it may be offered."""
         if {function.address, function.physical_function} & self.left_out:
             return "it is left out (left_out of the declaration)"
         if function.address in self.withheld:
@@ -147,12 +146,12 @@ class Declaration:
         return None
 
     def check(self, node: Node, roles: Roles) -> None:
-        """See whether every wish has something to act on.
+        """Check that every wish applies to devices of *node*.
 
-        :raises DeclarationError: an address that is no physical function with a role where
-            that is needed, or one-time use of virtual functions.
-        :raises nova_hpc_tools.adopt.nvlink_sets.NvlinkError: a set of GPUs that the
-            node does not have like that.
+        :raises DeclarationError: an address in *whole* is not a physical function with a role,
+            or virtual functions have one-time use.
+        :raises nova_hpc_tools.adopt.nvlink_sets.NvlinkError: a set of GPUs does not match
+            the node.
         """
         nvlink_sets.check_nvlink_sets(self.nvlink or (), node, roles)
         for candidate in node.functions:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The file of the node's declaration, and what the node itself says to it."""
+"""The file of the node's declaration, and the facts of the node that go with it."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from nova_hpc.wire.node_declaration import NodeDeclaration, NodeWishes, RoleWish
 from nova_hpc.wire.version import WireError
 from nova_hpc_tools.adopt import declaration, include_files, nvlink_sets, spec_entries
 
-#: Of this machine.
+#: The declaration of this machine.
 HERE: Final = Path("/etc/nova-hpc/node.yaml")
 
 
 class NodeFileError(Exception):
-    """The declaration cannot be used; the text names the file and why."""
+    """The declaration cannot be used; the text names the file and the reason."""
 
 
 @attrs.frozen
 class NodeFile:
-    """The file as it is; without a path there is none, and none is written."""
+    """The present file; without a path there is no file, and none is written."""
 
     path: Path | None
     text: str | None = None
-    #: None: nothing was declared yet.
+    #: None if the file does not exist yet.
     declaration: NodeDeclaration | None = None
 
     def change(self, declaration: NodeDeclaration) -> include_files.FileChange | None:
-        """The change of the file; None: it has it already."""
+        """The change that writes *declaration*; None if the file has it already."""
         if self.path is None or declaration == self.declaration:
             return None
         return include_files.FileChange(
@@ -54,11 +54,12 @@ def read_node_file(
 ) -> NodeFile:
     """Find and read the declaration.
 
-    :param named: by ``--declaration``.
+    :param named: the path of ``--declaration``.
     :param on_this_machine: the node is this machine.
-    :param folder: where include files are written.
-    :param name: of the file there.
-    :raises NodeFileError: it is there and cannot be used.
+    :param folder: the folder for include files.
+    :param name: of the file in *folder*.
+    :raises NodeFileError: the file exists and cannot be used, or *named* does not exist and there
+        is no *folder*.
     :raises include_files.IncludeError: it cannot be read.
     """
     path = named
@@ -87,15 +88,16 @@ def role_entries_of(wishes: NodeWishes) -> list[str]:
 
 
 def by_key(error: Exception) -> str:
-    """The text of an error, with keys of the declaration in the place of options."""
+    """The text of an error, with keys of the declaration in place of options."""
     text = str(error).replace("[hpc]nvlink_set", "nvlink_sets")
     return text.replace("[hpc]device_role", "roles")
 
 
 def _check_wishes(wishes: NodeWishes, where: str) -> None:
-    """See whether Nova takes the names, and whether roles and sets can be read.
+    """Check that Nova accepts the names, and that roles and sets can be parsed.
 
-    :raises WireError: something makes no sense; the text says where.
+    :param where: prefix of the error's text, the place in the file.
+    :raises WireError: a value makes no sense; the text names its place.
     """
     try:
         role_table.parse_roles(role_entries_of(wishes))
@@ -126,26 +128,27 @@ def _check_name(check: Callable[[str], str], name: str, where: str) -> None:
         raise WireError(f"{where}: {error}") from error
 
 
-# --- what the node says -------------------------------------------------------------------
+# --- facts of the node --------------------------------------------------------------------
 
 
 @attrs.frozen
 class IdentifiedHardware:
-    """The places of hardware, as far as the node's files tell them."""
+    """The places of hardware, as far as the node's files show them."""
 
-    #: Address -> what a device says that it is, by its serial number; else its slot.
+    #: Address -> the identity of a device, by its serial number; else its slot.
     hardware: Mapping[str, str] = attrs.field(factory=dict, hash=False)
-    #: What the files do not have as the node has it; of :data:`nova_hpc.wire.capture.KINDS`.
+    #: Kinds of facts that the files have in a replaced form; of
+    #: :data:`nova_hpc.wire.capture.KINDS`.
     replaced: frozenset[str] = frozenset()
 
 
 def identify_devices(root: Path | None, node: Node) -> IdentifiedHardware:
-    """Ask each device which hardware it is.
+    """Read the identity of each device.
 
-    Virtual functions have no serial number of their own. Where an archive does not say that
-    numbers stand for serial numbers, they are told by their form.
+    Virtual functions have no serial number of their own. If an archive does not list the kinds
+    that it has replaced, numbers in place of serial numbers are recognised by their form.
 
-    :param root: where the node's files are; None: it came from an XML, which tells none.
+    :param root: the folder with the node's files; None for an XML, which has no serial numbers.
     """
     if root is None:
         return IdentifiedHardware(replaced=frozenset({capture.SERIALS}))
@@ -168,18 +171,18 @@ def identify_devices(root: Path | None, node: Node) -> IdentifiedHardware:
 
 @attrs.frozen
 class UnofferedDevices:
-    """Devices that are not offered without an explicit word."""
+    """Devices that are not offered without an explicit declaration."""
 
     #: Address -> why it must never be given.
     never: Mapping[str, str] = attrs.field(factory=dict)
-    #: Address -> who of the host uses it now.
+    #: Address -> the user on the host that has it now.
     in_use: Mapping[str, str] = attrs.field(factory=dict)
-    #: One sentence for each thing that is unknown.
+    #: One sentence for each unknown fact.
     notes: tuple[str, ...] = ()
 
     @property
     def reasons(self) -> dict[str, str]:
-        """Address -> why, of both kinds, and what to declare to offer it all the same."""
+        """Address -> the reason, of both kinds, and the key that offers the device anyway."""
         used_reasons = {
             address: f"{holder}; offer_in_use: ['{address}'] in the declaration offers it all the "
             "same"
@@ -199,10 +202,10 @@ def find_withheld_devices(
 ) -> UnofferedDevices:
     """Devices that must never be given, and those that the host uses.
 
-    What is offered already is not asked who uses it: its server does.
+    Devices that are offered already are not checked for users: their server uses them.
 
-    :param root: where the node's ``sys``, ``proc`` and ``dev`` are; None: unknown.
-    :param device_spec: what is offered already.
+    :param root: the folder with the node's ``sys``, ``proc`` and ``dev``; None if unknown.
+    :param device_spec: the entries that offer devices already.
     :param in_use: addresses that are offered although they are in use.
     :param whole: adapters that are given whole, or ``all``.
     :param anyway: ``[hpc]offer_anyway``.

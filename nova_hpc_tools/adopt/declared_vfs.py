@@ -3,7 +3,7 @@
 
 The firmware decides whether an adapter has the SR-IOV capability, and how many functions it can
 have. Without either the kernel shows an ordinary function, which a role of whole adapters
-matches. An adapter with declared virtual functions is for them alone: it is never given whole.
+matches. An adapter with declared virtual functions is only for them: it is never given whole.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class FirmwareSriov:
 def count_declared_vfs(
     wishes: NodeWishes, roles: Roles, node: Node, function: PciFunction
 ) -> int | None:
-    """The number of virtual functions that is declared for a function; None: none is.
+    """The declared number of virtual functions of a function; None if no number is declared.
 
-    An adapter whose firmware has SR-IOV off is found by the role that it would have with it.
+    An adapter whose firmware has SR-IOV off is found by the role that it would have with SR-IOV.
     """
     wanted = wishes.vfs or {}
     if function.address in wanted:
@@ -46,7 +46,7 @@ def count_declared_vfs(
         return None
     apart = {device.address for device in (*(wishes.whole_pf or ()), *(wishes.left_out or ()))}
     if apart & {function.address, EVERY}:
-        return None  # what is declared for a role is not for it
+        return None  # a number for its role does not apply to it
     if function.dev_type == "type-PF":
         return wanted.get(roles.role_of(function, node) or "")
     if not classes.is_adapter(function.class_code):
@@ -70,7 +70,7 @@ def list_declared_vfs(wishes: NodeWishes, roles: Roles, node: Node) -> dict[str,
 def list_short_adapters(
     node: Node, roles: Roles, wishes: NodeWishes
 ) -> Iterator[tuple[PciFunction, int]]:
-    """Adapters whose firmware does not allow what is declared, and the declared number."""
+    """Adapters whose firmware does not allow the declared number, and this number."""
     for address, count in list_declared_vfs(wishes, roles, node).items():
         function = node.function(address)
         if function is None or function.unknown is not None:
@@ -84,7 +84,7 @@ def check_firmware(
 ) -> Iterator[DoctorFinding]:
     """Find adapters whose firmware does not allow the declared virtual functions.
 
-    :param firmware: address -> the settings of the firmware, if mlxconfig told them.
+    :param firmware: address -> the settings of the firmware, if mlxconfig reported them.
     """
     for function, count in list_short_adapters(node, roles, wishes):
         most = function.total_vfs

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """From the inventory of a node to its entries of ``[pci]device_spec``.
 
-One entry offers one physical device, or virtual functions of one physical function of
-which the same is to be said; :mod:`nova_hpc_tools.adopt.spec_address` says how it names them.
-What an entry of somebody else's says of a device is carried over into ours, key by key.
+One entry offers one physical device, or virtual functions of one physical function that have the
+same properties; :mod:`nova_hpc_tools.adopt.spec_address` makes the addresses. Keys of a device in
+an entry of others are copied into ours.
 
-Whether a device may be given right now is none of this module's business:
-the tracker judges that afresh at every update and withholds what may not.
+This module does not decide whether a device may be given right now: the tracker
+decides that at every update and withholds the other devices.
 """
 
 from __future__ import annotations
@@ -27,35 +27,35 @@ from nova_hpc_tools.adopt import identity, nova_rules, nvlink_sets, spec_address
 from nova_hpc_tools.adopt.declaration import Declaration
 
 _LONGEST_TAG: Final = 255
-#: Devices that one line names.
+#: Most devices that one line names.
 _MOST_ADDRESSES: Final = 12
-#: What of others' keys is not copied as it is: ours says it, see :func:`_offer_of_pool`.
+#: Keys of others that are not copied unchanged: :func:`_offer_of_pool` sets them.
 _JUDGED: Final = frozenset({"managed", "resource_class", "traits", spec_entries.NETWORK})
 
 
 @attrs.frozen
 class DeviceOffer:
-    """A physical device, or VFs of one of which the same is said: of one resource provider."""
+    """A physical device, or VFs of one with the same properties: one resource provider."""
 
-    provider: str  # its address; that of the physical function for VFs
-    functions: tuple[str, ...]  # what can be given, in order
+    provider: str  # its address; for VFs the address of the physical function
+    functions: tuple[str, ...]  # the functions that can be given, in order
     vendor_id: str
     product_id: str
     dev_type: str
     tags: Tags
     entries: tuple[Mapping[str, object], ...] = attrs.field(hash=False)
-    #: Of the traits those that tell its role or its product from others.
+    #: The traits that distinguish its role or its product from others.
     own_traits: frozenset[str] = frozenset()
     #: Its resource class is the operator's, whatever the product.
     any_product: bool = False
     #: Its devices are for Neutron's ports on this physical network, or on networks that
-    #: tunnel (:data:`~nova_hpc_tools.adopt.declaration.TUNNELS`), so no alias asks for them. Those
-    #: of a physical network Nova does not report in Placement.
+    #: tunnel (:data:`~nova_hpc_tools.adopt.declaration.TUNNELS`), so no alias matches them. Nova
+    #: does not report devices of a physical network in Placement.
     network: str | None = None
 
     @property
     def reported_as(self) -> tuple[str, frozenset[str], bool] | None:
-        """Class and traits of its provider, and whether it migrates live; None: it has none."""
+        """Class and traits of its provider, and whether it migrates live; None without provider."""
         if self.network:
             return None
         entry = self.entries[0]
@@ -73,9 +73,9 @@ class Omitted:
     address: str
     role: str
     reason: str
-    #: Of a virtual function: its physical function.
+    #: The physical function of a virtual function.
     parent: str | None = None
-    #: Nothing but its data stands against it: no cleaner proves that it erases them.
+    #: The only reason is its data: no cleaner proves that it erases the data.
     unerased: bool = False
 
 
@@ -96,7 +96,7 @@ class DeviceSpec:
 
 
 def format_omitted_lines(omitted: Iterable[Omitted]) -> Iterator[str]:
-    """What is not offered, and why: devices of which the same is true in one line."""
+    """The devices that are not offered, one line for each role and reason."""
     alike: dict[tuple[str, str], list[str]] = defaultdict(list)
     for item in omitted:
         alike[item.role, item.reason].append(item.address)
@@ -111,19 +111,25 @@ class _OfferPool:
     role: str
     provider: str
     functions: tuple[PciFunction, ...]
-    #: What entries of others say of each of them.
+    #: The keys in entries of others, the same for each of the functions.
     kept: Mapping[str, str | None] = attrs.field(factory=dict, hash=False)
 
 
 def build_device_spec(
     node: Node, roles: Roles, declaration: Declaration | None = None
 ) -> DeviceSpec:
-    """Decide what *node* offers to servers, by role.
+    """Decide which devices *node* offers to servers, by role.
+
+    1. Functions that can never be given, or that the declaration refuses, are omitted. The others
+       form pools: a single device, or like virtual functions of one adapter.
+    2. A pool whose functions are in several IOMMU units is omitted, because Nova gives any of them.
+    3. Each pool becomes an offer, or is omitted if a tag would be too long.
+    4. Pools that contradict another pool of their adapter are omitted.
 
     Deterministic: offers and omissions come in the order of addresses.
 
     :param node: from any reader of :mod:`nova_hpc.topology`.
-    :param roles: what is a device for servers, and of which role.
+    :param roles: the rules that select devices for servers, and give them a role.
     :param declaration: the operator's; by default virtual functions go before
         their physical function, NVSwitches stay with the host, and Nova names
         the resource classes.
@@ -137,7 +143,7 @@ def build_device_spec(
         if declaration.nvlink is None
         else declaration.nvlink
     )
-    # Leaving a pool out makes units smaller, so begin again until all agree.
+    # Units become smaller when a pool is left out, so repeat until all pools have one unit.
     while odd := {id(pool): pool for pool in pools if len(_units_of_pool(pool, units)) > 1}:
         for pool in odd.values():
             for function in pool.functions:
@@ -177,10 +183,10 @@ def build_device_spec(
 def _find_contradicting_offers(
     offers: Iterable[tuple[_OfferPool, DeviceOffer]],
 ) -> Iterator[tuple[_OfferPool, str]]:
-    """Virtual functions that cannot be beside those of which an entry of others says more.
+    """Find pools of virtual functions that contradict an entry of others for their adapter.
 
-    Placement knows one class and one set of traits of a provider, and nova-compute does not
-    start where its devices differ (PlacementPciMixedResourceClassException).
+    A provider in Placement has one class and one set of traits, and nova-compute does not
+    start if its devices differ (PlacementPciMixedResourceClassException).
     """
     families: dict[str, list[tuple[_OfferPool, DeviceOffer]]] = defaultdict(list)
     for pool, offer in offers:
@@ -219,9 +225,9 @@ class _Sieve:
         self.omitted.append(Omitted(function.address, role, reason, parent, unerased))
 
     def pools(self) -> list[_OfferPool]:
-        """The pools to offer as far as single functions and adapters go."""
+        """The pools to offer, judged only by single functions and adapters."""
         able = []
-        #: Physical function -> one of its virtual functions that is not given.
+        # Physical function -> one of its virtual functions that is not given.
         kept: dict[str | None, str] = {}
         for function in self._node.functions:
             if function.address in self._role:
@@ -276,7 +282,7 @@ class _Sieve:
         return self._declaration.kept.get(function.address, {})
 
     def _alike(self, role: str, functions: Iterable[PciFunction]) -> Iterator[list[PciFunction]]:
-        """Virtual functions of one adapter, those together of which the same is to be said."""
+        """Virtual functions of one adapter, grouped by their network and their kept keys."""
         groups: dict[object, list[PciFunction]] = defaultdict(list)
         for function in functions:
             network = self._declaration.network_of(role, function.address)
@@ -306,7 +312,7 @@ def _why_never_given(function: PciFunction) -> str | None:
 
 
 def _iommu_units_of(pools: Iterable[_OfferPool]) -> dict[str, str]:
-    """Address of each offered function -> its IOMMU unit, where it has one."""
+    """Address of each offered function -> its IOMMU unit, if it has one."""
     members: dict[int, list[str]] = defaultdict(list)
     for pool in pools:
         for function in pool.functions:
@@ -331,9 +337,9 @@ def _offer_of_pool(
     links: Mapping[str, str],
     declaration: Declaration,
 ) -> DeviceOffer | str:
-    """The offer of one pool, or why there is none."""
+    """The offer of one pool, or the reason to omit it."""
     first = pool.functions[0]
-    # Both are there: _why_never_given() saw to it. The assertions are for the type checker.
+    # _why_never_given() has refused functions without ids. This is for the type checker.
     assert first.vendor_id is not None
     assert first.product_id is not None
     network = declaration.network_of(pool.role, first.address)
@@ -362,7 +368,7 @@ def _offer_of_pool(
         common["traits"] = ",".join(sorted(tags.traits))
     if pool.role in declaration.one_time_use:
         common["one_time_use"] = "true"
-    # Nova does not start with it of virtual functions, whatever it says.
+    # Nova does not start with one_time_use for virtual functions, whatever its value.
     never = _JUDGED if first.physical_function is None else {*_JUDGED, "one_time_use"}
     common |= {key: value for key, value in sorted(pool.kept.items()) if key not in never}
     offer = _write_offer(node, pool, tags, common)
@@ -376,9 +382,9 @@ def _offer_of_pool(
 def _offer_of_ports(
     node: Node, pool: _OfferPool, unit: str | None, network: str
 ) -> DeviceOffer | str:
-    """The offer of devices for Neutron's ports: their network is what tells them apart.
+    """The offer of devices for Neutron's ports, which only their network distinguishes.
 
-    Without ``managed`` of ours: libvirt rebinds the device of a port whatever an entry says.
+    It adds no ``managed``: libvirt rebinds the device of a port whatever the entry has.
     """
     theirs = dict(pool.kept)
     name, words = theirs.get("resource_class"), theirs.get("traits")
@@ -386,7 +392,7 @@ def _offer_of_ports(
         location=_location_of_pool(node, pool),
         role=pool.role,
         group=unit,
-        # Placement knows devices of networks that tunnel.
+        # Devices of networks that tunnel are in Placement.
         resource_class=identity.class_as_nova_has_it(name) if name else None,
         traits=identity.traits_as_nova_has_them(words),
     )
@@ -401,7 +407,7 @@ def _offer_of_ports(
 def _write_offer(
     node: Node, pool: _OfferPool, tags: Tags, common: Mapping[str, str | None]
 ) -> DeviceOffer | str:
-    """The offer of a pool with *common* and the tags in each entry, or why there is none."""
+    """The offer of a pool with *common* and the tags in each entry, or the reason to omit it."""
     first = pool.functions[0]
     assert first.vendor_id is not None
     assert first.product_id is not None
@@ -425,7 +431,7 @@ def _write_offer(
 
 
 def _location_of_pool(node: Node, pool: _OfferPool) -> Location:
-    """The one place of a pool: its functions', or its physical function's."""
+    """The place of a pool: that of its functions if all agree, else of its physical function."""
     places = Counter(function.location for function in pool.functions)
     if len(places) == 1:
         return next(iter(places))

@@ -27,7 +27,7 @@ class DeviceUsers:
 
     #: ``process 1123 (nvidia-persiste) has /dev/nvidia0 open``.
     processes: tuple[str, ...] = ()
-    #: Why there may be more; None: all were seen.
+    #: Why there may be more; None if all were seen.
     unknown: str | None = None
 
     @property
@@ -44,9 +44,9 @@ class DeviceUsers:
 def find_device_users(
     root: Path | None, functions: Iterable[PciFunction]
 ) -> Mapping[str, DeviceUsers]:
-    """Address -> users, of functions that NVIDIA's driver, a DRM driver or one of disks has.
+    """Address -> users, of functions on NVIDIA's driver, a DRM driver or a driver of disks.
 
-    :param root: where ``proc`` and ``sys`` are; None: unknown, and nothing is said.
+    :param root: the folder with ``proc`` and ``sys``; None if unknown, with an empty result.
     """
     if root is None:
         return {}
@@ -77,9 +77,9 @@ def find_device_users(
 def _device_nodes(
     tree: FileTree, function: PciFunction, blocks: Mapping[str, frozenset[str]] | None
 ) -> list[str] | None:
-    """The files in /dev of a function; None: they cannot be read.
+    """The files in /dev of a function; None if they cannot be read.
 
-    :param blocks: block device -> its functions; None: unknown.
+    :param blocks: block device -> its functions; None if unknown.
     """
     if blocks is None and classes.is_storage(function.class_code):
         return None

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The losses when others remove an entry of ``[pci]device_spec``. Pure.
 
-The functions here compare the entry that counts for each function before with the one that counts
-after, key by key. ``configure`` and ``doctor`` name the result.
+The functions here compare, key by key, the entry that Nova takes for each function before and
+after the removal. ``configure`` and ``doctor`` print the result.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FLAGS: Final = frozenset({"managed", "live_migratable", "one_time_use", "remote
 
 @attrs.frozen
 class KeyLoss:
-    """A property that a function has now and would not have any more."""
+    """A property that a function has now and would lose."""
 
     address: str
     #: A sentence without its full stop.
@@ -33,9 +33,10 @@ class KeyLoss:
 def losses_of_functions(
     before: Iterable[str], after: Iterable[str], node: Node
 ) -> Iterator[KeyLoss]:
-    """The losses of functions for which an entry that is not ours has counted.
+    """The losses of functions for which Nova has taken a foreign entry.
 
     :param before: one entry each, interfaces translated.
+    :param after: the same after the removal.
     """
     first = [spec_entries.read_spec_entry(line) for line in before]
     second = [spec_entries.read_spec_entry(line) for line in after]
@@ -73,7 +74,7 @@ def _keeps_value(entry: Mapping[str, Any], key: str, value: object, function: Pc
             resource_class
         ) == identity.class_as_nova_has_it(value)
     if key not in entry:
-        # Nova's own: managed unless it says no, and all others not.
+        # Nova's defaults: managed is true, and the other flags are false.
         return key in _FLAGS and is_true(value) is (key == "managed")
     if key in _FLAGS:
         return is_true(entry[key]) is is_true(value)
@@ -86,7 +87,7 @@ def format_value(value: object) -> str:
 
 
 def as_tag(value: object) -> str | None:
-    """A value as it is written into an entry of ours: Nova's tags are texts, or null."""
+    """A value in the form for our entries: Nova's tags are texts, or null."""
     if value is None or isinstance(value, str):
         return value
     return json.dumps(value)
@@ -94,12 +95,12 @@ def as_tag(value: object) -> str | None:
 
 @attrs.frozen
 class Hiding:
-    """An entry of others that counts although one of ours names the device, too."""
+    """An entry of others that Nova takes although one of ours names the device, too."""
 
     line: str
-    #: Of the functions.
+    #: The functions that both entries name.
     addresses: tuple[str, ...]
-    #: The losses when it is removed.
+    #: The losses after its removal.
     losses: tuple[KeyLoss, ...]
 
 
@@ -108,7 +109,7 @@ def find_hiding_entries(
 ) -> Iterator[Hiding]:
     """Find entries of others that come before ours.
 
-    :param others: one entry each, as they are written.
+    :param others: one entry each, unchanged.
     :param ours: the present entries of this project.
     :param instead: the entries that this project writes when one of *others* is removed.
     """
@@ -129,16 +130,16 @@ def _losses_between(before: Iterable[str], after: Iterable[str], node: Node) -> 
     return losses_of_functions(*texts, node)
 
 
-# --- what is carried over ---------------------------------------------------------
+# --- keys that are copied ---------------------------------------------------------
 
 
 def kept_keys(
     lines: Iterable[str], node: Node, remembered: Mapping[str, Mapping[str, str | None]]
 ) -> dict[str, dict[str, str | None]]:
-    """Address -> what its entry goes on saying, as an entry that is not ours says it now.
+    """Address -> keys that its entry keeps, copied from the foreign entry that Nova takes now.
 
-    :param lines: what is configured, one entry each, interfaces translated.
-    :param remembered: the same of removed entries, from the declaration.
+    :param lines: the configured entries, one each, interfaces translated.
+    :param remembered: the keys of removed entries, from the declaration.
     """
     entries = [spec_entries.read_spec_entry(line) for line in lines]
     kept = {}

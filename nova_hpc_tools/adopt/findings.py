@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The findings of ``nova-hpc doctor``: the checks, how bad each is and why it matters. Pure."""
+"""The findings of ``nova-hpc doctor``: the checks, their severity and why they matter. Pure."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import attrs
 from nova_hpc.outside.name_lists import join_first
 from nova_hpc_tools.adopt.cures import DoctorCure, read_cure
 
-#: Where each check is explained, below the documentation's root.
+#: The page that explains each check, below the documentation's root.
 PAGE: Final = "admin/doctor.html"
-#: Names in one line.
+#: Most names in one line.
 _NAMES: Final = 4
 
 
@@ -26,13 +26,13 @@ class Severity(enum.Enum):
 
     @property
     def word(self) -> str:
-        """As it is written."""
+        """The severity in lower case, for output."""
         return self.name.lower()
 
 
 @attrs.frozen
 class DoctorCheck:
-    """One thing that is looked at."""
+    """One check of ``doctor``."""
 
     severity: Severity
     #: Why it matters, one sentence.
@@ -174,7 +174,7 @@ CHECKS: Final[Mapping[str, DoctorCheck]] = {
         _E, "Who writes the ledger decides which device is clean and who may have it."
     ),
     "ledger-closed": DoctorCheck(_E, "As long as the ledger cannot be kept, no device is offered."),
-    # What other tools find
+    # Findings of other tools
     "host-validate": DoctorCheck(_E, "QEMU cannot use the host as servers with devices need it."),
     "option-unknown": DoctorCheck(_W, "The service ignores it, so it is not as somebody meant it."),
     "not-looked": DoctorCheck(_W, "Nobody has looked at what it knows."),
@@ -248,26 +248,26 @@ CHECKS: Final[Mapping[str, DoctorCheck]] = {
 
 
 def join_first_few(names: Iterable[str]) -> str:
-    """The first names of many, and how many more there are."""
+    """The first names of many, and the number of the others."""
     return join_first(list(names), _NAMES)
 
 
 @attrs.frozen
 class DoctorFinding:
-    """One thing that is wrong."""
+    """One fault that a check has found."""
 
     check: str
-    #: What was seen, one sentence.
+    #: The fault, one sentence.
     seen: str
-    #: The line and the file, or the command, that makes it right; as words, where each layout
-    #: says the same.
+    #: The line and the file, or the command, that fixes it; a text if it is the same in each
+    #: layout.
     cure: DoctorCure = attrs.field(converter=read_cure)
-    #: Of the fleet: which node.
+    #: The node, in a report of the fleet.
     node: str | None = None
 
     @property
     def severity(self) -> Severity:
-        """The weight of it."""
+        """The severity of its check."""
         return CHECKS[self.check].severity
 
     @property
@@ -277,5 +277,5 @@ class DoctorFinding:
 
 
 def exit_status_of(findings: Iterable[DoctorFinding]) -> int:
-    """The exit status: that of the worst; 0: nothing is wrong."""
+    """The exit status of the worst finding; 0 without findings."""
     return max((finding.severity.value for finding in findings), default=0)

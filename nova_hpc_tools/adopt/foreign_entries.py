@@ -26,13 +26,13 @@ from nova_hpc_tools.adopt.foreign_lines import ForeignFiles
 from nova_hpc_tools.adopt.identity import Form
 
 _OPTION: Final = "device_spec"
-#: Devices or losses that one line names.
+#: Most devices or losses that one line names.
 _MOST: Final = 12
 _MANY_COLUMNS: Final = 1 << 20
 
 
 def translate_configured_interfaces(configuration: Configured, node: Node) -> Configured:
-    """The present entries, with addresses in the place of interfaces."""
+    """The present entries, with addresses in place of interfaces."""
     return attrs.evolve(
         configuration,
         device_spec=spec_entries.translate_interfaces(configuration.device_spec, node),
@@ -40,10 +40,10 @@ def translate_configured_interfaces(configuration: Configured, node: Node) -> Co
 
 
 def functions_on_vendor_driver(device_spec: Iterable[str], node: Node) -> dict[str, str]:
-    """Address -> why a function that others give on its vendor's driver stays as it is.
+    """Address -> why a function that others offer on its vendor's driver stays unchanged.
 
-    So are virtual functions of a GPU that the vendor's driver shares (Nova's help of
-    ``device_spec`` has them as its example of ``managed: no``). With tags they would be withheld
+    Examples are virtual functions of a GPU that the vendor's driver shares (the example of
+    ``managed: no`` in Nova's help of ``device_spec``). With tags they would be withheld
     until they are on a VFIO driver, and bound to one at the next start of the host.
     """
     entries = [spec_entries.read_spec_entry(line) for line in device_spec]
@@ -69,10 +69,10 @@ def functions_on_vendor_driver(device_spec: Iterable[str], node: Node) -> dict[s
 
 @attrs.frozen
 class EntryJudge:
-    """Judges the entries of others beside those that ``configure`` would write."""
+    """Judges the entries of others together with those that ``configure`` would write."""
 
     node: Node
-    #: Entries of others, one each, as they are written.
+    #: Entries of others, one each, unchanged.
     others: Sequence[str]
     spec: DeviceSpec
     files: ForeignFiles
@@ -87,7 +87,7 @@ class EntryJudge:
     def losses(self, to_declare: Mapping[str, Any]) -> Iterator[Loss]:
         """Build the refusals: entries that hide ours, and entries that Nova refuses.
 
-        :param to_declare: keys of the declaration that say what the hiding entries say.
+        :param to_declare: keys of the declaration with the meaning of the hiding entries.
         """
         hiding = self.hiding()
         for hidden in hiding:
@@ -132,7 +132,7 @@ class EntryJudge:
         return f"{self.files.explain_removal(line)}, and run this command again"
 
     def _interface_cure(self, line: str) -> str | None:
-        """The address for an interface; None if the entry names none."""
+        """The cure that writes an address for an interface; None if the entry has no interface."""
         entry = spec_entries.read_spec_entry(line)
         name = entry.get(spec_entries.DEVNAME)
         if not name:
@@ -162,7 +162,7 @@ def identities_to_declare(
     roles: Roles,
     chosen: Mapping[str, Form],
 ) -> dict[str, Form]:
-    """Role -> the form that its devices have by an entry that goes, and would not have then.
+    """Role -> the form of its identity that comes from an entry to remove, and would be lost.
 
     :param before: interfaces translated.
     :param chosen: the declared forms.
@@ -176,5 +176,5 @@ def identities_to_declare(
 
 
 def _format_yaml(value: Mapping[str, Any]) -> str:
-    """One line of YAML, as a declaration has it."""
+    """One line of YAML, as in a declaration."""
     return yaml.safe_dump(value, default_flow_style=True, width=_MANY_COLUMNS).strip()[1:-1]

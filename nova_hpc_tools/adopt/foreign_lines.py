@@ -86,20 +86,20 @@ def find_option_line(group: str, name: str, paths: Iterable[Path]) -> FileLine |
 
 @attrs.frozen
 class ForeignFiles:
-    """The files of others that say what a service is told."""
+    """The files of others that configure a service."""
 
     layout: str = PLAIN
     #: Host name of the node; None if it is unknown.
     host: str | None = None
     #: Files that the service reads.
     read: tuple[Path, ...] = ()
-    #: Files on the deployment host of which the tool makes those.
+    #: Files on the deployment host from which the tool makes the files in *read*.
     sources: tuple[Path, ...] = ()
 
     def quote(self, text: str) -> str:
-        """Quote the lines that contain a JSON object, in the sources if they are there.
+        """Quote the lines that contain a JSON object, from the sources if these have it.
 
-        :param text: the object, as the service has it.
+        :param text: the object, as the service has it; returned if no line contains it.
         """
         lines = self._lines(text, self.sources) or self._lines(text, self.read)
         return " and ".join(map(str, lines)) or text

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The start of a host whose devices servers can get: what is done at boot. Pure.
+"""The work at boot on a host whose devices servers can get. Pure.
 
-Which functions belong to guests and by which driver, which adapters get virtual functions,
-how many hugepages each NUMA node has, and what the kernel's command line says.
-:mod:`nova_hpc_tools.adopt.host_files` writes it down for the programs that act on it.
+The plan contains functions for guests with their drivers, and adapters that get virtual
+functions. It also contains hugepages of each NUMA node, and words of the kernel's command line.
+:mod:`nova_hpc_tools.adopt.host_files` writes it into the files of udev, kmod and others.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from nova_hpc_tools.adopt.kernel_options import KernelOptions
 
 @attrs.frozen
 class BoundFunction:
-    """A function, and the driver that it has from the start."""
+    """A function, and its driver from the start of the host."""
 
     address: str
     #: Vendor and product: other hardware at the address keeps the driver of the host.
@@ -36,17 +36,17 @@ class BoundFunction:
 
 @attrs.frozen
 class SplitAdapter:
-    """A physical function that stays with the host, and has virtual functions."""
+    """A physical function of the host that has virtual functions."""
 
     address: str
     #: Vendor and product: other hardware at the address gets no virtual functions.
     ids: tuple[str, str]
     vfs: int
-    #: The driver of all of them, which are for guests alone; None: they have the host's.
+    #: The driver of all of them if all are for guests; None if they have the host's driver.
     #: A macvtap port of a physical network needs their interface, and libvirt rebinds the
     #: others itself.
     driver: str | None = None
-    #: Those for guests, where others of them are the host's.
+    #: The ones for guests, if the others are for the host.
     bound: tuple[BoundFunction, ...] = ()
 
 
@@ -66,15 +66,15 @@ class Pages:
 
 @attrs.frozen
 class HostStart:
-    """The work that is done when the host starts."""
+    """The work at the start of the host."""
 
-    #: Functions that are there when the kernel starts and belong to guests.
+    #: Functions for guests that exist when the kernel starts.
     vfio: tuple[BoundFunction, ...] = ()
     adapters: tuple[SplitAdapter, ...] = ()
     pages: tuple[Pages, ...] = ()
     #: Words of the kernel's command line, in their order.
     kernel_line: tuple[str, ...] = ()
-    #: What is not done, and why; sentences.
+    #: Sentences about omitted work, with the reasons.
     notes: tuple[str, ...] = ()
 
     @property
@@ -104,20 +104,20 @@ def plan_host_start(
     iommu: str | None,
     kernel: KernelOptions,
 ) -> HostStart:
-    """Decide what the host does at its start.
+    """Plan the work at the start of the host.
 
-    A driver is given to what is offered for aliases, and to what only goes with it: see
-    :func:`companions_of_devices`. No other function is named, but for physical functions
-    whose virtual functions are switched on.
+    Only functions that are offered for aliases and their companions
+    (:func:`companions_of_devices`) get a driver. The plan names no other functions, except
+    physical functions whose virtual functions are switched on.
 
-    :param boot: the node as it will be.
-    :param spec: what it offers then, function by function.
-    :param wishes: what is declared for it.
-    :param declaration: the same with what is configured.
+    :param boot: the node after its start.
+    :param spec: its offer at that time, function by function.
+    :param wishes: the declared wishes for it.
+    :param declaration: the same, with the configured settings.
     :param never: addresses of functions that must never be given.
-    :param used: companion -> who of the host uses it, or may.
-    :param iommu: a key of :data:`kernel_words.IOMMU_WORDS`; None: unknown.
-    :param kernel: options of the operator's, and features that run.
+    :param used: companion -> its user on the host, certain or possible.
+    :param iommu: a key of :data:`kernel_words.IOMMU_WORDS`; None if unknown.
+    :param kernel: the operator's options, and features of the running kernel.
     """
     node, notes = boot.node, [*boot.notes]
     adapters = tuple(_plan_adapters(boot, spec, roles, declaration, never, notes))
@@ -171,14 +171,14 @@ def plan_host_start(
 
 
 def _functions_for_aliases(spec: DeviceSpec) -> Iterator[str]:
-    """Devices that are offered for aliases; libvirt binds those of ports itself."""
+    """Devices that are offered for aliases; libvirt binds the devices of ports itself."""
     for offer in spec.offers:
         if offer.network is None:
             yield from offer.functions
 
 
 def _is_bare(function: PciFunction, declaration: Declaration) -> bool:
-    """Whether it is an adapter of which nobody has said how it is given."""
+    """Whether the function is an adapter that the declaration does not give as a whole."""
     return (
         function.dev_type == "type-PF"
         and (function.class_code or "").startswith("02")
@@ -191,9 +191,9 @@ def companions_of_devices(
 ) -> tuple[str, ...]:
     """The companions of offered devices: the other functions of a card in its IOMMU group.
 
-    The kernel gives all of a group or none, so the sound, USB and UCSI functions of a graphics
-    card go where its picture goes. What has a role is offered or not by itself, what is
-    left out stays, and an interface or a disk is the host's until somebody offers it.
+    The kernel gives all functions of a group or none. So the sound, USB and UCSI functions of a
+    graphics card go with its display function. Functions with a role are not companions. Those
+    that are left out stay with the host, and so do interfaces and disks without a role.
     """
     node = boot.node
     offered = {*_functions_for_aliases(spec)}
@@ -233,7 +233,7 @@ def _plan_adapters(
     never: Collection[str],
     notes: list[str],
 ) -> Iterator[SplitAdapter]:
-    """The physical functions whose virtual functions are offered, or are declared."""
+    """The physical functions whose virtual functions are offered or declared."""
     given = {*_functions_for_aliases(spec)}
     for address, switched in boot.switched.items():
         function = boot.node.function(address)
@@ -276,7 +276,7 @@ def _plan_adapters(
 
 
 def _bind_functions(node: Node, addresses: Iterable[str]) -> Iterator[BoundFunction]:
-    """Each with the driver that it has for guests; a VFIO driver that it has is kept."""
+    """Each function with its driver for guests; a present VFIO driver is kept."""
     for address in addresses:
         function = node.function(address)
         if function is not None and (ids := _ids_of(function)) is not None:
@@ -299,7 +299,7 @@ def _plan_unplaced_adapter(
     never: Collection[str],
     notes: list[str],
 ) -> Iterator[SplitAdapter]:
-    """Functions whose addresses are unknown: all are bound where none can be the host's."""
+    """Functions whose addresses are unknown: all are bound if none can be for the host."""
     address, count = adapter.address, boot.switched[adapter.address].count
     role = roles.role_of(at_boot.imagine_virtual_function(adapter), boot.node)
     if address in never:
@@ -315,7 +315,7 @@ def _plan_unplaced_adapter(
     sure = {*adapter.virtual_functions} <= {*offered_vfs} and all(
         map(boot.node.function, held_back)
     )
-    # The IOMMU groups of the others are unknown, too; alone is what is usual.
+    # The IOMMU groups of the others are unknown, too; usually each function has its own.
     alone = all(
         len(boot.node.group_members(vf)) < 2 for vf in map(boot.node.function, offered_vfs) if vf
     )
@@ -341,8 +341,8 @@ def _plan_hugepages(node: Node, wishes: NodeWishes) -> Iterator[Pages]:
 
 
 def _hugepage_words(node: Node, pages: tuple[Pages, ...]) -> Iterator[str]:
-    """The kernel deals pages evenly to the nodes with memory; where some of those have no
-    CPUs (CXL, the memory of a GPU), it is told each node by itself (Linux 5.16 and later)."""
+    """The kernel spreads pages evenly over the nodes with memory. If some of these have no
+    CPUs (CXL, the memory of a GPU), the words name each node (Linux 5.16 and later)."""
     even = all(numa.cpus for numa in node.numa_nodes if numa.memory_kib)
     for size in dict.fromkeys(pool.size for pool in pages):
         pools = [pool for pool in pages if pool.size == size]

@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files that make a host start as :mod:`nova_hpc_tools.adopt.host` has decided. Pure.
+"""The files for the plan of :mod:`nova_hpc_tools.adopt.host`. Pure.
 
-What is written where, and why there:
+The files, and the reason for each:
 
 ``/etc/udev/rules.d``
     A device gets its ``driver_override`` when it appears, before udev loads a driver for it.
-    Virtual functions are switched on when the adapter's interface appears: its driver is
+    Virtual functions are switched on when the adapter's interface appears. Its driver is
     bound then (on ``add`` of the PCI function it is not), and no program has brought the
-    interface up yet (an igb that is up pings virtual functions whose table is not there:
-    igb_ping_all_vfs, a NULL pointer up to Linux 6.12 at least).
-    Each rule names vendor and product: an address is a place, where other hardware may be.
+    interface up yet. An igb that is up pings virtual functions before their table exists
+    (igb_ping_all_vfs, a NULL pointer up to Linux 6.12 at least).
+    Each rule names vendor and product: other hardware may be at the address.
 ``initramfs``
-    The same for devices whose driver is loaded before the root file system is there.
+    The same for devices whose driver is loaded before the root file system is mounted.
 ``/etc/modules-load.d``
-    The VFIO drivers, which bind what is overridden for them as soon as they are loaded.
+    The VFIO drivers, which bind devices with their override as soon as they are loaded.
 ``/etc/tmpfiles.d``, the kernel's command line
-    Hugepages: at boot, while memory is in one piece; then what each NUMA node has.
+    Hugepages: at boot, while memory is in one piece; then the number of each NUMA node.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import attrs
 
 from nova_hpc_tools.adopt.host import BoundFunction, HostStart, SplitAdapter
 
-#: First line of every file, after that of a script's interpreter.
+#: First line of every file; in a script the second, after the interpreter.
 MARKER: Final = "# Written by nova-hpc prepare. Do not edit: run it again instead."
 
 UDEV: Final = "etc/udev/rules.d/65-nova-hpc.rules"
@@ -39,7 +39,7 @@ GRUB: Final = "etc/default/grub.d/nova-hpc.cfg"
 HOOK: Final = "etc/initramfs-tools/hooks/nova-hpc"
 SCRIPT: Final = "etc/initramfs-tools/scripts/init-top/nova-hpc"
 DRACUT: Final = "etc/dracut.conf.d/nova-hpc.conf"
-#: Every file that some plan needs: what another does not need is removed.
+#: Every file that a plan may need; the ones that the present plan does not need are removed.
 ALL: Final = (UDEV, MODULES, SYSCTL, TMPFILES, GRUB, HOOK, SCRIPT, DRACUT)
 
 #: The module by which VFIO reaches the IOMMU.
@@ -59,10 +59,10 @@ class File:
 
 
 def build_host_files(host: HostStart, boot_loader: str, initramfs: str) -> tuple[File, ...]:
-    """All of them, in the order of :data:`ALL`.
+    """Build all files, in the order of :data:`ALL`.
 
     :param boot_loader: one of :data:`BOOT_LOADERS`: ``grub`` reads ``/etc/default/grub.d``,
-        ``grubby`` is told by a command.
+        ``grubby`` needs a command.
     :param initramfs: one of :data:`INITRAMFS`.
     """
     if not host.needed:
@@ -88,7 +88,7 @@ def build_host_files(host: HostStart, boot_loader: str, initramfs: str) -> tuple
 def commands_after_writing(
     host: HostStart, changed: frozenset[str], boot_loader: str, initramfs: str
 ) -> list[str]:
-    """The commands to run once the files are there, so that the next start finds them.
+    """The commands to run after writing the files, so that the next start uses them.
 
     :param changed: paths that were written or removed.
     """
@@ -106,7 +106,7 @@ def commands_after_writing(
 
 
 def is_prepared_file(text: str) -> bool:
-    """Whether a file with this *text* is this command's."""
+    """Whether this command wrote a file with this *text*."""
     return MARKER in text.splitlines()[:2]
 
 
@@ -136,7 +136,7 @@ def _binding_rules(bound: BoundFunction, *parent: str) -> Iterator[str]:
     match = ", ".join(
         ('SUBSYSTEM=="pci"', f'KERNEL=="{bound.address}"', *parent, _match_ids(bound.ids))
     )
-    # vfio-pci may be loaded already: then nothing else would bind the device to it.
+    # If vfio-pci is loaded already, nothing else would bind the device to it.
     yield f'ACTION=="add", {match}, ATTR{{driver_override}}="{bound.driver}", {_PROBE}'
     # A driver that was loaded for another device may have been faster.
     yield (
@@ -156,7 +156,7 @@ def _adapter_rules(adapter: SplitAdapter) -> Iterator[str]:
             _match_ids(adapter.ids, "ATTRS"),
             "device/",
         ),
-        # An adapter of which no interface is made, or that was here before udev.
+        # An adapter without an interface, or one that appeared before udev started.
         (
             f'ACTION=="add|bind", SUBSYSTEM=="pci", KERNEL=="{adapter.address}", DRIVER=="?*"',
             _match_ids(adapter.ids),
@@ -165,7 +165,7 @@ def _adapter_rules(adapter: SplitAdapter) -> Iterator[str]:
     ):
         sets = [match, ids]
         if adapter.driver is not None:
-            # For all of them or for none: a virtual function of the host needs its driver.
+            # Only if all are for guests: a virtual function of the host needs its driver.
             sets.append(f'ATTR{{{where}sriov_drivers_autoprobe}}="0"')
         sets.append(f'ATTR{{{where}sriov_numvfs}}="{adapter.vfs}"')
         yield ", ".join(sets)

@@ -1,24 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""By what Nova and Placement tell the devices of one role from those of another.
+"""The marks by which Nova and Placement distinguish the devices of one role from others.
 
-Vendor and product do not: the virtual functions of all mlx5 adapters have the same
-ids, whatever fabric they are on. Therefore a role has a resource class of its own,
-which project quotas can count, too. The class of a provider cannot change while a
-server has one of its devices (Placement answers ``InventoryInUse``, and nova-compute
-does not start); its traits can. So there are three forms:
+Vendor and product are not enough: the virtual functions of all mlx5 adapters have
+the same ids, whatever fabric they are on. Therefore a role has a resource class of
+its own, which project quotas can count, too. The class of a provider cannot change
+while a server has one of its devices (Placement answers ``InventoryInUse``, and
+nova-compute does not start); its traits can. So there are three forms:
 
 ``class``
-   A resource class of the role, and a trait of the product, by which the aliases of
-   several products of one role are told apart. What a new node gets.
+   A resource class of the role, and a trait of the product, which distinguishes the
+   aliases of several products of one role. A new node gets this form.
 ``trait``
    Nova's own resource class, made of the ids, and a trait of the role. For nodes
    that have servers.
 ``ids``
-   The ids alone, as releases before this one wrote it. Enough as long as no other
-   role has devices with the same ids.
+   Only the ids, as in releases before this one. Enough as long as no other role has
+   devices with the same ids.
 
-What is configured already decides the form; so a node that was configured once
-keeps its classes.
+The present configuration decides the form, so a node that was configured once keeps
+its classes.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from typing import Any, Final
 
 _PREFIX: Final = "CUSTOM_HPC_"
 
-#: Resource classes and traits of Placement's own (os-resource-classes and os-traits), which
-#: Nova takes without ``CUSTOM_``.
+#: Placement's own resource classes (os-resource-classes), which Nova accepts without ``CUSTOM_``;
+#: the pattern below matches its own traits (os-traits).
 STANDARD_CLASSES: Final = frozenset(
     {
         *("VCPU", "PCPU", "MEMORY_MB", "DISK_GB", "PCI_DEVICE", "SRIOV_NET_VF", "NUMA_SOCKET"),
@@ -45,7 +45,7 @@ _STANDARD: Final = re.compile(r"(?:COMPUTE|HW|MISC|OWNER|STORAGE)_[A-Z0-9_]+", r
 
 
 class Form(enum.Enum):
-    """The marks by which the devices of one role are told from others."""
+    """The form of the marks that distinguish the devices of one role from others."""
 
     CLASS = "class"
     TRAIT = "trait"
@@ -65,22 +65,22 @@ def trait_of_role(role: str) -> str:
 def product_class(vendor_id: str, product_id: str) -> str:
     """Nova's own resource class of a product, and its trait in form ``class``.
 
-    As nova/compute/pci_placement_translator.py, get_resource_class (32 to 34), makes it.
+    The same as nova/compute/pci_placement_translator.py, get_resource_class (32 to 34).
     """
     return f"CUSTOM_PCI_{vendor_id}_{product_id}".upper()
 
 
 def class_as_nova_has_it(name: object) -> str:
-    """A resource class as Nova makes one of any text.
+    """The resource class that Nova makes of any text.
 
-    As nova/compute/pci_placement_translator.py, _normalize_resource_class (32 to 34).
+    The same as nova/compute/pci_placement_translator.py, _normalize_resource_class (32 to 34).
     """
     text = str(name).upper()
     return text if text in STANDARD_CLASSES else _custom_name_of(text)
 
 
 def traits_as_nova_has_them(names: object) -> frozenset[str]:
-    """Traits, separated by commas, as Nova makes them of any text (get_traits there)."""
+    """The traits that Nova makes of any text with commas (get_traits in the same file)."""
     words = str(names).split(",") if names else []
     return frozenset(
         word if _STANDARD.fullmatch(word) else _custom_name_of(word.upper()) for word in words
@@ -88,17 +88,17 @@ def traits_as_nova_has_them(names: object) -> frozenset[str]:
 
 
 def _custom_name_of(text: str) -> str:
-    """As normalize_name of os-traits and os-resource-classes."""
+    """The same as normalize_name of os-traits and os-resource-classes."""
     return text if text.startswith("CUSTOM_") else f"CUSTOM_{re.sub(r'[^0-9A-Z]+', '_', text)}"
 
 
 def resource_class(form: Form, role: str) -> str | None:
-    """The resource class that devices of *role* are given; None: Nova's own."""
+    """The resource class for devices of *role*; None for Nova's own."""
     return class_of_role(role) if form is Form.CLASS else None
 
 
 def traits_of_role(form: Form, role: str, vendor_id: str, product_id: str) -> frozenset[str]:
-    """The traits that tell devices apart; the alias asks for them as well."""
+    """The traits that distinguish devices; their alias requires the same traits."""
     if form is Form.CLASS:
         return frozenset({product_class(vendor_id, product_id)})
     return frozenset({trait_of_role(role)} if form is Form.TRAIT else ())
@@ -107,7 +107,7 @@ def traits_of_role(form: Form, role: str, vendor_id: str, product_id: str) -> fr
 def form_written_in(pairs: Mapping[str, Any], role: str) -> Form:
     """The form in which an entry of ``device_spec`` or ``alias`` is written.
 
-    One with a resource class of somebody's own counts as ``ids``: nothing of ours is in it.
+    An entry with any other resource class has the form ``ids``: it has no mark of ours.
     """
     if str(pairs.get("resource_class", "")).upper() == class_of_role(role):
         return Form.CLASS
@@ -119,6 +119,6 @@ def form_written_in(pairs: Mapping[str, Any], role: str) -> Form:
 
 
 def oldest_form(forms: Iterable[Form]) -> Form | None:
-    """Of several forms that of the earliest release; None: there are none."""
+    """The form of the earliest release among *forms*; None without forms."""
     present = set(forms)
     return next((form for form in (Form.IDS, Form.TRAIT, Form.CLASS) if form in present), None)

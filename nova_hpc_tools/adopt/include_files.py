@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configuration files that this project owns: compare, then write whole or not at all."""
+"""Configuration files of this project: compare them, then write them whole or not at all."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import attrs
 
 from nova_hpc.topology import atomic_files
 
-#: First line of every file; a file without it belongs to somebody else.
+#: First line of every file; this project does not own a file without it.
 MARKER: Final = "# Written by nova-hpc configure. Do not edit: run it again instead."
 
-#: Of a file that nothing is said of.
+#: The default permissions of a file.
 _MODE: Final = 0o644
 #: Lines around a difference.
 _CONTEXT: Final = 3
@@ -32,8 +32,8 @@ class FileChange:
     """One file that has to be written."""
 
     path: Path
-    old: str | None  # None: the file does not exist
-    new: str | None  # None: it is to be removed
+    old: str | None  # None if the file does not exist
+    new: str | None  # None if it has to be removed
     mode: int = _MODE
 
     def diff(self) -> str:
@@ -55,17 +55,17 @@ def mark_as_owned(text: str) -> str:
 
 
 def has_project_mark(text: str) -> bool:
-    """Whether a file with this *text* is the project's."""
+    """Whether the project owns a file with this *text*."""
     return text.partition("\n")[0] == MARKER
 
 
 def compare_include_files(folder: Path, files: Mapping[str, str]) -> list[FileChange]:
-    """Find out what has to be written; looks at everything, writes nothing.
+    """Compute the changes to write; reads all files and writes nothing.
 
-    :param folder: where the files are or shall be; it need not exist yet.
+    :param folder: the folder of the files; it need not exist yet.
     :param files: file name -> content, see :func:`mark_as_owned`.
-    :raises IncludeError: one of the files is there and is not the project's,
-        or cannot be read.
+    :raises IncludeError: one of the files exists and the project does not own it,
+        or it cannot be read.
     """
     if folder.exists() and not folder.is_dir():
         raise IncludeError(f"{folder} is not a directory: name another one")
@@ -85,10 +85,10 @@ def compare_include_files(folder: Path, files: Mapping[str, str]) -> list[FileCh
 def write_file_changes(changes: list[FileChange]) -> None:
     """Write all *changes*: a reader sees the old file or the new one, whole.
 
-    All new files are on the disk before the first of them takes its name.
+    All new files are on the disk before the first of them gets its name.
 
-    :raises IncludeError: something could not be written. Files that already
-        have their new content are complete; the others are as they were.
+    :raises IncludeError: a file could not be written. Files that already
+        have their new content are complete; the others are unchanged.
     """
     with contextlib.ExitStack() as leftovers:
         ready = [(change.path, _write_draft(change, leftovers)) for change in changes]
@@ -104,9 +104,9 @@ def write_file_changes(changes: list[FileChange]) -> None:
 
 
 def read_plain_file(path: Path) -> str | None:
-    """The text of a plain file; None: there is none.
+    """The text of a plain file; None if it does not exist.
 
-    :raises IncludeError: it is something else, or cannot be read.
+    :raises IncludeError: it is not a plain file, or cannot be read.
     """
     try:
         kind = path.lstat().st_mode
@@ -120,7 +120,7 @@ def read_plain_file(path: Path) -> str | None:
 
 
 def read_text_or_empty(path: Path) -> str:
-    """The text of a plain file; "" where there is none, or none that can be read."""
+    """The text of a plain file; "" if it does not exist or cannot be read."""
     try:
         return read_plain_file(path) or ""
     except IncludeError:
@@ -128,7 +128,7 @@ def read_text_or_empty(path: Path) -> str:
 
 
 def _write_draft(change: FileChange, leftovers: contextlib.ExitStack) -> Path | None:
-    """The new content in a file beside its place; None: it is to be removed."""
+    """A file with the new content in the same folder; None if the file has to be removed."""
     if change.new is None:
         return None
     folder = change.path.parent

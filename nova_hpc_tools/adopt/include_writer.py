@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files that ``nova-hpc configure`` writes: shown first, and removed by ``--undo``."""
+"""The files that ``nova-hpc configure`` shows and writes, and removes with ``--undo``."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from nova_hpc_tools.adopt import option_changes as effective
 from nova_hpc_tools.adopt.include_files import FileChange
 from nova_hpc_tools.base import CommandError
 
-#: Earlier releases kept the texts here that they had replaced, those of operators' files included.
+#: Earlier releases kept the texts that they replaced in this file, also of operators' files.
 OLD_RECORD: Final = "nova-hpc-undo.json"
-#: File name -> whose settings it has; the last ones are of Kolla-Ansible.
+#: File name -> part of the settings in it; the last three are names of Kolla-Ansible.
 _PARTS: Final = {
     **{settings.file_name(part): part for part in settings.PARTS},
     "nova-compute.conf": settings.COMPUTE,
@@ -26,9 +26,10 @@ _PARTS: Final = {
 
 
 def check_folder(folder: Path) -> None:
-    """See whether files may be written there: a mistyped name makes no directory.
+    """Check that files may be written there: a mistyped name must not create a directory.
 
-    :raises CommandError: there is no such directory, and it is none that services look for.
+    :raises CommandError: *folder* is not a directory, and not the name of a missing ``conf.d``
+        directory in an existing one.
     """
     if folder.is_dir():
         return
@@ -44,7 +45,7 @@ def check_folder(folder: Path) -> None:
 
 @attrs.frozen
 class IncludeWriter:
-    """Writes into one directory, and says what it does."""
+    """Writes files into one directory, and prints each change."""
 
     folder: Path | None
     dry_run: bool
@@ -53,11 +54,12 @@ class IncludeWriter:
     def write(
         self, words: Sequence[str], files: Mapping[str, str], declaration: FileChange | None
     ) -> list[tuple[str, str]]:
-        """Show the differences and write; every file and what became of it.
+        """Show the differences and write the files.
 
-        :param words: where Nova's services look for their configuration.
+        :param words: the ``--config-file=`` and ``--config-dir=`` of Nova's services.
         :param files: name -> text.
-        :param declaration: the node's, where it changes.
+        :param declaration: the change of the node's declaration; None without a change.
+        :returns: every file and its state.
         """
         assert self.folder is not None
         changes = include_files.compare_include_files(self.folder, files)
@@ -70,7 +72,7 @@ class IncludeWriter:
         """Remove files that this project has written; files of others stay.
 
         :param names: of the files.
-        :raises CommandError: none of them is there.
+        :raises CommandError: none of them exists with the project's mark.
         """
         assert self.folder is not None
         changes = []
@@ -112,7 +114,7 @@ class IncludeWriter:
         return list(states.items())
 
     def _tell(self, words: Sequence[str], changes: Sequence[FileChange]) -> None:
-        """Say what the services are told otherwise, whatever the files look like."""
+        """Print the options whose value changes for a service, not the lines of the files."""
         services = effective.services_by_part(words)
         by_service: dict[
             effective.ConfiguredService, dict[Path, tuple[str | None, str | None]]
@@ -131,7 +133,7 @@ class IncludeWriter:
                 self.say(f"  {line}")
 
     def find_hidden_options(self, words: Sequence[str], files: Mapping[str, str]) -> list[str]:
-        """Find options for which a file of others, read later, has another value: refusals."""
+        """Refusals: options for which a file of others, read later, has another value."""
         if self.folder is None:
             return []
         services = effective.services_by_part(words)

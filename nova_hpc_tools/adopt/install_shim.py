@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """``nova-hpc install-shim``: make ``compute_driver = hpc...`` loadable.
 
-Nova imports drivers from below ``nova.virt`` only, a package that is Nova's
-own: a distribution with a file of it would hide an editable Nova. This command
-places the one file beside the Nova that nova-compute really imports.
+Nova imports drivers only from ``nova.virt``, which is Nova's own package. A
+distribution with a file in that package would hide an editable Nova. This command
+places the one file into the Nova that nova-compute really imports.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from nova_hpc_tools.base import CommandAnswer, RecordCommand
 
 NAME: Final = "hpc.py"
 
-#: How every version of the file begins below its comments; another file is never touched.
+#: The beginning of every version of the file; a file without it is never touched.
 _OURS: Final = re.compile(r'(#.*\n)*"""nova-hpc:')
 
-#: Exit status of --check where the file has to be installed.
+#: Exit status of --check if the file has to be installed.
 _MISSING: Final = 1
 
-#: Finding is not importing: a broken Nova is still found.
+#: It finds the packages without importing them, so it also finds a broken Nova.
 _PROBE: Final = """
 import importlib.metadata, importlib.util, json
 def where(name):
@@ -58,7 +58,7 @@ class ShimPlace:
     target: Path
     #: That interpreter finds this project, which the file imports.
     complete: bool
-    #: The version of its Nova; None: nothing says it.
+    #: The version of its Nova; None if the package has no metadata.
     version: str | None = None
 
     @property
@@ -68,7 +68,7 @@ class ShimPlace:
 
 
 def find_nova_interpreter() -> str:
-    """The Python of the nova-compute on PATH; this one where there is none."""
+    """The Python of the nova-compute on PATH; without one, the Python of this process."""
     script = shutil.which("nova-compute")
     if script is None:
         return sys.executable
@@ -83,12 +83,12 @@ def find_nova_interpreter() -> str:
 
 
 def locate_shim(python: str) -> ShimPlace:
-    """Ask *python* where its Nova is.
+    """Run *python* to find its Nova.
 
-    :raises ShimError: it cannot be run, or has no Nova.
+    :raises ShimError: it cannot be run, or has no Nova, or a folder hides its Nova.
     """
     try:
-        # Its own folder on the path would hide what nova-compute sees.
+        # The working directory is on the path; it could hide the packages of nova-compute.
         done = subprocess.run(
             [python, "-c", _PROBE], cwd="/", capture_output=True, text=True, timeout=60, check=True
         )
@@ -99,7 +99,7 @@ def locate_shim(python: str) -> ShimPlace:
     home = next((folder for folder in homes if (folder / "__init__.py").is_file()), None)
     hiding = [folder.parent for folder in homes if not (folder.parent / "__init__.py").is_file()]
     if hiding:
-        # pip's hook of an editable installation is no folder.
+        # pip's hook of an editable installation is not a folder.
         where = next((str(folder) for folder in hiding if folder.is_dir()), None)
         raise ShimError(
             f"{where} has no __init__.py and hides Nova: remove the folder, or the package that "
@@ -117,7 +117,7 @@ def locate_shim(python: str) -> ShimPlace:
 
 
 def read_shim_content() -> str:
-    """The file, as this release has it.
+    """The text of the file in this release.
 
     :raises ShimError: the installation is incomplete.
     """
@@ -143,7 +143,10 @@ def shim_state_of(target: Path, text: str) -> str:
 
 
 def write_shim(target: Path, text: str) -> None:
-    """Place the file whole or not at all."""
+    """Write the file whole or not at all.
+
+    :raises ShimError: it cannot be written.
+    """
     try:
         atomic_files.write_file(target, text.encode(), 0o644)
     except OSError as error:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options of the kernel and its modules, from the files that the kernel and kmod read.
 
-Words of the command line: of the running kernel, and of the files from which the boot loader
-makes the next one. Options of modules: ``modprobe.d``, read as kmod reads it (modprobe.d(5)).
+Words of the command line come from the running kernel, and from the boot loader's files for the
+next start. Options of modules come from ``modprobe.d`` (modprobe.d(5)).
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import attrs
 from nova_hpc.topology.files import FileError, FileTree
 
 RUNNING: Final = "/proc/cmdline"
-#: Files that the next command line is made of, beside those of GRUB.
+#: Files with words of the next command line, in addition to GRUB's.
 _NEXT: Final = ("etc/kernel/cmdline", "etc/cmdline", "etc/cmdline.d/*.conf")
 _GRUB: Final = ("etc/default/grub", "etc/default/grub.d/*.cfg")
 _ASSIGNED: Final = re.compile(r"^\s*(?:export\s+)?GRUB_CMDLINE_LINUX(?:_DEFAULT)?=(.*)$", re.M)
-#: Where kmod looks; a file in the first hides one of that name in the others.
+#: The folders of kmod; a file hides files of the same name in later folders.
 _MODPROBE: Final = (
     "etc/modprobe.d",
     "run/modprobe.d",
@@ -36,15 +36,15 @@ _LONGEST: Final = 40
 
 @attrs.frozen
 class KernelOption:
-    """One option: ``name=value`` and the place where it is written."""
+    """One option: ``name=value`` and its place."""
 
-    #: With ``_`` for ``-``: the kernel takes both for the same. Of a module ``module.option``.
+    #: With ``_`` for ``-``, which are the same for the kernel. Of a module ``module.option``.
     name: str
     #: "" if it has none.
     value: str
     #: ``/proc/cmdline``, or ``/etc/modprobe.d/vfio.conf:3``.
     place: str
-    #: As it is written, for people.
+    #: The unchanged text, for people.
     text: str
 
     @property
@@ -55,12 +55,12 @@ class KernelOption:
 
 @attrs.frozen
 class KernelOptions:
-    """The options that count for this host, now and at its next start."""
+    """The options of this host, now and at its next start."""
 
     options: tuple[KernelOption, ...] = ()
-    #: Features that run now -> how the kernel shows it.
+    #: Features that run now -> the file and value that show it.
     features: tuple[tuple[str, str], ...] = ()
-    #: Files that are there and cannot be read, each with the reason.
+    #: Files that exist and cannot be read, each with the reason.
     unread: tuple[str, ...] = ()
 
     def named(self, name: str) -> list[KernelOption]:
@@ -69,7 +69,7 @@ class KernelOptions:
 
 
 def split_command_line(text: str) -> list[str]:
-    """The words of a command line: quotes keep spaces, and ``--`` ends the kernel's own."""
+    """The words of a command line: quotes keep spaces, and ``--`` ends the kernel's words."""
     words: list[str] = []
     for match in re.finditer(r'(?:"[^"]*"?|[^\s"])+', text):
         if match[0] == "--":
@@ -79,10 +79,10 @@ def split_command_line(text: str) -> list[str]:
 
 
 def read_kernel_options(root: Path | None, own: Collection[str] = ()) -> KernelOptions:
-    """Read them below *root*; files that are not there say nothing.
+    """Read them below *root*; missing files contribute nothing.
 
-    :param root: where the host's files are; None: unknown.
-    :param own: files below it that this project writes, whose words are not the operator's.
+    :param root: the folder with the host's files; None if unknown.
+    :param own: files below it that this project writes; their words are not the operator's.
     """
     if root is None:
         return KernelOptions()
@@ -150,7 +150,7 @@ def _module_options(path: str, text: str) -> Iterator[KernelOption]:
 
 
 def parse_word(word: str) -> KernelOption:
-    """One word of a command line that is in no file."""
+    """The option of one word that is not from a file."""
     return _option_of(word, "", word)
 
 
@@ -159,7 +159,7 @@ def _option_of(word: str, place: str, text: str) -> KernelOption:
     return KernelOption(name.replace("-", "_"), value, place, text)
 
 
-#: Feature -> the file in which the kernel says that it runs.
+#: Feature -> the file by which the kernel shows that it runs.
 _FEATURES: Final = (("SEV-SNP", "/sys/module/kvm_amd/parameters/sev_snp"),)
 
 

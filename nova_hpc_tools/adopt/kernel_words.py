@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The words of the kernel's command line that we write or advise, and their exclusions. Pure.
 
-``prepare``, ``configure`` and ``doctor`` take each word from here. A word is not added if the
-operator has decided otherwise, or if a feature that runs would be off after the next start.
+``prepare``, ``configure`` and ``doctor`` take each word from this module. A word is not added if
+an option of the operator excludes it, or if a running feature would be off after the next start.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ FAST_LINKS: Final = "pcie_aspm.policy=performance"
 PAGE_SIZE: Final = "hugepagesz="
 PAGE_COUNT: Final = "hugepages="
 
-#: Kind of IOMMU -> what switches it on (Documentation/admin-guide/kernel-parameters.txt).
-#: AMD's is on where the firmware has it; Arm's has no word but that for the host's own devices.
+#: Kind of IOMMU -> words that switch it on (Documentation/admin-guide/kernel-parameters.txt).
+#: AMD's is on if the firmware has it; Arm's only word is for the host's own devices.
 IOMMU_WORDS: Final[Mapping[str, tuple[str, ...]]] = {
     "intel": (INTEL_IOMMU, PASSTHROUGH),
     "amd": (PASSTHROUGH,),
@@ -35,14 +35,15 @@ IOMMU_WORDS: Final[Mapping[str, tuple[str, ...]]] = {
 class Exclusion:
     """A reason why a word is not added."""
 
-    #: Option -> whether a value of it excludes the word; the last one counts where *last*.
+    #: The option, and the test of a value that excludes the word; with *last* only the last value
+    #: of the option is tested.
     option: str
     excludes: Callable[[KernelOption], bool]
     why: str
     last: bool = False
-    #: The same as a feature of the running kernel.
+    #: A feature of the running kernel that excludes the word, too.
     feature: str | None = None
-    #: The word would switch something off; else it would only do nothing.
+    #: The word would switch a feature off; False if it would only have no effect.
     harms: bool = True
 
 
@@ -75,7 +76,7 @@ _PASSING: Final = (
         last=True,
         feature="SEV-SNP",
     ),
-    # drivers/iommu/iommu.c, iommu_subsys_init: with memory encryption translation is the default.
+    # drivers/iommu/iommu.c, iommu_subsys_init: translation is the default with memory encryption.
     Exclusion(
         "mem_encrypt",
         _is_true,
@@ -85,7 +86,7 @@ _PASSING: Final = (
     *_OFF,
 )
 
-#: Word -> what excludes it; a word that ends with = stands for each of its values.
+#: Word -> its exclusions; a word that ends with = stands for each of its values.
 EXCLUSIONS: Final[Mapping[str, tuple[Exclusion, ...]]] = {
     INTEL_IOMMU: _OFF,
     PASSTHROUGH: _PASSING,
@@ -110,7 +111,7 @@ EXCLUSIONS: Final[Mapping[str, tuple[Exclusion, ...]]] = {
 
 
 def find_exclusion(word: str, kernel: KernelOptions) -> str | None:
-    """Say why *word* is not to be added, as a clause with its source; None if it may be.
+    """The reason not to add *word*, as a clause with its source; None if it may be added.
 
     :raises KeyError: the table does not have the word.
     """
@@ -131,7 +132,7 @@ def find_exclusion(word: str, kernel: KernelOptions) -> str | None:
 
 
 def choose_words(wanted: Sequence[str], kernel: KernelOptions) -> tuple[list[str], list[str]]:
-    """The words of *wanted* that may be added, and a sentence about each other."""
+    """The words of *wanted* that may be added, and a sentence about each of the others."""
     kept: list[str] = []
     notes: list[str] = []
     size_excluded = False
@@ -156,7 +157,7 @@ def advise_words(wanted: Iterable[str], kernel: KernelOptions) -> str:
 def leaves_dma_untranslated(options: Iterable[KernelOption]) -> bool:
     """Whether options leave the DMA of the host's own devices untranslated.
 
-    A later one wins (``iommu=`` of x86 and ``iommu.passthrough`` set the same).
+    A later option wins (``iommu=`` of x86 and ``iommu.passthrough`` set the same variable).
     """
     passthrough = False
     for option in options:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cures in the words of what deploys a cloud's services: its files and its commands. Pure.
+"""Cures with the files and commands of the tool that deploys a cloud's services. Pure.
 
-With Kolla-Ansible and OpenStack-Ansible the files of services are overwritten at the next
-deployment: a cure names the file on the deployment host, and the command that brings it to the
-service (``docs/source/admin/deployment-tools.rst``). Neither restarts a service whose settings are
-as they were, so that is said otherwise.
+Kolla-Ansible and OpenStack-Ansible overwrite the files of services at the next deployment. So a
+cure names the file on the deployment host, and the command that copies it to the service
+(``docs/source/admin/deployment-tools.rst``). Neither tool restarts a service whose settings have
+not changed, so the restart of such a service has a command of its own.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from nova_hpc_tools.adopt.cures import (
 )
 from nova_hpc_tools.adopt.layout_names import KOLLA, OSA, PLAIN
 
-#: The folder of a layout on the host that deploys.
+#: The folder of a layout on the deployment host.
 _FOLDERS: Final = {KOLLA: "/etc/kolla/config", OSA: "/etc/openstack_deploy"}
-#: Where a node's declaration is for commands that run on it.
+#: The declaration of a node, for commands that run on the node.
 _DECLARATION: Final = "/etc/nova-hpc/node.yaml"
 _KOLLA_NODE: Final = "--config-file /etc/kolla/nova-compute/nova.conf"
 _KOLLA_CONTROLLER: Final = "--config-file /etc/kolla/nova-scheduler/nova.conf"
@@ -80,8 +80,7 @@ COMMANDS: Final[Mapping[str, Mapping[CuredCommand, str]]] = {
         CuredCommand.NOVA_MANAGE: "nova-manage",
     },
 }
-#: Services that a deployment tool does not restart for new settings of Nova: its container, its
-#: unit.
+#: Services that cures restart without a deployment: the container of each, the unit of each.
 _CONTAINERS: Final[Mapping[CuredService, str]] = {
     CuredService.COMPUTE: "nova_compute",
     CuredService.LIBVIRT: "nova_libvirt",
@@ -97,7 +96,7 @@ _UNITS: Final[Mapping[CuredService, str]] = {
 def render_cure(cure: DoctorCure, layout: str = PLAIN, node: str | None = None) -> str:
     """A cure in the words of a layout.
 
-    :param node: the machine that was looked at; None: unknown.
+    :param node: the examined machine; None if unknown.
     """
     first, *more = (_render_part(part, layout, node) for part in cure.parts)
     if isinstance(cure.parts[0], ServiceRestart | AliasCopy):
@@ -128,7 +127,7 @@ def _render_part(part: CurePart, layout: str, node: str | None) -> str:
     return _render_restart(part, layout, node)
 
 
-#: Source -> what was seen is cured, and in general.
+#: Source -> the text for one finding, and the text for a check in general.
 _PLAIN_COPIES: Final = {
     AliasSource.ONE_NODE: (
         "copy nova-hpc-common.conf of one to all",
@@ -163,7 +162,7 @@ def explain_removal(
     """Explain how a line of others is removed: a part of a sentence.
 
     :param node: host name of the compute node; None if it is unknown.
-    :param sources: path and number of the line on the host that deploys, as far as it is there.
+    :param sources: paths and numbers of the line on the deployment host; empty if not there.
     :param made: path and number of the line in files that the service reads.
     """
     if layout == PLAIN:
@@ -181,7 +180,7 @@ def explain_removal(
 
 
 def _file_of(services: Sequence[CuredService], layout: str, host: str | None) -> str:
-    """The file of the site in which options of services are set."""
+    """The file of the site that sets options of services."""
     folder = _FOLDERS[layout]
     if set(services) == set(NOVA):
         return f"every file below {folder} that has it"
@@ -192,7 +191,7 @@ def _file_of(services: Sequence[CuredService], layout: str, host: str | None) ->
             return f"{folder}/placement.conf"
         if compute:
             return f"{folder}/nova/{f'{host}/nova' if host else 'nova-compute'}.conf"
-        # What a single service is told goes before what all are told.
+        # The file of a single service wins over the file for all services.
         alone = tuple(services) == (CuredService.SCHEDULER,)
         return f"{folder}/nova/nova-scheduler.conf" if alone else f"{folder}/nova.conf"
     kind = "placement_placement" if placement else "nova_nova"
@@ -226,7 +225,7 @@ def _restart_alone(services: Sequence[CuredService], layout: str) -> str:
 
 
 def _deployment_of(services: Sequence[CuredService], layout: str, hosts: Sequence[str]) -> str:
-    """What brings services their files and restarts those whose files have changed."""
+    """The command that deploys the files of services and restarts services with changed files."""
     kolla = layout == KOLLA
     if CuredService.PLACEMENT in services:
         playbook = "os-placement-install.yml"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of ``nova-hpc configure --layout``: where they are, and what they say now."""
+"""The files of ``nova-hpc configure --layout``: their paths, and their present content."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def declaration_name_of(args: argparse.Namespace, node: Node) -> str:
 
 
 def read_merged_parts(args: argparse.Namespace, node: Node) -> dict[str, str] | None:
-    """Part -> what this command has written of it before; None: it has files of its own.
+    """Part -> text that this command wrote before; None in the layout with include files.
 
     :raises include_files.IncludeError: a file cannot be read.
     """
@@ -57,7 +57,7 @@ def read_merged_parts(args: argparse.Namespace, node: Node) -> dict[str, str] | 
             else include_files.read_plain_file(args.write / override.path)
         )
         if text is not None and include_files.has_project_mark(text):
-            # The parts of one file are never needed by themselves.
+            # The parts of one file are never needed separately.
             texts_by_part.setdefault(override.parts[-1], layouts.own_lines_of(text, override))
     return texts_by_part
 
@@ -85,7 +85,7 @@ def names_of_layout_files(args: argparse.Namespace, node: Node, parts: Sequence[
 
 
 def find_source_files(args: argparse.Namespace, node: Node) -> tuple[Path, ...]:
-    """Find the files of others of which the deployment tool makes Nova's configuration.
+    """Find the files of others from which the deployment tool makes Nova's configuration.
 
     :returns: only files below the directory of ``--write``, which the tool reads; none for the
         plain layout, whose services read the files themselves.
@@ -103,7 +103,7 @@ def find_source_files(args: argparse.Namespace, node: Node) -> tuple[Path, ...]:
 
 
 def find_winning_variables(args: argparse.Namespace, node: Node, parts: Sequence[str]) -> list[str]:
-    """Find variables that OpenStack-Ansible reads in place of those of our files: refusals.
+    """Refusals: variables that OpenStack-Ansible reads in place of the ones in our files.
 
     ``openstack-ansible`` gives ``user_*.yml`` to Ansible by ``-e``, which wins over ``group_vars``
     and ``host_vars``.
@@ -133,7 +133,7 @@ def _checked_hostname_of(node: Node) -> str:
             f"{node.source} does not say the node's host name, by which --layout names its files: "
             "read a capture of sys and proc (nova-hpc inventory --save FILE --keep-names)"
         )
-    # Captures and lstopo's XML are files of others, and the name becomes one of a folder.
+    # Captures and lstopo's XML come from others, and the name becomes the name of a folder.
     wrong = explain_wrong_host(node.hostname.replace("_", "-"))
     if wrong is not None:
         raise CommandError(

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Settings in the layout of a deployment tool, which merges them into one file a service. Pure.
 
-Kolla-Ansible takes files below its folder of custom configuration, and OpenStack-Ansible takes
-variables. In both an option that may be given several times is replaced as a whole
+Kolla-Ansible reads files below its folder of custom configuration, and OpenStack-Ansible reads
+variables. Both replace an option that may be given several times as a whole
 (merge_configs of kolla-ansible, ``OverrideConfigParser.parse``; config_template of
-OpenStack-Ansible, ``_option_write``). So what others have said of it is said again, before what
-this project adds: nothing of theirs gets lost, and nothing lies in a directory that a container
-does not keep.
+OpenStack-Ansible, ``_option_write``). So a file repeats the values of others before the values of
+this project. No value of others gets lost, and no file is in a directory that a container does not
+keep.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from nova_hpc_tools.adopt.layout_names import KOLLA
 #: Options that may be given several times.
 SEVERAL: Final = ("alias", "device_spec", "available_filters", "device_role")
 
-#: Begins a line with what others have said, which the file says again: the next run has to
-#: tell it from what is this project's.
+#: Begins a line with the values of others that the file repeats, so that the next run can
+#: distinguish them from this project's values.
 _REPEATED: Final = "# Said by others, and repeated: "
 
-#: Services that read what is for the controllers.
+#: Services that read the settings of the controllers.
 _CONTROLLERS: Final = ("nova-api", "nova-scheduler", "nova-conductor")
 
 #: Group -> option -> values.
@@ -37,11 +37,11 @@ Sections = Mapping[str, Mapping[str, Sequence[str]]]
 
 @attrs.frozen
 class LayoutFile:
-    """The content of one file of a layout; it is made of these parts, in this order."""
+    """One file of a layout, which contains these parts in this order."""
 
     path: str
     parts: tuple[str, ...]
-    #: Of OpenStack-Ansible: the variable that holds it.
+    #: The variable that holds the content, with OpenStack-Ansible.
     variable: str = ""
 
 
@@ -69,9 +69,9 @@ def overrides_of_layout(layout: str, hostname: str) -> tuple[LayoutFile, ...]:
 def render_override(override: LayoutFile, parts: Mapping[str, Sections], others: Sections) -> str:
     """The text of one file.
 
-    :param parts: part -> what it says, as
-        :func:`nova_hpc_tools.adopt.settings.render_settings` has made it.
-    :param others: what is said now of the options in :data:`SEVERAL` by others.
+    :param parts: part -> its options, made by
+        :func:`nova_hpc_tools.adopt.settings.render_settings`.
+    :param others: the present values of others for the options in :data:`SEVERAL`.
     """
     merged: dict[str, dict[str, list[str]]] = {}
     repeated: dict[str, dict[str, list[str]]] = {}
@@ -80,8 +80,8 @@ def render_override(override: LayoutFile, parts: Mapping[str, Sections], others:
             for name, values in options.items():
                 merged_values = merged.setdefault(group, {}).setdefault(name, [])
                 theirs = others.get(group, {}).get(name, ()) if name in SEVERAL else ()
-                # As it is written: oslo.config substitutes what follows a $. What both say
-                # stays in their order, too.
+                # Escaped, because oslo.config substitutes the name after a $. Values that both
+                # have stay at their position among the values of others.
                 theirs = [value.replace("$", "$$") for value in theirs]
                 if override.variable:
                     theirs.sort()  # as config_template does (_write_check)
@@ -95,7 +95,7 @@ def render_override(override: LayoutFile, parts: Mapping[str, Sections], others:
 
 
 def own_lines_of(text: str, override: LayoutFile) -> str:
-    """This project's own options in a file, as oslo.config reads it; "" where it is broken."""
+    """This project's own options in a file, in the format of oslo.config; "" if it is broken."""
     try:
         theirs = _read_repeated(text)
         if override.variable:
@@ -159,8 +159,8 @@ def _format_sections(sections: Sections) -> Iterator[str]:
 
 
 def _format_variables(variable: str, sections: Sections) -> str:
-    """A value that is given several times is a mapping to nothing: that is how
-    config_template knows it from a list, which it would join by commas."""
+    """An option with several values becomes a mapping to null: config_template would join
+    a list by commas."""
     body: dict[str, Any] = {
         group: {
             name: dict.fromkeys(values) if name in SEVERAL else values[-1]

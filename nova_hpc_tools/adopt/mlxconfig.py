@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ask ``mlxconfig`` which SR-IOV settings an adapter has after its next cold start.
+"""Read from ``mlxconfig`` the SR-IOV settings of an adapter after its next cold start.
 
-It sets nothing.
+The module sets nothing.
 
-Its words are those of NVIDIA's MFT and of the free ``mstflint`` (mstconfig). *Not tried on
-hardware*: the answers in the tests are those of the manual.
+The parser accepts the output of NVIDIA's MFT and of the free ``mstflint`` (mstconfig). *Not tested
+on hardware*: the tests use the output in the manual.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from nova_hpc_tools.adopt.declared_vfs import FirmwareSriov
 _PROGRAMS: Final = ("mlxconfig", "mstconfig")
 #: Seconds for one adapter.
 _PATIENCE: Final = 20.0
-#: Only the value after the next start is asked, which is the last one of its line.
+#: They match only the value after the next start, which is the last one of its line.
 _ENABLED: Final = re.compile(r"^\*?\s*SRIOV_EN\s.*?\b(True|False)\([01]\)\s*$", re.MULTILINE)
 _COUNT: Final = re.compile(r"^\*?\s*NUM_OF_VFS\s(?:.*\s)?(\d{1,4})\s*$", re.MULTILINE)
 
 
 def parse_sriov_answer(text: str) -> FirmwareSriov | None:
-    """The settings in an answer; None: it does not have both, so they are unknown."""
+    """The settings in an answer; None if it does not have both, so they are unknown."""
     enabled, count = _ENABLED.findall(text), _COUNT.findall(text)
     if len(enabled) != 1 or len(count) != 1:
         return None
@@ -36,9 +36,9 @@ def parse_sriov_answer(text: str) -> FirmwareSriov | None:
 
 
 def read_firmware_sriov(root: Path | None, addresses: Iterable[str]) -> dict[str, FirmwareSriov]:
-    """Address -> settings, of the adapters of this machine that tell them. Never raises.
+    """Address -> settings, of the adapters of this machine that report them. Never raises.
 
-    :param root: where the node's files are; another one than ``/`` is not asked.
+    :param root: the folder with the node's files; the result is empty unless it is ``/``.
     """
     program = next(filter(None, map(shutil.which, _PROGRAMS)), None)
     if root is None or root.resolve() != Path("/") or program is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The findings on a node that ``configure`` prints beside what it writes."""
+"""The findings on a node that ``configure`` prints in addition to its files."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def find_device_faults(
 ) -> list[DoctorFinding]:
     """Find disks and adapters that are not offered for a reason of their own.
 
-    If mlxconfig is there, it is asked which settings wait for a cold start.
+    mlxconfig, if it is installed, reports the settings that wait for a cold start.
 
-    :param root: where the node's files are.
+    :param root: the folder with the node's files.
     :param told: the settings of the services.
     """
     short = [function.address for function, _ in list_short_adapters(node, roles, wishes)]
@@ -50,12 +50,12 @@ def find_node_faults(
     told: ServiceSettings,
     kernel: KernelOptions,
 ) -> list[DoctorFinding]:
-    """Find what keeps devices from servers: ``doctor`` has the same findings.
+    """Find states that keep devices from servers: ``doctor`` has the same findings.
 
-    :param root: where the node's files are.
-    :param node: read from sysfs; lstopo's XML says nothing of this.
+    :param root: the folder with the node's files.
+    :param node: read from sysfs; lstopo's XML does not contain these facts.
     :param told: the settings of the services.
-    :param kernel: options of the operator's, and features that run.
+    :param kernel: the operator's options, and features of the running kernel.
     """
     offered = readiness.offered_functions_of(node, spec)
     return [

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """From the declaration of a kind of node to the wishes for this one. Pure.
 
-The file (:mod:`nova_hpc.wire.node_declaration`) names hardware; what is offered goes by
-addresses. What a run adds to the file goes to the node's own part where it has one, else to
-the part for all.
+The file (:mod:`nova_hpc.wire.node_declaration`) names hardware, and the offer needs
+addresses. A run adds keys to the node's own part of the file if there is one, else to the
+part for all nodes.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from nova_hpc_tools.adopt import nvlink_sets
 from nova_hpc_tools.adopt.declaration import Declaration, DeclarationError
 from nova_hpc_tools.adopt.identity import Form
 
-#: Lists of devices: those of a node are added to those of all.
+#: Lists of devices: the devices of a node are added to the devices for all nodes.
 _DEVICES: Final = ("left_out", "offer_in_use", "whole_pf")
 
 
 def wishes_for_node(declared: NodeDeclaration, hostname: str | None, source: str) -> NodeWishes:
     """The wishes in the file for the node of that name.
 
-    :raises DeclarationError: it is for other nodes.
+    :raises DeclarationError: the file is for other nodes.
     """
     if not declared.is_for(hostname):
         raise DeclarationError(
@@ -46,7 +46,7 @@ def wishes_for_node(declared: NodeDeclaration, hostname: str | None, source: str
 
 
 def add_wishes(general: NodeWishes, own: NodeWishes) -> NodeWishes:
-    """*general* with what *own* says: devices are added, all else replaces."""
+    """*general* with the wishes of *own*: devices are added, other values are replaced."""
     more: dict[str, Any] = {
         field.name: value
         for field in attrs.fields(NodeWishes)
@@ -75,7 +75,7 @@ def _override_role_wish(first: RoleWish, second: RoleWish) -> RoleWish:
 def _unite_devices(
     first: Iterable[DeclaredDevice], second: Iterable[DeclaredDevice]
 ) -> tuple[DeclaredDevice, ...]:
-    """All devices, each once; what was said of one first stays."""
+    """All devices, each once; the first declaration of a device stays."""
     united: list[DeclaredDevice] = []
     for device in (*first, *second):
         place = next(
@@ -84,7 +84,7 @@ def _unite_devices(
         if place is None:
             united.append(device)
         elif united[place].hardware is None:
-            # Named by its address before, and now also by what is there.
+            # Named by its address before, and now also by its hardware.
             united[place] = attrs.evolve(united[place], hardware=device.hardware)
     return tuple(united)
 
@@ -98,7 +98,7 @@ def _is_same_device(first: DeclaredDevice, second: DeclaredDevice) -> bool:
 def add_to_declaration(
     declared: NodeDeclaration, hostname: str | None, more: NodeWishes
 ) -> NodeDeclaration:
-    """The file with *more*, which a run was told."""
+    """The file with *more*, the wishes from the options of a run."""
     if hostname is not None and hostname in declared.nodes:
         own = add_wishes(declared.nodes[hostname], more)
         return attrs.evolve(declared, nodes={**declared.nodes, hostname: own})
@@ -112,8 +112,8 @@ def without_stand_ins(declared: NodeDeclaration, source: str) -> tuple[NodeDecla
     """The file without the numbers of a saved node, which name no hardware.
 
     :param source: of the file, for the message.
-    :returns: the file with the addresses alone, and those.
-    :raises DeclarationError: such a number is all that is said of a device.
+    :returns: the file with only the addresses of such devices, and these addresses.
+    :raises DeclarationError: a device has such a number and no address.
     """
     addresses: list[str] = []
 
@@ -143,11 +143,12 @@ def without_stand_ins(declared: NodeDeclaration, source: str) -> tuple[NodeDecla
 
 
 def check_replaced(declared: NodeDeclaration, replaced: Collection[str], source: str) -> None:
-    """See whether the file can be followed where a saved node does not say what it needs.
+    """Check that the file does not depend on facts that a saved node has replaced.
 
-    :param replaced: what is replaced in the node's files, see :mod:`nova_hpc.wire.capture`.
+    :param replaced: kinds of facts that the node's files have in a replaced form, see
+        :mod:`nova_hpc.wire.capture`.
     :param source: of the file, for the message.
-    :raises DeclarationError: it goes by what is replaced.
+    :raises DeclarationError: the file depends on such a fact.
     """
     if capture.HOST in replaced and (declared.hosts or declared.nodes):
         raise DeclarationError(
@@ -176,11 +177,11 @@ def devices_named_by_place(
     replaced: Collection[str],
     hardware: Mapping[str, str],
 ) -> list[str]:
-    """The declared devices that are named by where they are and not by what they are.
+    """Sentences about declared devices that are named by address rather than by serial number.
 
     :param stand_ins: addresses of :func:`without_stand_ins`.
-    :param replaced: what is replaced in the node's files, see :mod:`nova_hpc.wire.capture`.
-    :param hardware: address -> what the devices of the node say that they are.
+    :param replaced: see :func:`check_replaced`.
+    :param hardware: address -> the identity that a device of the node reports.
     """
     lines = [
         f"{address}: the declaration had a number for its serial number that stands for one in a "
@@ -214,7 +215,7 @@ class LocatedDevices:
     """The places of a list of devices."""
 
     addresses: frozenset[str]
-    #: One sentence each: what is not there.
+    #: One sentence for each device that is not at its declared address, or cannot be identified.
     notes: tuple[str, ...] = ()
 
 
@@ -223,10 +224,10 @@ def locate_declared_devices(
 ) -> LocatedDevices:
     """Find declared devices on this node.
 
-    Hardware counts before its address: a card that was plugged in elsewhere is the same
-    card. One that does not say what it is here, or is not there, keeps its address.
+    The hardware wins over the address: a card in another slot is the same card. A device that
+    does not report its identity, or that is missing, keeps its address.
 
-    :param hardware: address -> what the devices of the node say that they are.
+    :param hardware: address -> the identity that a device of the node reports.
     """
     places: dict[str, list[str]] = {}
     for address, hardware_id in hardware.items():
@@ -263,18 +264,18 @@ def locate_declared_devices(
     return LocatedDevices(frozenset(addresses), tuple(notes))
 
 
-# --- what is offered --------------------------------------------------------------------
+# --- the offer --------------------------------------------------------------------------
 
 
 def role_wishes_of(wishes: NodeWishes) -> Iterator[tuple[str, RoleWish]]:
-    """Role and wish, where there are any."""
+    """Each role with its wish."""
     yield from (wishes.role_options or {}).items()
 
 
 def check_named_roles(wishes: NodeWishes, roles: Roles) -> None:
-    """See whether the node's roles have every name that is declared for one.
+    """Check that the declaration names only roles of the node.
 
-    :raises DeclarationError: they have not.
+    :raises DeclarationError: it names another one.
     """
     for key, names in (("role_options", wishes.role_options), ("vfs", wishes.vfs)):
         for name in names or ():
@@ -293,9 +294,9 @@ def to_declaration(
     withheld: Mapping[str, str],
     erasers: Erasers,
 ) -> Declaration:
-    """The wishes in terms of addresses, without what is configured already.
+    """The wishes in terms of addresses, without the present configuration.
 
-    :param withheld: address -> why it is not offered without a word about it.
+    :param withheld: address -> why it is not offered without an explicit declaration.
     :param erasers: the roles whose cleaner proves that it erases storage.
     """
     classes, forms, networks, traits, once = {}, {}, {}, {}, set()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rules of nova-compute for ``[pci]device_spec`` once it reports in Placement. Pure.
 
-``configure`` switches that report on, on machines that have no Nova, too; so these few rules
-of nova/compute/pci_placement_translator.py (32 to 34) are known here, and a test holds them
-against Nova's own. ``doctor`` asks Nova itself (:mod:`nova_hpc_tools.readers.pci_settings`).
+``configure`` switches that report on, also on machines without Nova. So this module repeats a
+few rules of nova/compute/pci_placement_translator.py (32 to 34), and a test compares them with
+Nova's own. ``doctor`` uses Nova itself (:mod:`nova_hpc_tools.readers.pci_settings`).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _FALSE: Final = frozenset({"", "0", "f", "false", "off", "n", "no", "none"})
 
 @attrs.frozen
 class PciSettings:
-    """The settings for PCI devices of a node's nova-compute, by all files together."""
+    """The settings for PCI devices of a node's nova-compute, from all files together."""
 
-    #: Values of the options, as oslo.config has them.
+    #: Values of the options from oslo.config.
     device_spec: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
     #: ``[pci]report_in_placement`` and ``[filter_scheduler]pci_in_placement``.
@@ -34,20 +34,20 @@ class PciSettings:
 
 @attrs.frozen
 class NovaRefusal:
-    """Something with which nova-compute does not start, or that it cannot use."""
+    """A setting with which nova-compute does not start, or that it cannot use."""
 
     #: ``device_spec`` or ``alias``.
     option: str
     #: One sentence without its full stop.
     text: str
-    #: The entries that are concerned, as they are written.
+    #: The affected entries, unchanged.
     entries: tuple[str, ...] = ()
-    #: Interface, address or provider that tells it from others.
+    #: The interface, address or provider that identifies it among others.
     what: str = ""
 
 
 def placement_refusals_of(lines: Iterable[str], node: Node) -> list[NovaRefusal]:
-    """The entries that Nova refuses where it reports to Placement.
+    """The entries that Nova refuses if it reports to Placement.
 
     :param lines: one entry each, see :func:`nova_hpc_tools.adopt.spec_entries.split_entries`.
     """
@@ -56,10 +56,10 @@ def placement_refusals_of(lines: Iterable[str], node: Node) -> list[NovaRefusal]
 
 
 def driver_refusals(lines: Iterable[str], node: Node) -> list[NovaRefusal]:
-    """The entries that this project's own driver does not start with.
+    """The entries with which this project's own driver does not start.
 
-    Virtual functions of one adapter of which some have tags and some have none, or other ones
-    (virt_driver_patches/driver/contract.py): Nova reports them as one provider.
+    They give virtual functions of one adapter different tags, or tags only to some of them
+    (virt_driver_patches/driver/contract.py). Nova reports these functions as one provider.
     """
     texts = list(lines)
     entries = [
@@ -107,7 +107,7 @@ def _refuse_interface_names(lines: Iterable[str]) -> Iterator[NovaRefusal]:
 
 @attrs.frozen
 class _Child:
-    """A function that Nova reports, and the entry that counts for it."""
+    """A function that Nova reports, and the first entry that matches it."""
 
     function: PciFunction
     line: str
@@ -126,7 +126,7 @@ class _Child:
 
 
 def is_true(value: object) -> bool:
-    """As oslo.utils' bool_from_string reads the words that Nova takes."""
+    """Read a value like bool_from_string of oslo.utils, for the words that Nova accepts."""
     return value is not None and str(value).strip().lower() not in _FALSE
 
 

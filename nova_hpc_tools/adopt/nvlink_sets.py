@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The GPUs of a node that are linked: the entries of ``[hpc]nvlink_set``.
 
-The operator writes the sets down where nothing in sysfs tells them. Where a node has
-NVSwitches, the GPUs of their board are known to be one set, and where GPUs say which
-xGMI hive they are in, each hive is one.
+The operator writes the sets if sysfs does not show them. The GPUs on a board with
+NVSwitches are one set, and so are the GPUs of each xGMI hive, which their driver
+shows in sysfs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from nova_hpc.topology.model import AddressError, Node, normalise_address
 from nova_hpc.topology.nvlink import SWITCH_ROLE
 from nova_hpc.topology.roles import Roles
 
-#: The role of the devices that they connect.
+#: The role of the devices in the sets.
 GPU_ROLE: Final = "gpu"
 
 _EXAMPLE: Final = '{"name": "left", "devices": ["0000:07:00.0", "0000:0a:00.0"]}'
@@ -103,9 +103,9 @@ def _parse_nvlink_set(number: int, text: str) -> NvlinkSet:
 
 
 def check_nvlink_sets(sets: Iterable[NvlinkSet], node: Node, roles: Roles) -> None:
-    """See whether the node has the devices of every set, alike and linkable.
+    """Check that the node has the devices of every set, with one role, as whole devices.
 
-    :raises NvlinkError: it has not.
+    :raises NvlinkError: a set does not match the node.
     """
     for nvlink_set in sets:
         kinds = set()
@@ -137,13 +137,14 @@ def check_nvlink_sets(sets: Iterable[NvlinkSet], node: Node, roles: Roles) -> No
 
 
 def default_nvlink_sets(node: Node, roles: Roles) -> tuple[NvlinkSet, ...]:
-    """The sets that the inventory shows: NVSwitches connect the GPUs of their board; hives.
+    """The sets that the inventory shows: the GPUs of a board with NVSwitches, and xGMI hives.
 
-    GPUs below NVSwitches are of their vendor and of one product, which a card in a slot
-    beside the board is not; where two products have equally many GPUs the inventory cannot
-    tell, and the operator has to. GPUs that are linked by xGMI say so, while the host's
-    driver has them. GPUs that cannot be given count as well: a set that lacks one of its
-    members is not whole. Of NVLink bridges between cards nothing tells.
+    GPUs on a board with NVSwitches have the vendor of the switches and one product. A card in
+    another slot has another product. If two products have equally many GPUs, the inventory does
+    not show the set, and the operator has to declare it. GPUs that are linked by xGMI report
+    their hive while the host's driver has them. GPUs that cannot be given are members, too: a set
+    that lacks one of its members is not whole. The inventory does not show NVLink bridges between
+    cards.
     """
     vendors = {
         function.vendor_id
@@ -178,7 +179,7 @@ def _sets_of_hives(node: Node, roles: Roles) -> Iterator[NvlinkSet]:
             for function in map(node.function, members)
             if function is not None
         }
-        # All play the role of GPUs, or an operator has said otherwise of one.
+        # A hive is a set only if the roles, which operators can change, make all of it GPUs.
         if played == {GPU_ROLE} and 2 <= len(members) <= nvlink.MOST_MEMBERS:
             yield NvlinkSet(f"hive-{first.replace(':', '.')}", frozenset(members))
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The options of a service, before and after files are written: values, not lines.
 
-oslo.config itself reads the files, in the service's own order, with those of this project
-as they are and as they would be. So a value that a later file hides is seen to change
-nothing, and one that an earlier file had is seen to go.
+oslo.config itself reads the files in the service's own order, once with the present files of
+this project and once with the new ones. So a value that a later file hides is not a change, and
+a value of an earlier file that becomes hidden is a loss.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from oslo_config import cfg
 from nova_hpc import conf
 from nova_hpc_tools.adopt import foreign_lines, include_files, service_settings, settings
 
-#: Options that are lists, and those that may be given several times: they are compared
+#: Options that are lists, and options that may be given several times: they are compared
 #: value by value. Nova's names and defaults: nova/conf/scheduler.py and pci.py of 32 to 34.
 _LISTS: Final = ("enabled_filters", "weight_classes")
 _SEVERAL: Final = ("alias", "device_spec", "available_filters")
@@ -34,20 +34,20 @@ _OLD: Final[Mapping[str, Sequence[cfg.DeprecatedOpt]]] = {
 
 #: Group and name of an option.
 Option = tuple[str, str]
-#: None: nobody says it.
+#: None if no file sets the option.
 Values = Mapping[Option, tuple[str, ...] | None]
 
 
 @attrs.frozen
 class OptionChange:
-    """One option that a service would be told otherwise."""
+    """One option whose value would change for a service."""
 
     option: Option
     before: tuple[str, ...] | None
     after: tuple[str, ...] | None
 
     def lines(self) -> Iterator[str]:
-        """For people."""
+        """The change as lines for people."""
         group, name = self.option
         head = f"[{group}]{name}"
         if name not in (*_LISTS, *_SEVERAL, "device_role"):
@@ -70,26 +70,26 @@ def _format_option_value(value: tuple[str, ...] | None) -> str:
 
 @attrs.frozen
 class ConfiguredService:
-    """A service whose files are looked at."""
+    """A service whose files are compared."""
 
-    #: For people.
+    #: Its name in messages.
     name: str
     prog: str
     project: str
     words: tuple[str, ...] = ()
 
     def files(self, paths: Iterable[Path] = ()) -> tuple[Path, ...]:
-        """The files that it reads, with *paths* as if they were there."""
+        """The files that it reads, as if *paths* existed."""
         return service_settings.config_files_of(self.words, self.prog, self.project, paths)
 
 
 def find_option_changes(
     service: ConfiguredService, files: Mapping[Path, tuple[str | None, str | None]]
 ) -> list[OptionChange]:
-    """The options of the service that change once *files* are written.
+    """The options of the service that change when *files* are written.
 
-    :param files: path -> text now and then; None: no such file. A directory that the
-        service does not read by itself is taken to be the last that it reads.
+    :param files: path -> text before and after; None if the file does not exist. A directory
+        that the service does not read by default counts as the last that it reads.
     :raises nova_hpc_tools.adopt.service_settings.ConfigError: its configuration cannot be read.
     """
     pairs = sorted(
@@ -109,7 +109,7 @@ def find_option_changes(
 def find_hidden_options(service: ConfiguredService, files: Mapping[Path, str]) -> list[str]:
     """Find options of *files* for which another file, read later, has another value.
 
-    :returns: one refusal each, with the line that counts.
+    :returns: one refusal each, with the line that wins.
     :raises nova_hpc_tools.adopt.service_settings.ConfigError: its configuration cannot be read.
     """
     refusals = []
@@ -156,7 +156,7 @@ def _find_set_options(text: str | None) -> Iterator[Option]:
 
 
 def parse_config_sections(text: str) -> dict[str, dict[str, list[str]]]:
-    """Group -> option -> its values, as they are written."""
+    """Group -> option -> its values, unchanged."""
     by_group: dict[str, dict[str, list[str]]] = {}
     _parse_into_sections(text, by_group)
     return by_group
@@ -169,7 +169,7 @@ def _parse_into_sections(text: str, sections: dict[str, dict[str, list[str]]]) -
         try:
             cfg.ConfigParser(stream.name, sections).parse()
         except cfg.ParseError:
-            sections.clear()  # it is nobody's; what is written is read again by its tests
+            sections.clear()  # a broken text sets no option
 
 
 def _read_service_options(
@@ -233,11 +233,11 @@ def _value_of_option(options: Any, pair: Option) -> tuple[str, ...] | None:
 def services_by_part(words: Sequence[str]) -> dict[str, ConfiguredService]:
     """Part of the settings -> the service that reads it.
 
-    :param words: of the command, which are Nova's alone.
+    :param words: ``--config-file=`` and ``--config-dir=`` of the command, only for Nova.
     """
     compute = ConfiguredService("nova-compute", "nova-compute", "nova", tuple(words))
     controller = ConfiguredService("the controllers", "nova-scheduler", "nova", tuple(words))
-    # Where its API reads it (placement/wsgi, _get_config_files).
+    # The same lookup as in Placement's API (placement/wsgi, _get_config_files).
     folder = os.environ.get("OS_PLACEMENT_CONFIG_DIR", "").strip()
     own = (f"--config-file={folder}/placement.conf",) if folder else ()
     placement = ConfiguredService("Placement", "placement", "placement", own)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hardware of a node that serves nobody, and no service says so. Pure.
+"""Hardware of a node that no server can use, and that no service reports. Pure.
 
-Devices whose NUMA node is not known, devices beside GPUs that have no role, NVSwitches that
-nobody runs: nothing fails, and servers do not get what the hardware has.
+Examples are devices with an unknown NUMA node, devices near GPUs without a role, and NVSwitches
+without a manager. Nothing fails, but servers do not get the hardware.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from nova_hpc_tools.adopt.cures import (
 )
 from nova_hpc_tools.adopt.findings import DoctorFinding, join_first_few
 
-#: ``[hpc]nvlink_backend`` where nobody activates partitions.
+#: ``[hpc]nvlink_backend`` if nova-compute does not activate partitions.
 NOBODY: Final = "none"
-#: Class -> what a role of such devices is called, and that it is an adapter.
+#: Prefix of a class -> name for a role of such devices.
 _KINDS: Final[Mapping[str, str]] = {
     "02": "nic",
     "0c06": "nic",
@@ -45,10 +45,10 @@ _KINDS: Final[Mapping[str, str]] = {
 def find_overlooked_devices(
     node: Node, roles: Roles, offered: Iterable[PciFunction], own_roles: bool
 ) -> list[DoctorFinding]:
-    """Find devices of the node without a NUMA node or a role, of which no service says so.
+    """Find devices of the node without a NUMA node or a role, which no service reports.
 
-    :param offered: what servers can be given.
-    :param own_roles: a file of the operator's own has ``[hpc]device_role``.
+    :param offered: the functions that servers can get.
+    :param own_roles: a file of the operator has ``[hpc]device_role``.
     """
     functions = tuple(offered)
     return [
@@ -58,7 +58,7 @@ def find_overlooked_devices(
 
 
 def _check_numa_nodes(node: Node, offered: Iterable[PciFunction]) -> Iterator[DoctorFinding]:
-    """Find devices without a NUMA node; where there is one node alone, it is that."""
+    """Find devices without a NUMA node; a host with only one NUMA node has no such fault."""
     numbers = [numa.id for numa in node.numa_nodes if numa.cpus]
     lost = [
         function.address
@@ -149,7 +149,7 @@ def _kind_word_of(function: PciFunction) -> str | None:
 
 
 def _part_for_servers(node: Node, function: PciFunction) -> PciFunction:
-    """The part of it that servers would be given: a virtual function, where it has some."""
+    """The part of it that servers would get: its first virtual function, or the function itself."""
     for address in function.virtual_functions:
         virtual_function = node.function(address)
         if virtual_function is not None:
@@ -158,9 +158,10 @@ def _part_for_servers(node: Node, function: PciFunction) -> PciFunction:
 
 
 def awaits_servers(function: PciFunction, gpus: Iterable[PciFunction]) -> bool:
-    """Whether somebody has made it ready for servers; of adapters also: it is at a GPU's switch.
+    """Whether a function near GPUs is ready for servers, or an adapter is at a GPU's switch.
 
-    A disk or an adapter on the host's driver farther away is the host's.
+    A function is ready if it is on a VFIO driver or has virtual functions. A disk on the host's
+    driver, and an adapter on it farther from the GPUs, are for the host.
     """
     ready = bool(function.virtual_functions) or function.on_vfio
     near = Level.NUMA if ready else Level.SWITCH
@@ -185,7 +186,7 @@ def _role_entry_of(function: PciFunction, kind: str) -> dict[str, str]:
 def find_idle_nvswitches(
     node: Node, roles: Roles, offered: Iterable[PciFunction], backend: str, hooks: Iterable[str]
 ) -> Iterator[DoctorFinding]:
-    """NVSwitches that nobody runs, and partitions that two may start.
+    """Find NVSwitches without a manager, and partitions that two programs may start.
 
     :param backend: ``[hpc]nvlink_backend``.
     :param hooks: files of libvirt's hooks that start partitions.

@@ -10,15 +10,15 @@ from nova_hpc.topology.model import NumaNode
 from nova_hpc.wire.node_declaration import page_kib
 
 _GIB: Final = 1 << 20  # in KiB
-#: The host keeps so much of each NUMA node, or this part of a smaller node.
+#: The memory that the host keeps of each NUMA node; of a smaller node it keeps an eighth.
 _KEPT_KIB: Final = 2 * _GIB
 _KEPT_PART: Final = 8
 
 
 def explain_excess(numa: NumaNode, declared: Mapping[str, int]) -> str | None:
-    """The reason why a NUMA node cannot have its hugepages; None: it can, or it is unknown.
+    """The reason why a NUMA node cannot have its hugepages; None if it can, or if unknown.
 
-    :param declared: size -> pages; those of other sizes stay as they are now.
+    :param declared: size -> pages; pages of other sizes keep their present number.
     """
     if numa.memory_kib is None:
         return None

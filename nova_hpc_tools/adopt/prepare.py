@@ -150,9 +150,9 @@ class Prepare(ListCommand):
 
 
 def find_host_file_changes(root: Path, wanted: Sequence[File]) -> list[FileChange]:
-    """The files to write below *root*, and what of this command's to be removed.
+    """The files to write below *root*, and files of this command to remove.
 
-    :raises IncludeError: a file is somebody else's, or cannot be read.
+    :raises IncludeError: this command did not write a file, or the file cannot be read.
     """
     changes = []
     for file in wanted:
@@ -173,12 +173,12 @@ def find_host_file_changes(root: Path, wanted: Sequence[File]) -> list[FileChang
 
 
 def find_host_file_drift(work: NodeSetup) -> tuple[str, ...]:
-    """Files of a host that was prepared which are not as they would be written now."""
+    """Files of a prepared host that differ from the ones that this command would write now."""
     if work.root is None:
         return ()
     there = [name for name in host_files.ALL if _is_own_host_file(work.root / name)]
     if not there:
-        return ()  # somebody prepares it otherwise
+        return ()  # another tool prepares the host
     tools = _choose_boot_loader(work.root), _choose_initramfs(work.root)
     try:
         changes = find_host_file_changes(
@@ -246,7 +246,7 @@ def _check_pages(work: NodeSetup) -> None:
             )
 
 
-#: Table of the firmware -> kind of IOMMU; by the processor where there is none to be seen.
+#: Table of the firmware -> kind of IOMMU; without such a table the processor decides.
 _TABLES: Final = {"DMAR": "intel", "IVRS": "amd", "IORT": "arm"}
 _PROCESSORS: Final = {"GenuineIntel": "intel", "AuthenticAMD": "amd", "HygonGenuine": "amd"}
 
@@ -273,7 +273,7 @@ def _read_tree_text(tree: FileTree, path: str) -> str | None:
         return None
 
 
-# What an earlier run was told goes before what the host looks like.
+# The choice of an earlier run wins over the tools that the host has.
 
 
 def _choose_boot_loader(root: Path) -> str:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """From ``rails`` of the declaration to the physical network of each function. Pure.
 
-A rail's adapters keep their roles and their tags; the physical network tells that they are for
-Neutron's ports. The default roles stay as they are.
+A rail's adapters keep their roles and their tags; the physical network marks them for Neutron's
+ports. The default roles do not change.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from nova_hpc_tools.adopt import spec_entries
 from nova_hpc_tools.adopt.configured import Configured, networks_of_roles
 from nova_hpc_tools.adopt.declaration import DeclarationError
 
-#: Segmentation ids that can be P_Keys of networks; below 256 are those of an operator.
+#: Segmentation ids that can be P_Keys of networks; the ones below 256 are for operators.
 _LEAST, _MOST = 256, 4094
 _INFINIBAND: Final = "InfiniBand"
 
@@ -30,7 +30,7 @@ class LocatedRails:
 
     #: Address of an adapter or of a virtual function of it -> physical network.
     networks: Mapping[str, str] = attrs.field(factory=dict, hash=False)
-    #: One sentence each: an adapter that is not there.
+    #: One sentence for each missing adapter.
     notes: tuple[str, ...] = ()
 
 
@@ -40,7 +40,7 @@ def locate_rails(
     """Find the adapters of the rails on this node.
 
     :param before: physical networks in the entries that the node has already.
-    :raises DeclarationError: a name is of no adapter, and no entry shows that it was one; or an
+    :raises DeclarationError: a name matches no adapter, and no entry has its network; or an
         adapter is on two rails, is a virtual function, or has no role.
     """
     networks: dict[str, str] = {}
@@ -87,9 +87,9 @@ def _names_of(function: PciFunction) -> Iterator[str]:
 
 
 def _note_missing(name: str, number: int, network: str, before: Collection[str]) -> str:
-    """A sentence, if the adapter may only be hidden now: a server has it.
+    """A sentence about an adapter that may only be hidden now, because a server has it.
 
-    :raises DeclarationError: it is a name that no adapter of this node has ever had.
+    :raises DeclarationError: *name* is not an address, and no entry has the network yet.
     """
     if ADDRESS.fullmatch(name):
         return f"rails: {name} of rail {number} ({network}) is no function of this node now."
@@ -124,10 +124,10 @@ def networks_of_functions(
     chosen: Mapping[str, str],
     remembered: Mapping[str, Mapping[str, str | None]],
 ) -> dict[str, str]:
-    """Role, or address of a function -> physical network: of the rails, else as it is.
+    """Role, or address of a function -> physical network: from the rails, else the present one.
 
-    :param chosen: role -> network, as the operator has decided.
-    :param remembered: address -> what a removed entry has said, from the declaration.
+    :param chosen: role -> network, from the operator.
+    :param remembered: address -> keys of a removed entry, from the declaration.
     :raises DeclarationError: see :func:`locate_rails`.
     """
     located = locate_rails(rails, node, roles, _networks_before(configured))
@@ -138,7 +138,7 @@ def networks_of_functions(
 def describe_rails(
     rails: RailWish | None, configured: Configured, node: Node, roles: Roles
 ) -> list[str]:
-    """What an operator reads of the rails: missing adapters, and the lines for Neutron."""
+    """Sentences about the rails for the operator: missing adapters, and options of Neutron."""
     if rails is None:
         return []
     located = locate_rails(rails, node, roles, _networks_before(configured))

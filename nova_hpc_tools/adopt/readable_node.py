@@ -18,7 +18,7 @@ _ONLINE: Final = "echo 1 > /sys/devices/system/cpu/cpu{}/online"
 
 
 def check_has_devices(node: Node) -> None:
-    """Never replace good settings by those of an empty directory, or of a container.
+    """Never replace good settings by the settings of an empty directory or a container.
 
     :raises CommandError: *node* has no PCI device.
     """
@@ -33,7 +33,7 @@ def check_has_devices(node: Node) -> None:
 
 
 def check_cpus_read(node: Node, offered: Iterable[PciFunction] = ()) -> None:
-    """Write nothing about NUMA nodes whose CPUs are not known.
+    """Refuse to write settings of NUMA nodes whose CPUs are unknown.
 
     :param offered: devices whose entries are to be written.
     :raises CommandError: :func:`find_unread_cpus` has a reason.
@@ -44,7 +44,7 @@ def check_cpus_read(node: Node, offered: Iterable[PciFunction] = ()) -> None:
 
 
 def find_unread_cpus(node: Node, offered: Iterable[PciFunction] = ()) -> str | None:
-    """Say what is unknown about CPUs and how it can be read; None if all is known.
+    """The unknown fact about CPUs and the way to read it, a clause; None if all is known.
 
     :param offered: devices whose NUMA node needs a socket.
     """
@@ -102,7 +102,7 @@ def with_written_sockets(node: Node, device_spec: Iterable[str]) -> Node:
 
 
 def _written_sockets(entries: Iterable[Mapping[str, Any]]) -> dict[int | None, int]:
-    """NUMA node -> its socket, where all entries agree."""
+    """NUMA node -> its socket, if all entries agree."""
     said: dict[int | None, set[int]] = {}
     for entry in entries:
         try:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""States of the host that keep offered devices from servers: said at once. Pure.
+"""States of the host that keep offered devices from servers, reported at once. Pure.
 
-Nothing here changes what is offered. nova-compute withholds what it may not give, and a
-node whose offer waits for its host is a node that is not finished.
+These findings do not change the offer. nova-compute withholds devices that it may not give,
+and a node whose offer waits for its host is not finished.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ def check_readiness(
 ) -> list[DoctorFinding]:
     """The work to do on the host before servers get its devices.
 
-    :param node: read from sysfs; lstopo's XML says nothing of this.
-    :param spec: what it offers.
-    :param wishes: what the operator has declared.
-    :param kernel: options of the operator's, and features that run.
+    :param node: read from sysfs; lstopo's XML does not contain these facts.
+    :param spec: its offer.
+    :param wishes: the operator's declaration.
+    :param kernel: the operator's options, and features of the running kernel.
     :param users: address -> processes that have a device open.
     """
     functions = offered_functions_of(node, spec)
@@ -62,7 +62,7 @@ def check_readiness(
 
 
 def offered_functions_of(node: Node, spec: DeviceSpec) -> list[PciFunction]:
-    """The functions that servers can be given."""
+    """The functions that servers can get."""
     return [
         function
         for offer in spec.offers
@@ -106,7 +106,7 @@ def _check_drivers(
     ports: set[str],
     users: Mapping[str, DeviceUsers],
 ) -> Iterator[DoctorFinding]:
-    """Of the devices for Neutron's ports libvirt changes the driver itself."""
+    """libvirt itself changes the driver of devices for Neutron's ports, so these are no fault."""
     wrong: dict[tuple[str, str, bool], list[str]] = defaultdict(list)
     for function in offered:
         if function.address not in ports and not function.on_vfio:
@@ -120,7 +120,7 @@ def _check_drivers(
             if address in users and users[address].text
         )
         cure = DoctorCure.of(
-            # The unbind waits for them, and driverctl with it.
+            # The unbind waits for these processes, and driverctl waits for the unbind.
             f"End what has it open first ({held}); then " if held else "",
             "; ".join(
                 f"driverctl set-override {address} {wanted}"
@@ -128,7 +128,7 @@ def _check_drivers(
             ),
         )
         if parts:
-            # Whoever unbinds them takes the vGPUs of all servers away.
+            # An unbind would take the vGPUs away from all servers.
             cure = DoctorCure.of(
                 f"If they are vGPUs of {driver}, leave them out: left_out: ["
                 f"{', '.join(map(repr, sorted(addresses, key=address_key)))}] in ",
@@ -146,7 +146,7 @@ def _check_drivers(
 def _gives_parts(node: Node, function: PciFunction) -> bool:
     """Whether a virtual function of an accelerator has the driver of its physical function.
 
-    Such a driver makes vGPUs of it, which some releases show in no other way.
+    Such a driver makes vGPUs of it, and some releases show vGPUs only in this way.
     """
     parent = node.function(function.physical_function or "")
     return (
@@ -168,7 +168,7 @@ def _check_virtual_functions(
         count = count_declared_vfs(wishes, roles, node, function)
         current_count = len(function.virtual_functions)
         if count is not None and current_count < count and (function.total_vfs or 0) < count:
-            continue  # its firmware has to allow them first
+            continue  # its firmware has to allow the functions first
         if count is not None and current_count != count:
             yield DoctorFinding(
                 "vfs-declared",
@@ -255,7 +255,7 @@ def _total_pages_of_size(pools: Iterable[HugePages], size_kib: int) -> int:
 
 
 def pages_now(nodes: Iterable[NumaNode]) -> Mapping[str, int]:
-    """Size -> pages of a NUMA node with CPUs, where all have the same number."""
+    """Size -> pages of a NUMA node with CPUs, if all such nodes have the same number."""
     counts_by_size: dict[int, set[int]] = defaultdict(set)
     for numa in nodes:
         for pool in numa.hugepages if numa.cpus else ():

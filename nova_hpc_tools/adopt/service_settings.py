@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the configuration of services as they themselves do.
+"""Reads the configuration of services in the same way as the services.
 
 oslo.config looks for ``nova.conf`` and ``nova-compute.conf``, then for the
 directories ``nova.conf.d`` and ``nova-compute.conf.d``, each in ``~/.nova``, ``~``,
 ``/etc/nova`` and ``/etc``. ``--config-file`` replaces the files that it found and
 ``--config-dir`` the directories, each only its own kind. Every command that
-needs to know what a service is told reads it here.
+needs the settings of a service uses this module.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from nova_hpc_tools.adopt.configured import Configured
 from nova_hpc_tools.adopt.layouts import Sections
 from nova_hpc_tools.adopt.source_options import CONFIG_DIR, CONFIG_FILE
 
-#: Without a file that says it, nothing is said (nova/conf/pci.py of 32 to 34).
+#: Both are empty unless a file sets them (nova/conf/pci.py of 32 to 34).
 PCI: Final = [
     cfg.MultiStrOpt("alias", default=[], deprecated_name="pci_alias", deprecated_group="DEFAULT"),
     cfg.MultiStrOpt(
@@ -49,8 +49,8 @@ CPU_POWER: Final = [
     cfg.BoolOpt("cpu_power_management", default=False),
     cfg.StrOpt("cpu_power_management_strategy", default="cpu_state"),
 ]
-#: Nova's options (nova/conf/scheduler.py, compute.py and pci.py of 32 to 34) that are
-#: added to, without their defaults: what is not set belongs to nobody.
+#: Nova's options (nova/conf/scheduler.py, compute.py and pci.py of 32 to 34) to which
+#: ``configure`` adds values; without their defaults, because an unset option has no owner.
 _NOVA: Final = {
     "DEFAULT": [cfg.StrOpt("compute_driver")],
     "filter_scheduler": [
@@ -63,14 +63,14 @@ _NOVA: Final = {
     "pci": PCI,
     "libvirt": CPU_POWER,
 }
-#: Nova's option that says where its libvirt is (nova/conf/libvirt.py of 32 to 34).
+#: Nova's option with the address of its libvirt (nova/conf/libvirt.py of 32 to 34).
 _LIBVIRT: Final = {"libvirt": [cfg.StrOpt("connection_uri", default="")]}
 _PLACEMENT: Final = {"placement": [cfg.IntOpt(settings.PLACEMENT_LIMIT)]}
 _FILES: Final = frozenset(settings.file_name(part) for part in settings.PARTS)
 
 
 class ConfigError(Exception):
-    """The configuration cannot be read; the text says why."""
+    """The configuration cannot be read; the text contains the reason."""
 
 
 def config_files_of(
@@ -81,15 +81,15 @@ def config_files_of(
 ) -> tuple[Path, ...]:
     """The files that a service reads, in its order: a later one wins.
 
-    :param words: ``--config-file=`` and ``--config-dir=`` as it is started with.
-    :param prog: the service: ``nova-compute.conf`` is its own.
-    :param more: files that are not there yet; each takes its place in its directory, where
-        the service reads that.
-    :raises ConfigError: a directory that was named is not there.
+    :param words: ``--config-file=`` and ``--config-dir=`` of its command line.
+    :param prog: the name of the service: nova-compute also reads ``nova-compute.conf``.
+    :param more: files that do not exist yet; each has its place in its directory if the
+        service reads that directory.
+    :raises ConfigError: a directory in *words* does not exist.
     """
     paths: list[Path] = []
     new = tuple(more)
-    # The order of oslo.config (ConfigOpts._parse_config_files): its own finds come first.
+    # The order of oslo.config (ConfigOpts._parse_config_files): files that it finds come first.
     if not any(word.startswith(CONFIG_FILE) for word in words):
         paths += map(Path, cfg.find_config_files(project, prog))
     if not any(word.startswith(CONFIG_DIR) for word in words):
@@ -107,7 +107,7 @@ def config_files_of(
 
 
 def _config_files_in(folder: Path, more: Iterable[Path] = ()) -> list[Path]:
-    """The files of a directory that oslo.config reads: no hidden ones."""
+    """The files of a directory that oslo.config reads: all ``*.conf`` but hidden ones."""
     resolved_folder = folder.resolve()
     names = {path.name for path in more if path.parent.resolve() == resolved_folder}
     there = {*folder.glob("*.conf"), *(folder / name for name in names)}
@@ -124,7 +124,7 @@ def load_options(
     """
     options = cfg.ConfigOpts()
     conf.register_all_options(options)
-    # Nova's own, in which the state files are by default.
+    # Nova's own option, with the default directory of the state files.
     options.register_opt(cfg.StrOpt("state_path", default="/var/lib/nova"))
     for group, opts in (more or {}).items():
         options.register_opts(opts, group=None if group == "DEFAULT" else group)
@@ -136,9 +136,9 @@ def load_options(
 
 
 def read_node_options(words: Sequence[str], needed: Iterable[str]) -> cfg.ConfigOpts:
-    """The configuration as nova-compute of this node has it.
+    """The configuration of this node's nova-compute.
 
-    :param words: as :func:`source_options.add_config_options` leaves them.
+    :param words: from :func:`source_options.add_config_options`.
     :param needed: options of group ``[hpc]`` that are used later.
     :raises ConfigError: it cannot be read, or one of these has no value that can be used.
     """
@@ -148,10 +148,10 @@ def read_node_options(words: Sequence[str], needed: Iterable[str]) -> cfg.Config
 
 
 def role_table_of(entries: Sequence[str], node: Node, device_spec: Iterable[str] | None) -> Roles:
-    """The roles of *node*; by default those that its devices have already.
+    """The roles of *node*; the default roles keep the names that its devices have already.
 
     :param entries: ``[hpc]device_role``.
-    :param device_spec: what is configured now.
+    :param device_spec: the present entries of ``[pci]device_spec``.
     :raises nova_hpc.topology.roles.RoleError: a bad entry.
     """
     role_table = roles.parse_roles(entries)
@@ -161,7 +161,7 @@ def role_table_of(entries: Sequence[str], node: Node, device_spec: Iterable[str]
 
 
 def check_option_values(options: cfg.ConfigOpts, group: str, needed: Iterable[str]) -> None:
-    """Read now what would fail later.
+    """Read options now, so that a bad value does not fail later.
 
     :raises ConfigError: one of these options has no value that can be used.
     """
@@ -176,25 +176,25 @@ def _build_config_error(error: Exception) -> ConfigError:
     return ConfigError(f"the configuration cannot be read: {' '.join(str(error).split())}")
 
 
-# --- what configure adds to ----------------------------------------------------
+# --- settings to which configure adds ------------------------------------------
 
 
 @attrs.frozen
 class ServiceSettings:
     """The settings that the services of this machine have now."""
 
-    #: ``[hpc]device_role`` where nothing is declared: of *other_roles*, else the default. What
-    #: ``configure`` itself wrote comes from the declaration, and goes with it.
+    #: ``[hpc]device_role`` without a declaration: *other_roles*, else the default. The roles in
+    #: files of ``configure`` come from the declaration, so they do not count here.
     device_role: tuple[str, ...]
     nvlink_set: tuple[str, ...]
     configured: Configured
-    #: ``[hpc]device_role`` of files that are not this project's; (): they do not say it.
+    #: ``[hpc]device_role`` of files of others; () if they do not set it.
     other_roles: tuple[str, ...] = ()
     #: ``[hpc]offer_anyway``, in lower case.
     anyway: frozenset[str] = frozenset()
-    #: By the options that :data:`erasers.OPTIONS` names.
+    #: From the options in :data:`erasers.OPTIONS`.
     erasers: Erasers = attrs.field(factory=Erasers)
-    #: Of the options that may be given several times what others say.
+    #: The values of others for options that may be given several times.
     others: Sections = attrs.field(factory=dict, hash=False)
 
 
@@ -204,14 +204,14 @@ def read_service_settings(
     placement: bool,
     merged: Mapping[str, str] | None = None,
 ) -> ServiceSettings:
-    """Read the configuration that is added to.
+    """Read the configuration to which ``configure`` adds values.
 
-    :param words: as :func:`source_options.add_config_options` leaves them.
-    :param folder: where files are written; those that are there count even where no
-        service reads that directory by itself. None: they are printed.
-    :param placement: read that of Placement, too.
-    :param merged: part -> text of ours, where a deployment tool has merged it into the files
-        that are read; those have it, too. None: it is in files of its own.
+    :param words: from :func:`source_options.add_config_options`.
+    :param folder: the folder of the output; files in it count even if no service reads that
+        directory by default. None if the output is printed.
+    :param placement: read Placement's configuration, too.
+    :param merged: part -> text of ours that a deployment tool has merged into the files of the
+        services. None if our text is in files of its own.
     :raises ConfigError: it cannot be read.
     """
     with contextlib.ExitStack() as stack:
@@ -228,6 +228,11 @@ def read_service_settings(
 def _read_settings_of_files(
     words: Sequence[str], folder: Path | None, placement: bool, is_merged: bool = False
 ) -> ServiceSettings:
+    """Read our files, the files of others, and all together.
+
+    Options with one value come from all files together, because the last file wins. Options with
+    several values are also read separately, so that ours are not taken for values of others.
+    """
     paths = config_files_of(words)
     own_folder = None if folder is None else folder.resolve()
     own = [
@@ -237,14 +242,14 @@ def _read_settings_of_files(
     ]
     others = [path for path in paths if path not in own]
     if folder is not None and not own:
-        # No service reads that directory by itself, or nothing is there yet.
+        # No service reads that directory by default, or it has no such file yet.
         own = [path for name in sorted(_FILES) if _is_written_by_configure(path := folder / name)]
     parts = {settings.file_name(part): part for part in settings.PARTS}
     our_options, theirs = _load_checked_options(own), _load_checked_options(others)
     all_of_it = _load_checked_options([*paths, *(path for path in own if path not in paths)])
     limits = {settings.NOVA_LIMIT: all_of_it.scheduler[settings.NOVA_LIMIT]}
     own_cache, other_cache = _read_cache_size(our_options), _read_cache_size(theirs)
-    # What a deployment tool has merged is ours there, too.
+    # A deployment tool copies our value into the file of others: that copy is ours.
     limits[settings.CACHE] = None if other_cache == own_cache else other_cache
     if placement:
         limits[settings.PLACEMENT_LIMIT] = _read_placement_limit(own)
@@ -317,7 +322,7 @@ def switches_cpus_off(options: cfg.ConfigOpts) -> bool:
 def foreign_config_files(words: Sequence[str], folder: Path | None) -> list[Path]:
     """The files of nova-compute that this project did not write.
 
-    :param folder: where files of this project are.
+    :param folder: the folder with files of this project.
     """
     own_folder = None if folder is None else folder.resolve()
     return [
@@ -328,7 +333,7 @@ def foreign_config_files(words: Sequence[str], folder: Path | None) -> list[Path
 
 
 def _values_without(theirs: Iterable[str] | None, ours: Iterable[str] | None) -> tuple[str, ...]:
-    """The values of others: files that a deployment tool has merged have ours, too."""
+    """The values of others, without ours: files that a deployment tool has merged have both."""
     return tuple(value for value in theirs or () if value not in (ours or ()))
 
 
@@ -347,7 +352,7 @@ def _load_checked_options(files: Sequence[Path]) -> cfg.ConfigOpts:
 
 
 def _read_cache_size(options: cfg.ConfigOpts) -> int | None:
-    """``[hpc]cache_size`` as a file says it; None: it is the default."""
+    """``[hpc]cache_size`` from a file; None if no file sets it."""
     where = options.get_location(settings.CACHE, "hpc")
     if where is None or not where.location.is_user_controlled:
         return None
@@ -356,7 +361,7 @@ def _read_cache_size(options: cfg.ConfigOpts) -> int | None:
 
 
 def _read_placement_limit(own: Iterable[Path]) -> int | None:
-    """Placement's limit, from where its API reads it (placement/wsgi, _get_config_files)."""
+    """Placement's limit, from the files that its API reads (placement/wsgi, _get_config_files)."""
     folder = os.environ.get("OS_PLACEMENT_CONFIG_DIR", "").strip()
     words = [f"--config-file={folder}/placement.conf"] if folder else []
     paths = config_files_of(words, "placement", "placement")
@@ -380,7 +385,7 @@ def _is_written_by_configure(path: Path) -> bool:
 def _merge_list_option(
     theirs: cfg.ConfigOpts, ours: cfg.ConfigOpts, name: str
 ) -> tuple[str, ...] | None:
-    """A list as others and ``configure`` have set it: the last file would hide theirs."""
+    """The list of others joined with the list of ``configure``: the last file hides the first."""
     first, second = theirs.filter_scheduler[name], ours.filter_scheduler[name]
     if first is None or second is None:
         values = first if second is None else second

@@ -57,14 +57,14 @@ AFTER: Final = ("NUMATopologyFilter", "PciPassthroughFilter")
 #: Nova's default of ``[scheduler]max_placement_results``.
 FEWEST_CANDIDATES: Final = 1000
 
-#: ``[hpc]cache_size``, its default, and how many entries of one store a host that is like no
-#: other takes for one flavor: one store has all of its devices, and those that the request can
-#: tell apart; another has two answers (:mod:`nova_hpc.from_nova.cache`). A test counts them.
+#: ``[hpc]cache_size``, its default, and the number of entries that a host unlike all others takes
+#: in one store for one flavor. One store has all of its devices, and the devices that the request
+#: can distinguish; another has two answers (:mod:`nova_hpc.from_nova.cache`). A test counts them.
 CACHE: Final = "cache_size"
 FEWEST_RESULTS: Final = 4096
 RESULTS_OF_HOST: Final = 2
 
-#: Options of which one value counts, the last: ours would be in the place of others'.
+#: Options with one value, the last one: our value would replace the value of others.
 NOVA_LIMIT: Final = "max_placement_results"
 PLACEMENT_LIMIT: Final = "max_allocation_candidates"
 CPU_SETS: Final = ("cpu_shared_set", "cpu_dedicated_set")
@@ -72,28 +72,28 @@ SINGLE: Final = (*CPU_SETS, NOVA_LIMIT, PLACEMENT_LIMIT, CACHE)
 
 
 class CpuSetError(Exception):
-    """A CPU set cannot be made of what can be read; the text says why."""
+    """A CPU set cannot be made from the readable facts; the text contains the reason."""
 
 
 @attrs.frozen
 class SettingsOptions:
-    """The operator's wishes that the inventory cannot know."""
+    """The operator's wishes that are not in the inventory."""
 
-    #: Hosts of the cloud; the limits of candidates are beyond them all.
+    #: Number of the cloud's hosts; the limits of candidates are higher.
     hosts: int = 1
-    #: Physical cores of each NUMA node that servers with dedicated CPUs do not get. None:
-    #: the sets that are configured stay; where none are, one core.
+    #: Physical cores of each NUMA node that servers with dedicated CPUs do not get. None to
+    #: keep the configured sets, or one core if no set is configured.
     housekeeping_cores: int | None = None
-    #: The deployment's own filters, to which ours are added; None: the configured ones.
+    #: The deployment's own filters, to which ours are added; None for the configured ones.
     filters: Sequence[str] | None = None
     #: Always put the product id into the name of an alias.
     product_names: bool = False
-    #: Values of ``[hpc]device_role``, as they are declared.
+    #: Values of ``[hpc]device_role``, from the declaration.
     device_role: Sequence[str] = ()
-    #: Options of SINGLE that stay as they are configured, and those that are made anew.
+    #: Options of SINGLE that keep the configured value, and names of items to replace.
     keep: frozenset[str] = frozenset()
     replace: frozenset[str] = frozenset()
-    #: With what the node's offer was made.
+    #: The declaration behind the node's offer.
     declaration: Declaration = attrs.field(factory=Declaration)
 
 
@@ -103,11 +103,11 @@ class NovaSettings:
 
     #: Part -> text.
     files: Mapping[str, str] = attrs.field(hash=False)
-    #: What the operator should know, each one sentence.
+    #: Remarks for the operator, one sentence each.
     remarks: tuple[str, ...] = ()
-    #: The same of what a controller is told, whatever the node.
+    #: The same for settings of controllers, whatever the node.
     of_controller: tuple[str, ...] = ()
-    #: Part -> what its file would take away from what is configured.
+    #: Part -> the configured values that its file would remove.
     losses: Mapping[str, Sequence[Loss]] = attrs.field(factory=dict, hash=False)
 
 
@@ -117,7 +117,7 @@ def file_name(part: str) -> str:
 
 
 def limit_of_candidates(hosts: int) -> int:
-    """Limit of candidates with which an answer that has all *hosts* is seen to be whole.
+    """Limit of candidates with which an answer that has all *hosts* is recognised as complete.
 
     One more than the hosts: an answer with as many candidates as the limit may lack some.
     """
@@ -125,7 +125,7 @@ def limit_of_candidates(hosts: int) -> int:
 
 
 def results_of(hosts: int) -> int:
-    """``[hpc]cache_size`` with which the stores hold all that *hosts* unlike hosts need."""
+    """``[hpc]cache_size`` with which the stores hold all entries for *hosts* unlike hosts."""
     return max(FEWEST_RESULTS, RESULTS_OF_HOST * hosts)
 
 
@@ -138,11 +138,11 @@ def render_settings(
 ) -> NovaSettings:
     """Write the settings for *node* and for a cloud that has it.
 
-    :param spec: what *node* offers.
-    :param others: what nodes of other kinds offer: the aliases are one set of
+    :param spec: the offer of *node*.
+    :param others: the offers of nodes of other kinds: the aliases are one set of
         names for the whole cloud.
-    :param before: what is configured already and is added to.
-    :raises nova_hpc_tools.adopt.aliases.ClashError: Nova cannot tell two roles apart.
+    :param before: the present configuration, to which values are added.
+    :raises nova_hpc_tools.adopt.aliases.ClashError: Nova cannot distinguish two roles.
     """
     files = _Files(node, spec, options, before or Configured())
     specs = [spec, *others]
@@ -162,7 +162,7 @@ def render_settings(
 
 
 def place_own_filters(enabled: Sequence[str]) -> list[str]:
-    """Nova's (or the deployment's) filters with the project's in their place.
+    """Nova's (or the deployment's) filters with the project's filters added.
 
     FABRIC_FILTER is the last: it counts the hosts that all others leave.
     """
@@ -177,7 +177,7 @@ def place_own_filters(enabled: Sequence[str]) -> list[str]:
 
 @attrs.define
 class _Files:
-    """The files of one node, and what is to be said of them."""
+    """The files of one node, and remarks about them."""
 
     node: Node
     spec: DeviceSpec
@@ -212,7 +212,7 @@ class _Files:
         ]
 
     def _warn(self, text: str, specs: Sequence[DeviceSpec]) -> None:
-        """Say that an alias, which is not of this run, does not tell roles apart."""
+        """Add a remark if an alias matches several roles; aliases of this run never do."""
         alias = spec_entries.read_spec_entry(text)
         roles = aliases.roles_of(alias, specs)
         if len(roles) > 1:
@@ -304,14 +304,14 @@ class _Files:
         return lines
 
     def _limit(self, option: str) -> int:
-        """Never below Nova's default: other flavors keep the choice they had."""
+        """The limit, never below Nova's default, so that other flavors keep their choice."""
         limit = limit_of_candidates(self.options.hosts)
         if option in self.options.replace:
             return limit
         return configured.not_lowered(self.before, option, limit)
 
     def _cache(self) -> list[str]:
-        """``[hpc]cache_size``, where neither the default nor the operator's own will do."""
+        """``[hpc]cache_size``, if neither the default nor the operator's value is enough."""
         need = RESULTS_OF_HOST * self.options.hosts
         wanted: int | None
         stays: int | None
@@ -320,10 +320,10 @@ class _Files:
             wanted = results_of(self.options.hosts)
             stays = FEWEST_RESULTS if theirs is None else None
         elif theirs == 0 or CACHE in self.options.keep:
-            # 0 is no limit that is too low: nothing is kept, and somebody has wished that.
+            # 0 is not a low limit: it switches the cache off, by the operator's decision.
             wanted, stays = (own if theirs is None else theirs), theirs
         else:
-            # One below the default is wished for, too, as long as it is enough.
+            # A value below the default is the operator's decision, too, if it is enough.
             stays = FEWEST_RESULTS if theirs is None else theirs
             wanted = max(need, stays, own or 0)
         if wanted is not None and wanted < need:
@@ -342,7 +342,7 @@ class _Files:
 
     def _cpu_sets(self) -> list[str]:
         housekeeping = self.options.housekeeping_cores
-        # Who has set one of the two has thought of the other.
+        # An operator who has set one of the two has also decided about the other.
         stays = self.before.cpu_sets and housekeeping is None
         derived = self._derive_cpus(1 if housekeeping is None else housekeeping)
         lines = []
@@ -380,7 +380,7 @@ class _Files:
         return None, None
 
     def _say_kept(self, option: str, derived: frozenset[int] | None) -> None:
-        """Say where a set that stays is not what would be made now."""
+        """Add a remark if a set that stays differs from the set that would be made now."""
         before = self.before.cpu_sets.get(option)
         if before is None:
             return
@@ -396,7 +396,7 @@ class _Files:
 
 
 def _escape_dollars(text: str) -> str:
-    """Keep oslo.config from substituting anything in *text*."""
+    """Escape *text* so that oslo.config substitutes nothing in it."""
     return text.replace("$", "$$")
 
 
@@ -420,7 +420,7 @@ def _split_cpus(
         cores = sorted(numa.smt_siblings or [frozenset({cpu}) for cpu in online], key=min)
         if not cores:
             continue
-        # A node's last core stays with the servers: their memory is there.
+        # A node's last core stays with the servers, which have memory on that node.
         keep = min(housekeeping, len(cores) - 1)
         if keep < housekeeping:
             remarks.append(
@@ -439,7 +439,7 @@ def _split_cpus(
 def _is_split(
     node: Node, shared: frozenset[int], dedicated: frozenset[int], housekeeping: int
 ) -> bool:
-    """Whether sets are what :func:`_split_cpus` makes, as far as CPUs that are online show it."""
+    """Whether :func:`_split_cpus` could have made the sets, judged by the CPUs that are online."""
     for numa in node.numa_nodes:
         kept = shared & numa.cpus
         cores = [core for core in numa.smt_siblings if core & kept]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options that say where a node and its services' settings are read.
+"""The options for the sources of a node and of its services' settings.
 
 Imports nothing but argparse, for a quick ``--help``.
 """
@@ -10,13 +10,13 @@ import argparse
 from pathlib import Path
 from typing import Final
 
-#: The words that :func:`add_config_options` leaves begin with one of these.
+#: The words of :func:`add_config_options` begin with one of these.
 CONFIG_FILE: Final = "--config-file="
 CONFIG_DIR: Final = "--config-dir="
 
 
 def add_node_options(parser: argparse.ArgumentParser) -> None:
-    """Declare where the node and its declaration are, of a command that only looks."""
+    """Declare the options for the node and its declaration, of a command that only reads."""
     parser.add_argument(
         "--root",
         type=Path,
@@ -37,8 +37,8 @@ def add_config_options(
 ) -> None:
     """Declare ``--config-file`` and ``--config-dir``.
 
-    ``config`` becomes the words in the order in which they were given, as a service
-    takes them: a later one wins.
+    ``config`` becomes the words in the order of the command line: as for a service, a later one
+    wins.
     """
     for option, metavar, what in (
         (CONFIG_FILE, "FILE", f"configuration of {whose}"),

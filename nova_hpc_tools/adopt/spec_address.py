@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The names that an entry of ``[pci]device_spec`` has for its devices.
+"""The forms of addresses in an entry of ``[pci]device_spec``.
 
-What Nova's matcher (``nova/pci/devspec.py``) does, and what follows:
+Rules of Nova's matcher (``nova/pci/devspec.py``), and their consequences:
 
 * An address of a physical function matches its virtual functions, too, and
   offered together they break Nova's report to Placement. So every entry has
   vendor and product id, and physical functions are written as regular
   expressions, which never match by parent.
 * Virtual functions are named by the address of their physical function, so
-  that those which are switched on later belong to it. That needs a product id
-  of their own; otherwise they are named one by one, by regular expressions.
+  that an entry also matches functions that are switched on later. That needs a
+  product id of their own; otherwise each is named by regular expressions.
 * PCI domains above ffff are refused at start-up in an address, and devices
   there never match a regular expression: Nova cannot give them at all.
 """
@@ -34,7 +34,7 @@ def is_expressible_address(function: PciFunction) -> bool:
 def address_forms_of(
     node: Node, functions: Sequence[PciFunction]
 ) -> Iterator[str | dict[str, str]]:
-    """Values of ``address`` that match *functions* and no other.
+    """Values of ``address`` that match *functions* and no others.
 
     :param functions: a single device, or virtual functions with the same ids
         of one physical function. The entry must also have these ids.
@@ -50,9 +50,9 @@ def address_forms_of(
 
 
 def _differ_by_ids(parent: PciFunction | None, functions: Sequence[PciFunction]) -> bool:
-    """Whether ids alone tell *functions* from their physical function.
+    """Whether ids and the parent's address select exactly *functions*.
 
-    They do not where another of its virtual functions must not match.
+    They do not if another of its virtual functions must not match.
     """
     if parent is None or parent.vendor_id is None or parent.product_id is None:
         return False
@@ -62,11 +62,14 @@ def _differ_by_ids(parent: PciFunction | None, functions: Sequence[PciFunction])
 
 
 def _address_patterns(addresses: Iterable[str]) -> Iterator[dict[str, str]]:
-    """The fewest products of domain, bus, slots and functions, exactly covering.
+    """The fewest products of domain, bus, slots and functions that cover exactly *addresses*.
 
-    Nova takes an expression without any special character for an address, and
-    an address of a physical function for all of its virtual functions: hence
-    the brackets. Fields have a fixed width, so nothing needs to be anchored.
+    Nova treats an expression without any special character as an address, and
+    an address of a physical function stands for all of its virtual functions:
+    hence the brackets. Fields have a fixed width, so no anchors are needed.
+
+    Functions 2 and 3 of slots 00 and 01 on bus 3b become one product: domain ``0000``, bus ``3b``,
+    slot ``00|01``, function ``[23]``.
     """
     slots: dict[tuple[str, str, str], list[str]] = defaultdict(list)
     for address in sorted(addresses, key=address_key):

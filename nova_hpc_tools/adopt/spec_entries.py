@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Entries of ``[pci]device_spec``, whoever wrote them: which functions each names. Pure.
+"""Entries of ``[pci]device_spec``, of any author, and the functions that each names. Pure.
 
-As Nova reads them (nova/pci/devspec.py and whitelist.py, 32 to 34): a value of the option
+The rules are Nova's (nova/pci/devspec.py and whitelist.py, 32 to 34): a value of the option
 is one JSON object or a list of them; the first entry that names a function counts.
 """
 
@@ -16,17 +16,17 @@ from typing import Any, Final
 from nova_hpc.topology.model import Node, PciFunction
 from nova_hpc.wire import tags
 
-#: Names the device by an interface of the host. Nova reports no such entry in Placement
+#: Key that names the device by an interface of the host. Nova reports no such entry in Placement
 #: (pci_placement_translator.py, ensure_no_dev_spec_with_devname).
 DEVNAME: Final = "devname"
 
 #: Keys by which an entry names its devices; all others are tags of Nova's pools.
 PLACES: Final = frozenset({"vendor_id", "product_id", "address", DEVNAME})
 
-#: Nova gives devices with it to Neutron's ports alone (nova/pci/request.py, PCI_NET_TAG).
+#: Nova gives devices with this key only to Neutron's ports (nova/pci/request.py, PCI_NET_TAG).
 NETWORK: Final = "physical_network"
 
-#: One function, written in full.
+#: The full address of one function.
 _WHOLE: Final = re.compile(r"[0-9a-fA-F]{4}:[0-9a-fA-F]{2}:[01][0-9a-fA-F]\.[0-7]", re.ASCII)
 _PLAIN: Final = re.compile(r"[0-9a-fA-F]+")
 
@@ -34,12 +34,12 @@ _PLAIN: Final = re.compile(r"[0-9a-fA-F]+")
 _WIDTHS: Final = (4, 2, 2, 1)
 
 
-#: What is no JSON object; an object that is empty names every device.
+#: Stands for a text that is not a JSON object; an empty object would name every device.
 NOTHING: Final[Mapping[str, Any]] = types.MappingProxyType({})
 
 
 def read_spec_entry(text: str) -> Mapping[str, Any]:
-    """A JSON object; NOTHING where it is none, which Nova would not start with."""
+    """The JSON object in *text*; NOTHING if it is not one, with which Nova would not start."""
     parsed = _parse_json_or_none(text)
     return parsed if isinstance(parsed, dict) else NOTHING
 
@@ -52,7 +52,7 @@ def _parse_json_or_none(text: str) -> object:
 
 
 def split_entries(values: Iterable[str]) -> tuple[str, ...]:
-    """Every entry of these values by itself, each once; what is no JSON stays as it is."""
+    """Every entry of these values by itself, each once; other texts stay unchanged."""
     return tuple(dict.fromkeys(entry for value in values for entry in entries_of_value(value)))
 
 
@@ -65,12 +65,12 @@ def entries_of_value(value: str) -> list[str]:
 
 
 def is_own_entry(entry: Mapping[str, Any]) -> bool:
-    """Whether this project wrote it."""
+    """Whether this project wrote the entry."""
     return tags.ROLE in entry
 
 
 def carried_keys_of(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of an entry beside those of its devices' places and those of this project."""
+    """The keys of an entry, without the keys that name its devices and this project's tags."""
     return {
         key: value
         for key, value in entry.items()
@@ -82,10 +82,10 @@ def carried_keys_of(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def entry_by_address(entry: Mapping[str, Any], node: Node) -> Mapping[str, Any]:
-    """The same entry with the address of its interface, where this node has that.
+    """The same entry with the address of its interface, if this node has the interface.
 
-    Nova takes the address for the same devices: a physical function stands for its virtual
-    ones in both.
+    For Nova the address names the same devices: in both forms a physical function stands for its
+    virtual ones.
     """
     name = entry.get(DEVNAME)
     if not name or not isinstance(name, str) or "address" in entry:
@@ -100,7 +100,7 @@ def entry_by_address(entry: Mapping[str, Any], node: Node) -> Mapping[str, Any]:
 
 
 def translate_interfaces(texts: Iterable[str], node: Node) -> tuple[str, ...]:
-    """Entries with addresses in the place of interfaces; each is a text as before."""
+    """Entries with addresses in place of interfaces, as texts."""
     translated_texts = []
     for text in texts:
         entry = read_spec_entry(text)
@@ -115,11 +115,11 @@ def translate_interfaces(texts: Iterable[str], node: Node) -> tuple[str, ...]:
 def entry_matches(entry: Mapping[str, Any], function: PciFunction) -> bool:
     """Whether an entry of device_spec names *function* (nova/pci/devspec.py).
 
-    One that names an interface (``devname``) is taken to name none: see
+    An entry with an interface (``devname``) matches no function: see
     :func:`translate_interfaces`.
     """
     address = entry.get("address")
-    # Most entries name one function in full, and most functions are others.
+    # A quick answer: most entries have the full address of one function, mostly another one.
     whole = isinstance(address, str) and _WHOLE.fullmatch(address) is not None
     if whole and str(address).lower() not in (function.address, function.physical_function):
         return False
@@ -133,13 +133,13 @@ def entry_matches(entry: Mapping[str, Any], function: PciFunction) -> bool:
         return False
     addresses = [function.address]
     if function.physical_function is not None and all(map(_PLAIN.fullmatch, wanted)):
-        # Only one address names the virtual functions below it, too.
+        # Only an address without expressions matches the virtual functions below it, too.
         addresses.append(function.physical_function)
     return any(_fits_address(wanted, address) for address in addresses)
 
 
 def _address_fields(address: Any) -> list[str] | None:
-    """Domain, bus, slot and function of an entry as expressions; None: Nova refuses it."""
+    """Domain, bus, slot and function of an entry as expressions; None if Nova refuses it."""
     if isinstance(address, dict):
         names = ("domain", "bus", "slot", "function")
         return [str(address.get(name, ".*")) for name in names]
@@ -175,7 +175,7 @@ def first_matching_entry(
 def entries_of_functions(
     device_spec: Iterable[str], functions: Iterable[PciFunction]
 ) -> Iterator[Mapping[str, Any]]:
-    """The entry that counts for each of *functions*, where one does."""
+    """The first matching entry for each of *functions* that has one."""
     entries = [read_spec_entry(text) for text in device_spec]
     for function in functions:
         entry = first_matching_entry(entries, function)
@@ -184,7 +184,7 @@ def entries_of_functions(
 
 
 def hidden_addresses_of(device_spec: Iterable[str], node: Node) -> dict[str, list[str]]:
-    """Entry without tags -> addresses for which it counts although one of ours names them."""
+    """Entry without tags -> addresses for which it comes before an entry of ours."""
     texts = list(device_spec)
     entries = [read_spec_entry(text) for text in texts]
     addresses: dict[str, list[str]] = {}

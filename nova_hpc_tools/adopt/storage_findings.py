@@ -26,7 +26,7 @@ from nova_hpc_tools.adopt.device_spec import DeviceSpec
 from nova_hpc_tools.adopt.findings import DoctorFinding, join_first_few
 
 _THEIRS: Final = place_option("pci", "device_spec", called="the file that has it")
-#: Devices whose commands one cure has.
+#: Most devices with a command in one cure.
 _MANY: Final = 4
 _CLEANERS: Final = place_option("hpc", "cleaners")
 _STAGE: Final = OptionPlace(
@@ -44,8 +44,8 @@ def find_kept_storage(
 ) -> list[DoctorFinding]:
     """Find storage devices that nova-compute withholds because no cleaner proves an erase.
 
-    :param spec: what ``configure`` would offer.
-    :param device_spec: values of ``[pci]device_spec``, of ours and of others.
+    :param spec: the offer that ``configure`` would write.
+    :param device_spec: values of ``[pci]device_spec``, ours and foreign ones.
     """
     entries = [spec_entries.read_spec_entry(line) for line in device_spec]
     named: dict[str, str] = {}
@@ -65,7 +65,7 @@ def find_kept_storage(
         if function.address in named or function.is_bridge or function.unknown is not None:
             continue
         role = roles.role_of(function, node)
-        # One with a role may stay with the host for a reason of its own.
+        # A device with a role may stay with the host for another reason.
         meant = (
             function.address in unerased
             if role is not None

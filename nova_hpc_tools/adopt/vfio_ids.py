@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Devices that ``vfio-pci.ids`` takes at boot although they are the host's. Pure.
+"""Devices that ``vfio-pci.ids`` takes at boot although the host needs them. Pure.
 
 The option gives every function of a vendor and a product to vfio-pci, in whichever slot it is:
 also one that is left out, and an adapter whose virtual functions are for servers, which then has
@@ -34,9 +34,9 @@ def find_taken_at_boot(
     left_out: Collection[str],
     kernel: KernelOptions,
 ) -> Iterator[DoctorFinding]:
-    """One finding for each line and reason.
+    """Find such devices, with one finding for each line and reason.
 
-    :param offered: the functions that servers can be given.
+    :param offered: the functions that servers can get.
     :param left_out: addresses that the declaration keeps with the host.
     """
     given = {function.address for function in offered}
@@ -88,7 +88,10 @@ def _takes(option: KernelOption, function: PciFunction) -> bool:
 
 
 def _matches(text: str, function: PciFunction) -> bool:
-    """As drivers/vfio/pci/vfio_pci.c: vendor:device[:subvendor[:subdevice[:class[:mask]]]]."""
+    """Match like drivers/vfio/pci/vfio_pci.c.
+
+    The format is vendor:device[:subvendor[:subdevice[:class[:mask]]]].
+    """
     numbers = []
     for part in text.split(":"):
         match = _HEX.fullmatch(part)

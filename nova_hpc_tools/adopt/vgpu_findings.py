@@ -14,17 +14,17 @@ from nova_hpc_tools.adopt.cures import DECLARATION, WRITE, DoctorCure
 from nova_hpc_tools.adopt.device_spec import DeviceSpec
 from nova_hpc_tools.adopt.findings import DoctorFinding, join_first_few
 
-#: Devices that a cure names.
+#: Most devices that a cure names.
 _MOST: Final = 32
 
 
 def check_vgpu_types(node: Node, spec: DeviceSpec) -> Iterator[DoctorFinding]:
     """Find offered vGPUs without a type, and aliases whose devices have unlike types.
 
-    :param spec: what the node offers.
+    :param spec: the offer of the node.
     """
     untyped = []
-    #: What a request names -> type in words -> addresses.
+    # Role and report in Placement, by which a request selects -> type in words -> addresses.
     types: dict[object, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for offer in spec.offers:
         for address in offer.functions:

@@ -271,7 +271,7 @@ class ReleaseDevices(_BulkDeviceCommand):
 
 
 class MaintenanceWindow(base.RecordCommand):
-    """Announce a time in which devices may change, or show what is announced.
+    """Announce a time in which devices may change, or show the announced time.
 
     A change of identity, BARs, capabilities or the number of virtual functions that is
     seen in it becomes the new baseline, with a line in the log. Use it around updates of

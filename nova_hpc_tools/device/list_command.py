@@ -21,11 +21,11 @@ from nova_hpc_tools.snapshot.cloud_readers import read_health
 class ListDevices(base.ListCommand):
     """List the devices of this node: free, in use, withheld, suspect or quarantined.
 
-    With --absent the hardware that was in this node and is not found any more, with
-    what is known of it. With --nvlink the partitions of the NVLink fabric, and the server
-    of each. With --reserved what this node has reserved in Placement, with the commands that
-    lift it. With --all-nodes what every node of the cloud withholds; that is read as
-    nova-hpc explain reads it, so run it where Nova's scheduler runs.
+    With --absent, the hardware that was in this node and is missing now, with its last
+    record. With --nvlink, the partitions of the NVLink fabric, and the server of each. With
+    --reserved, the reservations of this node in Placement, with the commands that lift
+    them. With --all-nodes, the devices that each node of the cloud withholds. Run that on a
+    host of Nova's scheduler, because it reads the cloud as nova-hpc explain does.
     """
 
     acts_with = ()

@@ -22,7 +22,7 @@ _COLUMNS: Final = ("Address", "Provider", "Class", "Total", "Withheld", "Operato
 
 
 def list_reserved(config: Sequence[str]) -> CommandAnswer:
-    """List what this node has reserved, with the command that lifts it.
+    """List the reservations of this node, with the command that lifts each.
 
     nova-compute lifts its own reservations when a device is well again, and when
     ``[pci]device_spec`` has no ``hpc_*`` tags any more. The commands are for a node whose

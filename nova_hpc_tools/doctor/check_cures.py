@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cure of each check in general; ``nova-hpc doctor`` names it with what it has seen. Pure."""
+"""The general cure of each check; a finding of ``nova-hpc doctor`` has its own. Pure."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _place_list(name: str, called: str = "") -> OptionPlace:
     return place_option("filter_scheduler", name, None, CuredService.SCHEDULER, called=called)
 
 
-#: Check of :data:`nova_hpc_tools.adopt.findings.CHECKS` -> what makes it right.
+#: Check of :data:`nova_hpc_tools.adopt.findings.CHECKS` -> its general cure.
 CURES: Final[Mapping[str, DoctorCure]] = {
     "iommu-off": DoctorCure.of(
         "Switch the IOMMU on in the firmware, run ", PREPARE, " and restart."

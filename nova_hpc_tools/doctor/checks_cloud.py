@@ -30,7 +30,7 @@ from nova_hpc_tools.adopt.findings import DoctorFinding, join_first_few
 _FILTERS: Final = "enabled_filters"
 _TWO: Final = ServiceRestart((CuredService.API, CuredService.CONDUCTOR))
 _BREADTH: Final = "breadth-first"
-#: Where Nova's own weighers are, all of them or one.
+#: Prefix of Nova's own weighers: of the name for all, and of each.
 _NOVAS_WEIGHERS: Final = "nova.scheduler.weights."
 _ALL: Final = "nova.scheduler.filters.all_filters"
 _SCHEDULER: Final = CuredService.SCHEDULER
@@ -51,9 +51,9 @@ class Controller:
     group_members: int = 10
     #: ``[hpc]cache_size``.
     cache: int = settings.FEWEST_RESULTS
-    #: File -> the filters that it enables; in the order in which they are read.
+    #: File -> the filters that it enables; the files are in the order of reading.
     by_file: Mapping[str, tuple[str, ...]] = attrs.field(factory=dict, hash=False)
-    #: The same of weighers.
+    #: The same for weighers.
     weighers_by_file: Mapping[str, tuple[str, ...]] = attrs.field(factory=dict, hash=False)
 
 
@@ -69,7 +69,7 @@ class PlacementOptions:
 def check_controller(told: Controller, hosts: int = 1) -> list[DoctorFinding]:
     """The faults of a controller.
 
-    :param hosts: of the cloud, as it is declared.
+    :param hosts: the declared number of hosts of the cloud.
     """
     findings = [*_check_filters(told), *_check_alias_lines(told.aliases)]
     if not set(settings.WEIGHER_CLASSES) <= set(told.weighers):
@@ -104,7 +104,7 @@ def check_controller(told: Controller, hosts: int = 1) -> list[DoctorFinding]:
                 _WRITE,
             )
         )
-    # 0 is no limit that is too low: nothing is kept, as somebody has wished.
+    # 0 is not a low limit: it switches the cache off, by the operator's decision.
     if 0 < told.cache < settings.RESULTS_OF_HOST * hosts:
         findings.append(
             DoctorFinding(
@@ -133,6 +133,7 @@ def check_controller(told: Controller, hosts: int = 1) -> list[DoctorFinding]:
 
 
 def _check_filters(told: Controller) -> Iterator[DoctorFinding]:
+    """Find faults of our filters, and filters of others that a later file hides."""
     ours = {name: path for path in settings.FILTER_CLASSES for name in [path.rpartition(".")[2]]}
     names = list(told.filters)
     for name, path in ours.items():
@@ -182,14 +183,17 @@ def _check_filters(told: Controller) -> Iterator[DoctorFinding]:
 def _change_list(first: str, called: str, name: str, value: str | None = None) -> DoctorCure:
     """The cure of a list of the scheduler.
 
-    :param called: the list, as a plain host's administrator is told.
+    :param called: the text for the list on a plain host.
     """
     place = place_option("filter_scheduler", name, value, _SCHEDULER, called=called)
     return DoctorCure.of(first, place, ", and ", RESTART_SCHEDULER, ".")
 
 
 def _check_weighers(told: Controller) -> Iterator[DoctorFinding]:
-    """Those that the line which counts does not have; who names some of Nova's has chosen."""
+    """Find weighers that a later file hides, and the loss of all of Nova's weighers.
+
+    A list with at least one of Nova's weighers is the operator's choice.
+    """
     before = {
         weigher: file
         for file, names in told.weighers_by_file.items()
@@ -198,7 +202,7 @@ def _check_weighers(told: Controller) -> Iterator[DoctorFinding]:
     lost = {weigher: before[weigher] for weigher in before if weigher not in told.weighers}
     if not any(weigher.startswith(_NOVAS_WEIGHERS) for weigher in told.weighers):
         lost[settings.ALL_WEIGHERS] = lost.get(settings.ALL_WEIGHERS, "Nova's default")
-    # Ours have a check of their own.
+    # The check weigher-missing reports our weighers.
     lost = {
         weigher: file for weigher, file in lost.items() if weigher not in settings.WEIGHER_CLASSES
     }
@@ -217,6 +221,7 @@ def _check_weighers(told: Controller) -> Iterator[DoctorFinding]:
 
 
 def _check_alias_lines(lines: Iterable[str]) -> Iterator[DoctorFinding]:
+    """Find aliases that are not JSON objects with a name, and names that are given twice."""
     seen: dict[str, str] = {}
     for text in lines:
         alias = spec_entries.read_spec_entry(text)
@@ -248,7 +253,10 @@ def check_placement(
 ) -> list[DoctorFinding]:
     """The faults of Placement.
 
-    :param limit: ``[scheduler]max_placement_results``, where it is known.
+    Its limit has to be at least Nova's, and more than the hosts.
+
+    :param limit: ``[scheduler]max_placement_results``; None if unknown.
+    :param hosts: the declared number of hosts of the cloud.
     """
     findings = []
     if told.strategy != _BREADTH:
@@ -288,7 +296,7 @@ def check_placement(
 
 
 def check_fleet(aliases: Mapping[str, Iterable[str]]) -> list[DoctorFinding]:
-    """The faults between nodes.
+    """The faults between nodes: aliases of one name that differ, or that a node lacks.
 
     :param aliases: node -> values of its ``[pci]alias``.
     """

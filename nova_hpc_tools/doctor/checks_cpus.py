@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults of the sets of CPUs that nova-compute is told. Pure."""
+"""Faults of nova-compute's sets of CPUs. Pure."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ _WRITE: Final = DoctorCure.of(WRITE, _RESTART)
 def check_cpu_sets(
     node: Node, cpu_sets: Mapping[str, str], offered: Sequence[PciFunction], nova_switches: bool
 ) -> Iterator[DoctorFinding]:
-    """What is wrong with the sets of CPUs.
+    """Find the faults of the sets of CPUs.
 
     :param cpu_sets: option of ``[compute]`` -> its value.
+    :param offered: the functions that servers can get.
     :param nova_switches: Nova switches dedicated CPUs off while no server has them.
     """
     unread = readable_node.find_unread_cpus(node, offered)
@@ -99,6 +100,7 @@ def _place_sets(called: str) -> OptionPlace:
 def _check_split_cores(
     node: Node, shared: frozenset[int], dedicated: frozenset[int]
 ) -> Iterator[DoctorFinding]:
+    """Find a core with threads in both sets."""
     for numa in node.numa_nodes:
         for core in numa.smt_siblings:
             if core & shared and core & dedicated:
@@ -112,12 +114,13 @@ def _check_split_cores(
                         _RESTART,
                     ),
                 )
-                return  # one line; its cure is looked at again
+                return  # one finding is enough; the next run examines the corrected sets
 
 
 def _check_distant_cpus(
     node: Node, offered: Sequence[PciFunction], dedicated: frozenset[int]
 ) -> Iterator[DoctorFinding]:
+    """Find NUMA nodes with offered devices and without dedicated CPUs."""
     homes = {function.numa_node for function in offered}
     for numa in node.numa_nodes:
         if dedicated and numa.id in homes and numa.cpus and not numa.cpus & dedicated:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults of entries and aliases of others, and of ours beside them. Pure."""
+"""Faults of foreign entries and aliases, and of ours together with them. Pure."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ _ID: Final = re.compile(r"[0-9a-f]{4}", re.ASCII)
 
 @attrs.frozen
 class Entries:
-    """The entries and aliases of nova-compute, their files, and Nova's words on them."""
+    """The entries and aliases of nova-compute, and Nova's refusals of them."""
 
     node: Node
-    #: Entries of others, one each, as they are written; those of ours; and what
+    #: Entries of others, one each, unchanged; our entries; and the entries that
     #: ``nova-hpc configure`` would write now.
     others: tuple[str, ...] = ()
     ours: tuple[str, ...] = ()
@@ -45,7 +45,7 @@ class Entries:
     #: Values of ``[pci]alias``.
     aliases: tuple[str, ...] = ()
     refusals: tuple[NovaRefusal, ...] = ()
-    #: Why Nova was not asked; None: it was, or there is nothing to ask.
+    #: Why Nova's parser was not used; None if it was, or if there is no need.
     unasked: str | None = None
 
 
@@ -70,12 +70,12 @@ def check_entries(facts: Entries) -> Iterator[DoctorFinding]:
 
 
 def _check_unmatched_entries(facts: Entries) -> Iterator[DoctorFinding]:
-    """Entries of others that name no device here; of ours ``offered-gone`` says it."""
+    """Find foreign entries that name no device here; ``offered-gone`` reports our entries."""
     refused = {line for refusal in facts.refusals for line in refusal.entries}
     for line in dict.fromkeys(facts.others):
         entry = spec_entries.read_spec_entry(line)
         if not entry or line in refused or "devname" in entry:
-            continue  # what Nova does not start with is said already
+            continue  # other findings report entries with which Nova does not start
         if not any(spec_entries.entry_matches(entry, each) for each in facts.node.functions):
             yield DoctorFinding(
                 "entry-unmatched",
@@ -145,7 +145,7 @@ def _check_hidden_entries(facts: Entries) -> Iterator[DoctorFinding]:
 
 
 def _check_alias_types(facts: Entries) -> Iterator[DoctorFinding]:
-    """Aliases whose type no device has that they ask for."""
+    """Find aliases that match devices in all but the type."""
     lines = [*spec_entries.translate_interfaces(facts.others, facts.node), *facts.ours]
     entries = [spec_entries.read_spec_entry(line) for line in lines]
     for alias in map(spec_entries.read_spec_entry, facts.aliases):
@@ -180,7 +180,7 @@ def _check_alias_types(facts: Entries) -> Iterator[DoctorFinding]:
 
 
 def is_plain(text: str) -> bool:
-    """Whether an alias is as those of this project, which need no look of Nova's."""
+    """Whether an alias has the form of this project, which Nova's parser need not check."""
     alias = spec_entries.read_spec_entry(text)
     ids = [str(alias[key]) for key in ("vendor_id", "product_id") if key in alias]
     return (
@@ -194,7 +194,10 @@ def is_plain(text: str) -> bool:
 
 
 def _is_of_type(function: PciFunction, wanted: object) -> bool:
-    """Without a type Nova gives no physical function (pci/stats.py, unrequested_pfs)."""
+    """Whether a function has the type; without a type Nova gives no physical function.
+
+    See pci/stats.py, unrequested_pfs.
+    """
     if wanted is None:
         return function.dev_type not in ("type-PF", "vdpa")
     return function.dev_type == wanted
@@ -203,7 +206,7 @@ def _is_of_type(function: PciFunction, wanted: object) -> bool:
 def _means_device(
     alias: Mapping[str, Any], function: PciFunction, entry: Mapping[str, Any]
 ) -> bool:
-    """Whether an alias means a device, whatever its type."""
+    """Whether an alias matches a device, whatever its type."""
     for key, value in (("vendor_id", function.vendor_id), ("product_id", function.product_id)):
         if key in alias and str(alias[key]).lower() != value:
             return False
@@ -221,7 +224,7 @@ def _means_device(
 
 
 def ours_and_others(lines: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Entries of this project, and those of others."""
+    """The entries of this project, and foreign entries."""
     texts = spec_entries.split_entries(lines)
     own_lines = tuple(
         line for line in texts if spec_entries.is_own_entry(spec_entries.read_spec_entry(line))

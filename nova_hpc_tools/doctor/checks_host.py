@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults in how a host starts and runs. Pure.
+"""Faults in the start and the operation of a host. Pure.
 
-Address space, two tools for one thing, a restart that is due, the IOMMU's mode, saved power.
+The checks examine address space, tools that conflict, a restart that is due, the IOMMU's mode, and
+power saving.
 """
 
 from __future__ import annotations
@@ -19,19 +20,19 @@ from nova_hpc_tools.adopt.findings import DoctorFinding, join_first_few
 from nova_hpc_tools.adopt.kernel_options import KernelOptions
 
 _ACTIVE: Final = "ACTIVE"
-#: Policies of drivers/pci/pcie/aspm.c that switch link states on which the firmware may have
-#: left off.
+#: Policies of drivers/pci/pcie/aspm.c that switch link states on, even if the firmware left
+#: these off.
 _SAVING: Final = ("powersave", "powersupersave")
 _POWERSAVE: Final = "powersave"
-#: Drivers that choose the frequency themselves: their "powersave" follows the load, where that
-#: of all others is the lowest frequency (Documentation/admin-guide/pm/intel_pstate.rst,
-#: amd-pstate.rst and cpufreq.rst).
+#: Drivers that choose the frequency themselves: their "powersave" follows the load, and the
+#: "powersave" of all others is the lowest frequency
+#: (Documentation/admin-guide/pm/intel_pstate.rst, amd-pstate.rst and cpufreq.rst).
 _CHOOSES: Final = ("intel_pstate", "amd-pstate-epp")
 
 
 @attrs.frozen
 class Frequency:
-    """The choice of the CPUs' frequency."""
+    """The driver and the governor that choose a CPU's frequency."""
 
     driver: str
     governor: str
@@ -53,23 +54,23 @@ class HostFacts:
     unassigned: Mapping[str, tuple[int, ...]] = attrs.field(factory=dict, hash=False)
     #: Address -> the driver that driverctl gives the device at boot.
     overrides: Mapping[str, str] = attrs.field(factory=dict, hash=False)
-    #: Files of others that switch virtual functions on, where ``nova-hpc prepare`` does.
+    #: Files of others that switch virtual functions on, if ``nova-hpc prepare`` does it, too.
     numvfs: tuple[str, ...] = ()
-    #: Prepared words of the command line that the kernel was not started with.
+    #: Prepared words that are missing on the running kernel's command line.
     not_booted: tuple[str, ...] = ()
     #: Address -> rules of others that bind an offered device.
     rules: Mapping[str, tuple[Rule, ...]] = attrs.field(factory=dict, hash=False)
-    #: Options of the kernel and its modules, and features that run.
+    #: Options of the kernel and its modules, and features of the running kernel.
     kernel: KernelOptions = attrs.field(factory=KernelOptions, hash=False)
     #: Functions of the host's drivers whose DMA the IOMMU translates.
     translated: tuple[str, ...] = ()
     #: The kernel's policy of PCIe link states.
     aspm: str | None = None
-    #: How each of the dedicated CPUs runs, where it is known.
+    #: Dedicated CPU -> its driver and governor, if they are known.
     frequencies: Mapping[int, Frequency] = attrs.field(factory=dict, hash=False)
     #: Hooks of libvirt that start NVLink partitions.
     partition_hooks: tuple[str, ...] = ()
-    #: ``[libvirt]cpu_power_management`` by governors: Nova slows CPUs that nobody has.
+    #: ``[libvirt]cpu_power_management`` by governors: Nova slows CPUs that no server has.
     nova_slows: bool = False
 
 
@@ -78,7 +79,7 @@ def check_host(
 ) -> Iterator[DoctorFinding]:
     """The faults of a host.
 
-    :param offered: what servers can be given.
+    :param offered: the functions that servers can get.
     """
     functions = tuple(offered)
     for address, bars in host.unassigned.items():
@@ -134,12 +135,15 @@ def _suits_guests(node: Node, address: str, driver: str) -> bool:
 
 
 def _check_translation(host: HostFacts) -> Iterator[DoctorFinding]:
-    """Nothing where the command line says so already: single devices need translation."""
+    """Find a host that translates the DMA of its own devices.
+
+    It is no fault if the command line has passthrough: then single devices need translation.
+    """
     running = [option for option in host.kernel.options if option.place == kernel_options.RUNNING]
     if not host.translated or not running or kernel_words.leaves_dma_untranslated(running):
         return
     if kernel_words.leaves_dma_untranslated(map(kernel_options.parse_word, host.not_booted)):
-        return  # the restart that is due does it
+        return  # the restart that is due switches translation off
     if kernel_words.find_exclusion(kernel_words.PASSTHROUGH, host.kernel) is not None:
         return
     yield DoctorFinding(
@@ -155,6 +159,10 @@ def _check_translation(host: HostFacts) -> Iterator[DoctorFinding]:
 
 
 def _check_power_saving(host: HostFacts) -> Iterator[DoctorFinding]:
+    """Find a policy that saves link power, and dedicated CPUs at their lowest frequency.
+
+    Slow CPUs are no fault if Nova sets the governor of CPUs that no server has.
+    """
     if host.aspm in _SAVING and not kernel_words.find_exclusion(
         kernel_words.FAST_LINKS, host.kernel
     ):
@@ -181,7 +189,7 @@ def _check_power_saving(host: HostFacts) -> Iterator[DoctorFinding]:
 
 
 def _check_port_states(node: Node, offered: Iterable[PciFunction]) -> Iterator[DoctorFinding]:
-    """Adapters of which virtual functions are offered, and whose port is not up."""
+    """Find adapters with offered virtual functions and a port that is not up."""
     parents = {function.physical_function for function in offered} - {None}
     for function in node.functions:
         if function.address not in parents:

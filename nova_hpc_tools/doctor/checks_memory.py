@@ -17,7 +17,7 @@ _RESTART: Final = DoctorCure.of(", and ", RESTART_COMPUTE, ".")
 
 @attrs.frozen
 class SharedMemoryFacts:
-    """What the node is told to give, and out of what."""
+    """The configured shared memory of a node, and the memory behind it."""
 
     #: NUMA node -> bytes of ``[hpc]shared_memory_mb``.
     pools: Mapping[int, int] = attrs.field(factory=dict, hash=False)
@@ -25,19 +25,19 @@ class SharedMemoryFacts:
     folder: str = ""
     #: ``[DEFAULT]reserved_host_memory_mb``.
     reserved_mib: int = 0
-    #: Size of the file system that the directory is, or would be, on; None: not known, or as
-    #: large as half of memory.
+    #: Size in bytes of the file system that the directory is, or would be, on; None if unknown,
+    #: or if the tmpfs has the default size of half of memory.
     room: int | None = None
-    #: Its type; None: not known.
+    #: Its type; None if unknown.
     filesystem: str | None = None
-    #: NUMA nodes that the option names and that the host does not have.
+    #: NUMA nodes that the option names and that the host lacks.
     absent: tuple[int, ...] = ()
     #: ``[compute]cpu_dedicated_set`` is set.
     has_dedicated: bool = True
 
 
 def check_shared_memory(facts: SharedMemoryFacts) -> Iterator[DoctorFinding]:
-    """What is wrong with it; nothing where the node gives none."""
+    """Find faults of the shared memory; a node without such memory has none."""
     total = sum(facts.pools.values())
     for node in facts.absent:
         yield DoctorFinding(

@@ -49,21 +49,21 @@ _NETWORK: Final = "physical_network"
 
 @attrs.frozen
 class Needless:
-    """An emulated device that every guest of the node is given."""
+    """An emulated device that every guest of the node gets."""
 
     what: str
-    #: The option that gives it, as it should be, and as it is.
+    #: The option that adds it, with the recommended value, and the present value.
     option: CuredOption
     now: str
 
 
 @attrs.frozen
 class Facts:
-    """A node, and what its nova-compute is told."""
+    """A node, and the settings of its nova-compute."""
 
     node: Node
     roles: Roles
-    #: What ``nova-hpc configure`` would offer now.
+    #: The offer that ``nova-hpc configure`` would write now.
     spec: DeviceSpec
     wishes: NodeWishes = attrs.field(factory=NodeWishes)
     #: Values of ``[pci]device_spec``.
@@ -72,7 +72,7 @@ class Facts:
     driver: str | None = None
     #: ``[pci]report_in_placement``.
     report: bool = False
-    #: ``[compute]cpu_shared_set`` and ``cpu_dedicated_set``, where they are set.
+    #: ``[compute]cpu_shared_set`` and ``cpu_dedicated_set``, if they are set.
     cpu_sets: Mapping[str, str] = attrs.field(factory=dict, hash=False)
     #: Nova switches dedicated CPUs off while no server has them.
     nova_switches: bool = False
@@ -82,30 +82,30 @@ class Facts:
     users: Mapping[str, DeviceUsers] = attrs.field(factory=dict, hash=False)
     #: Address -> why it must never be given.
     never: Mapping[str, str] = attrs.field(factory=dict, hash=False)
-    #: Files of ``nova-hpc prepare`` that are not as it would write them now.
+    #: Files of ``nova-hpc prepare`` that differ from the ones that it would write now.
     drift: tuple[str, ...] = ()
-    #: What files of the host say.
+    #: Facts from files of the host.
     host: checks_host.HostFacts = attrs.field(factory=checks_host.HostFacts)
-    #: What nova-compute finds when it starts.
+    #: The needs of nova-compute when it starts.
     service: checks_service.ServiceFacts = attrs.field(factory=checks_service.ServiceFacts)
-    #: Address -> "", or why its cleaner cannot make a reset of its own, which it declares.
+    #: Address -> why the reset that the device's cleaner declares cannot be made; "" if it can.
     own_resets: Mapping[str, str] = attrs.field(factory=dict, hash=False)
     #: ``[hpc]peer_to_peer``.
     peer: PeerWish = PeerWish.KEEP
     #: ``[hpc]nvlink_backend``.
     nvlink: str = overlooked.NOBODY
-    #: A file of the operator's own has ``[hpc]device_role``.
+    #: A file of the operator has ``[hpc]device_role``.
     own_roles: bool = False
-    #: Addresses that the declaration names by numbers which stand for serial numbers.
+    #: Addresses in the declaration with a number in place of a serial number.
     stand_ins: tuple[str, ...] = ()
-    #: What every guest is given, and no HPC guest needs: options, and what they should be.
+    #: Devices that every guest gets, and no HPC guest needs.
     needless: tuple[Needless, ...] = ()
-    #: What servers share memory out of.
+    #: Memory for segments that servers share.
     shared: checks_memory.SharedMemoryFacts = attrs.field(factory=checks_memory.SharedMemoryFacts)
 
     @property
     def entries(self) -> list[Mapping[str, Any]]:
-        """The offered devices, as objects."""
+        """The present entries of ``[pci]device_spec``, as objects."""
         return [spec_entries.read_spec_entry(text) for text in self.device_spec]
 
     @property
@@ -120,7 +120,7 @@ class Facts:
 
 
 def check_compute_node(facts: Facts) -> list[DoctorFinding]:
-    """Everything that is wrong, in the order of what has to be done first."""
+    """All faults, in the order in which they have to be fixed."""
     ready = readiness.check_readiness(
         facts.node, facts.spec, facts.roles, facts.wishes, facts.host.kernel, facts.users
     )
@@ -230,7 +230,7 @@ def _check_nvswitches(facts: Facts) -> Iterator[DoctorFinding]:
 
 
 def _free_group(others: Iterable[PciFunction], offered: Iterable[PciFunction]) -> str:
-    """The cure of a group. Other functions of a card go with it; the rest is the host's."""
+    """The cure of a group: other functions of a card go with it, all others stay with the host."""
     slots = {function.address.partition(".")[0] for function in offered}
     movable = [
         function
@@ -245,7 +245,7 @@ def _free_group(others: Iterable[PciFunction], offered: Iterable[PciFunction]) -
 
 
 def _check_hugepage_balance(facts: Facts) -> Iterator[DoctorFinding]:
-    """NUMA nodes with devices and without any hugepage, where others have some."""
+    """Find NUMA nodes with devices and without hugepages, if other nodes have some."""
     homes = {function.numa_node for function in facts.offered}
     pages = {
         numa.id: sum(pool.size_kib * pool.total for pool in numa.hugepages)
@@ -265,7 +265,7 @@ def _check_hugepage_balance(facts: Facts) -> Iterator[DoctorFinding]:
 
 
 def _check_peer_paths(facts: Facts) -> Iterator[DoctorFinding]:
-    """Ports and devices that are not as is wished; what could not be read is not known."""
+    """Find ports and devices that differ from the setting; unread registers are no fault."""
     plan = peer_wish.plan_peer_changes(facts.node, facts.peer)
     for change in plan.changes:
         yield DoctorFinding(
@@ -286,7 +286,7 @@ def _check_peer_paths(facts: Facts) -> Iterator[DoctorFinding]:
         )
 
 
-# --- what nova-compute is told --------------------------------------------------------
+# --- settings of nova-compute ---------------------------------------------------------
 
 
 def _check_options(facts: Facts) -> Iterator[DoctorFinding]:
@@ -302,7 +302,7 @@ def _check_options(facts: Facts) -> Iterator[DoctorFinding]:
     if facts.entries and not facts.report:
         first = DoctorCure.of("Set ", place_option("pci", "report_in_placement", "true"))
         if nova_rules.placement_refusals_of(facts.device_spec, facts.node):
-            # With that alone nova-compute would not start.
+            # nova-compute would not start with only that option.
             first = DoctorCure.of(WRITE, ", which names the entries that have to be changed first")
         yield DoctorFinding(
             "pci-report", "[pci]report_in_placement is not true.", DoctorCure.of(first, _RESTART)
@@ -395,7 +395,7 @@ def _check_own_entries(
 
 
 def _stale_tags_of(before: Mapping[str, Any], expected: Mapping[str, Any] | None) -> str:
-    """The changes of the place; "": none, or unknown."""
+    """The tags that differ from the expected entry; "" if none differ, or if it is unknown."""
     if expected is None:
         return ""
     keys = [key for key in expected if key.startswith("hpc_")]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults between Nova's records, Placement's and the fabric map's. Pure."""
+"""Faults between the records of Nova, of Placement and of the fabric map. Pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from nova_hpc_tools.snapshot.cloud_records import (
     RecordedHost,
 )
 
-#: Either lets Nova's user do what it has to do in Placement (placement/policies/base.py).
+#: Either role gives Nova's user the rights that it needs in Placement (placement/policies/base.py).
 _ROLES: Final = ("admin", "service")
 _AGAIN: Final = DoctorCure.of(
     "Make it answer, and run ",
@@ -140,7 +140,10 @@ def _check_providers_of_devices(records: CloudRecords) -> Iterator[DoctorFinding
 
 
 def _check_cyborg_providers(records: CloudRecords) -> Iterator[DoctorFinding]:
-    """Both may count the same device: Placement does not say which one Cyborg means."""
+    """Find nodes on which Nova and Cyborg may both count the same device.
+
+    Placement does not show which device a provider of Cyborg stands for.
+    """
     hosts = {host.node: host.host for host in records.hosts if host.devices}
     names: dict[str, list[str]] = defaultdict(list)
     for provider in records.cyborg:
@@ -189,7 +192,10 @@ def _check_device_provider(
 
 
 def _check_provider_excess(provider: PciProvider, count: int) -> Iterator[DoctorFinding]:
-    """A device that is withheld is reserved, and Nova's records do not have it."""
+    """Find providers with more free devices than in Nova's records.
+
+    A withheld device is reserved in Placement, and missing in Nova's records.
+    """
     given = provider.total - provider.reserved
     if given > count:
         yield DoctorFinding(
@@ -204,6 +210,7 @@ def _check_provider_excess(provider: PciProvider, count: int) -> Iterator[Doctor
 
 
 def _check_gone_nodes(records: CloudRecords) -> Iterator[DoctorFinding]:
+    """Find providers of nodes that Nova does not have; incomplete records show nothing."""
     if not records.complete:
         return
     nodes = {host.node for host in records.hosts}
@@ -228,6 +235,7 @@ def _check_gone_nodes(records: CloudRecords) -> Iterator[DoctorFinding]:
 
 
 def _check_alias_classes(records: CloudRecords) -> Iterator[DoctorFinding]:
+    """Find aliases whose resource class no provider has; incomplete records show nothing."""
     classes = {provider.resource_class for provider in records.providers}
     if not records.complete or not classes:
         return
@@ -249,6 +257,10 @@ def _check_alias_classes(records: CloudRecords) -> Iterator[DoctorFinding]:
 
 
 def _check_fabric_map(hosts: Iterable[RecordedHost]) -> Iterator[DoctorFinding]:
+    """Find contradictions of the map, and hosts that the map lacks.
+
+    A cloud in which no host is placed has no map, and that is no fault.
+    """
     own_hosts = [host for host in hosts if host.ours and host.devices]
     texts = dict.fromkeys(text for host in hosts for text in host.contradictions)
     for text in texts:
@@ -267,7 +279,11 @@ def _check_fabric_map(hosts: Iterable[RecordedHost]) -> Iterator[DoctorFinding]:
 
 
 def _check_leaf_rails(hosts: Iterable[RecordedHost]) -> Iterator[DoctorFinding]:
-    """Hosts of one leaf whose adapters are in other networks than most have."""
+    """Find hosts of one leaf whose adapters are in other networks than those of most hosts.
+
+    Only idle hosts form the majority, because devices in use hide their networks. Without a
+    majority there is no finding. A host in use is odd only if the majority lacks its network.
+    """
     leaves: dict[str, list[RecordedHost]] = defaultdict(list)
     for host in hosts:
         if host.leaf is not None and host.networks:

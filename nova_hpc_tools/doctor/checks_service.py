@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults in what nova-compute needs: libvirt, the shim, the ledger's folder. Pure."""
+"""Faults in the needs of nova-compute: libvirt, the shim, the ledger's folder. Pure."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ import attrs
 from nova_hpc_tools.adopt.cures import RESTART_ALONE, DoctorCure, read_cure
 from nova_hpc_tools.adopt.findings import DoctorFinding
 
-#: What a user needs of a folder to make files in it, to write and to enter; of a file.
+#: Permission bits that a user needs: write and enter, to make files in a folder; read, for a file.
 _MAKE: Final = 0o3
 _READ: Final = 0o4
 
 
 @attrs.frozen
 class TooOld:
-    """Something that a libvirt does not have."""
+    """A feature that the present libvirt lacks."""
 
-    #: Who is refused without it; a part of a sentence.
+    #: The servers that are refused without it; a part of a sentence.
     what: str
     needed: str
     here: str
-    #: What can be done without another libvirt; a sentence without its full stop.
+    #: The cure without another libvirt; a sentence without its full stop.
     otherwise: DoctorCure = attrs.field(converter=read_cure)
 
 
 @attrs.frozen
 class Shim:
-    """The file through which Nova finds the driver, where it is not as it should be."""
+    """A fault of the file by which Nova finds the driver."""
 
     seen: str
     cure: DoctorCure = attrs.field(converter=read_cure)
-    #: Nobody could look.
+    #: The file could not be examined.
     unknown: bool = False
 
 
@@ -50,7 +50,7 @@ class User:
 
 @attrs.frozen
 class LedgerPath:
-    """The folder or the file of the ledger, as the file system has it."""
+    """The folder or the file of the ledger, with its owner and permissions."""
 
     path: str
     uid: int
@@ -61,19 +61,19 @@ class LedgerPath:
 
 @attrs.frozen
 class ServiceFacts:
-    """The facts that nova-compute finds when it starts."""
+    """The needs of nova-compute when it starts."""
 
     too_old: tuple[TooOld, ...] = ()
     shim: Shim | None = None
-    #: The folder of the ledger and the ledger, as far as they are there.
+    #: The folder of the ledger and the ledger; None if missing or unreadable.
     folder: LedgerPath | None = None
     ledger: LedgerPath | None = None
-    #: Who nova-compute runs as; None: unknown.
+    #: The user of nova-compute; None if unknown.
     user: User | None = None
 
 
 def check_service(service: ServiceFacts) -> Iterator[DoctorFinding]:
-    """The faults in what nova-compute needs."""
+    """The faults in the needs of nova-compute."""
     for too_old in service.too_old:
         yield DoctorFinding(
             "libvirt-old",
@@ -92,11 +92,12 @@ def check_service(service: ServiceFacts) -> Iterator[DoctorFinding]:
 
 
 def shim_finding(shim: Shim) -> DoctorFinding:
-    """The finding about it."""
+    """The finding for a fault of the shim."""
     return DoctorFinding("not-looked" if shim.unknown else "shim", shim.seen, shim.cure)
 
 
 def _check_ledger_rights(service: ServiceFacts) -> Iterator[DoctorFinding]:
+    """Find a ledger that all users may write, or that nova-compute's user cannot use."""
     for place in (service.folder, service.ledger):
         if place is not None and place.mode & stat.S_IWOTH:
             yield DoctorFinding(
@@ -125,9 +126,9 @@ def _check_ledger_rights(service: ServiceFacts) -> Iterator[DoctorFinding]:
 
 
 def has_rights(user: User, place: LedgerPath, bits: int) -> bool:
-    """Whether permission bits let *user* do something; of access lists nothing is known.
+    """Whether permission bits give rights to *user*; access lists are not examined.
 
-    :param bits: of 4 (read), 2 (write) and 1 (enter); all of them are needed.
+    :param bits: a sum of 4 (read), 2 (write) and 1 (enter); all of them are needed.
     """
     if user.uid == 0:
         return True

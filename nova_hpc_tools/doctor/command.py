@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``nova-hpc doctor``: what is wrong with a node, a controller, Placement or a fleet.
+"""``nova-hpc doctor``: the faults of a node, a controller, Placement or a fleet.
 
-Its parts are imported when it runs, for a quick ``--help``.
+The command imports its parts when it runs, for a quick ``--help``.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ _COLUMNS: Final = ("Node", "Severity", "Check", "Seen", "Why", "Cure", "Docs")
 
 
 class Doctor(ListCommand):
-    """Say what is wrong, why it matters, and what makes it right.
+    """List faults, with the harm of each and its cure.
 
-    Looks at this machine or the capture of another one, at what its services
-    are told, and at its declaration; with --part cloud, at what Nova and
-    Placement have of all nodes; changes nothing without --restore-nvlink.
-    With --merge, at what the doctor has found on many nodes. With --fleet,
-    at archives of many nodes; status 1 then means that an archive could not
-    be read. With --nvlink, status 1 means that partitions and sets differ.
-    Otherwise the exit status is 0 where nothing is wrong, 1 where something is
-    (warnings), 3 where it keeps servers from their devices or other teams
-    from theirs (errors), and 2 where nothing could be read.
+    Checks this machine or the capture of another one, the settings of its
+    services, and its declaration. With --part cloud, checks the records of
+    Nova and Placement of all nodes. Changes nothing without --restore-nvlink.
+    With --merge, puts together the findings of many nodes. With --fleet,
+    compares archives of many nodes; status 1 then means that an archive could
+    not be read. With --nvlink, status 1 means that partitions and sets differ.
+    Otherwise the exit status is 0 if nothing is wrong, 1 if there are warnings,
+    3 if there are errors, which keep servers from their devices or other teams
+    from theirs, and 2 if nothing could be read.
     """
 
     acts_with = ("restore_nvlink",)
 
     @classmethod
     def list_errors(cls) -> tuple[type[Exception], ...]:
-        """What ends the command with one line."""
+        """The errors that end the command with one line."""
         from nova_hpc_tools.doctor import examination, nvlink_partitions
 
         return (*examination.ERRORS, *nvlink_partitions.ERRORS)
@@ -83,7 +83,7 @@ class Doctor(ListCommand):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
-        """Look, and say it."""
+        """Examine the parts, and print the findings."""
         import attrs
 
         from nova_hpc.wire import findings as document

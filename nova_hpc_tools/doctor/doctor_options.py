@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options of ``nova-hpc doctor``: where it looks. Imports little, for a quick ``--help``."""
+"""The options of ``nova-hpc doctor`` for its sources. Imports little, for a quick ``--help``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NODE, CONTROLLER, PLACEMENT, CLOUD = "node", "controller", "placement", "cloud"
 
 
 def add_doctor_options(parser: argparse.ArgumentParser) -> None:
-    """Declare where to look."""
+    """Declare the options for the examined machine and its services."""
     source_options.add_node_options(parser)
     source_options.add_config_options(parser, "the services that are looked at")
     parser.add_argument(
@@ -24,7 +24,7 @@ def add_doctor_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_advice_options(parser: argparse.ArgumentParser) -> None:
-    """Declare for whom the cures are written."""
+    """Declare the option for the deployment tool in the cures."""
     parser.add_argument(
         "--layout",
         choices=layout_names.NAMES,

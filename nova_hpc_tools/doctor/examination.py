@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Looks at this machine, or the capture of another one: what ``nova-hpc doctor`` finds there."""
+"""The examination of this machine, or of the capture of another one, for ``nova-hpc doctor``."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from nova_hpc_tools.doctor.checks_node import Facts, Needless
 from nova_hpc_tools.doctor.doctor_options import CLOUD, CONTROLLER, NODE, PLACEMENT
 from nova_hpc_tools.snapshot import SnapshotError
 
-#: What ends a look with one line.
+#: The errors that end an examination with one line.
 ERRORS: Final[tuple[type[Exception], ...]] = (*Configure.errors, SnapshotError, WireError)
 _GOVERNOR: Final = "governor"
 _TABLET: Final = "usbtablet"
@@ -87,28 +87,31 @@ _PLACEMENT: Final[Mapping[str, Sequence[cfg.Opt]]] = {
 
 @attrs.frozen
 class MachineFindings:
-    """The machine that was looked at, and its faults."""
+    """The examined machine, and its faults."""
 
     found: tuple[DoctorFinding, ...]
-    #: Its name; None: unknown.
+    #: Its name; None if unknown.
     node: str | None
     #: Values of ``[pci]alias``.
     aliases: tuple[str, ...]
-    #: Where libvirt would say whether it is new enough; None: nothing depends on that.
+    #: URI of the libvirt whose version matters; None if no feature depends on the version.
     libvirt: str | None = None
-    #: Its nova-compute is told of devices, or nobody asked.
+    #: Its nova-compute has entries of ``[pci]device_spec``, or was not examined.
     is_set_up: bool = True
 
 
 def examine_this_machine(args: argparse.Namespace) -> MachineFindings:
-    """The faults of this machine.
+    """The faults of this machine, in the parts of the options (by default the node).
 
-    :raises Exception: what :data:`ERRORS` names, and CommandError.
+    The declaration has the number of the cloud's hosts, with which limits of controllers and of
+    Placement are compared. The part cloud alone needs neither a node nor a declaration.
+
+    :raises Exception: one of :data:`ERRORS`, or CommandError.
     """
     parts = args.part or [NODE]
     nova = service_settings.load_options(service_settings.config_files_of(args.config), _NOVA)
     if set(parts) == {CLOUD}:
-        # Where no node is looked at, none has to be there.
+        # The part cloud needs no node, so none is read.
         findings = facts_records.examine_records_twice(args.config)
         return MachineFindings(tuple(findings), socket.gethostname(), tuple(nova.pci.alias))
     node_parts = (settings.COMMON, settings.COMPUTE)
@@ -206,7 +209,7 @@ def _collect_node_facts(work: NodeSetup, nova: Any) -> Facts:
 
 
 def _find_needless_devices(nova: Any) -> Iterator[Needless]:
-    """As nova/virt/libvirt/driver.py gives them to every guest whose image says nothing of it."""
+    """Emulated devices that nova/virt/libvirt/driver.py adds unless the image prevents it."""
     agent = nova.spice.enabled and nova.spice.agent_enabled and not nova.vnc.enabled
     if nova.pointer_model == _TABLET and not agent:
         what = "a USB tablet with its controller"

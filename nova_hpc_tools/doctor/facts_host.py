@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Facts about a host for ``nova-hpc doctor``, beside its inventory: who else sets it up, how."""
+"""Facts about a host for ``nova-hpc doctor`` that are not in its inventory.
+
+Examples are other tools that set the host up, the mode of the IOMMU, and power saving.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,11 @@ from nova_hpc.topology.model import Node
 from nova_hpc_tools.adopt import host_files, include_files, kernel_options
 from nova_hpc_tools.doctor.checks_host import Frequency, HostFacts, Rule
 
-#: The kernel found no address space (IORESOURCE_UNSET, include/linux/ioport.h).
+#: The kernel has no address space for the BAR (IORESOURCE_UNSET, include/linux/ioport.h).
 _UNSET: Final = 0x20000000
 _RESOURCE: Final = re.compile(r"0x[0-9a-f]+ 0x[0-9a-f]+ (0x[0-9a-f]+)")
 _BARS: Final = 6
-#: Where hosts are told at boot to write files of sysfs.
+#: Files by which a host writes files of sysfs at boot.
 _BOOT: Final = (
     "etc/udev/rules.d/*.rules",
     "etc/systemd/system/*.service",
@@ -27,14 +30,14 @@ _BOOT: Final = (
     "etc/sysfs.d/*.conf",
 )
 _NUMVFS: Final = "sriov_numvfs"
-#: Where udev looks; a file in the first hides one of that name in the others.
+#: The folders of udev; a file hides files of the same name in later folders.
 _RULES: Final = ("etc/udev/rules.d", "run/udev/rules.d", "usr/lib/udev/rules.d")
 _OVERRIDE: Final = re.compile(r'ATTR\{driver_override\}\s*=\s*"([\w-]+)"')
 #: ``/sys/kernel/iommu_groups/N/type`` (Documentation/ABI/testing/sysfs-kernel-iommu_groups).
 _TRANSLATED: Final = ("DMA", "DMA-FQ")
-#: What libvirt runs at each start and end of a guest (https://libvirt.org/hooks.html).
+#: Programs that libvirt runs at each start and end of a guest (https://libvirt.org/hooks.html).
 _HOOKS: Final = ("etc/libvirt/hooks/qemu", "etc/libvirt/hooks/qemu.d/*")
-#: NVIDIA's tool for partitions, its library, and functions of that.
+#: NVIDIA's tool for partitions, its library, and functions of the library.
 _PARTITIONS: Final = re.compile(
     r"^[^#\n]*(?:\bfmpm\b|libnvfm|fm(?:Dea|A)ctivateFabricPartition|fabric[-_ ]?partition)",
     re.IGNORECASE | re.MULTILINE,
@@ -45,11 +48,11 @@ _POLICY: Final = re.compile(r"\[(\w+)\]")
 def read_host_facts(
     root: Path | None, node: Node, addresses: Iterable[str], cpus: Iterable[int]
 ) -> HostFacts:
-    """Read it; what cannot be read is not there.
+    """Read the facts; an unreadable file counts as missing.
 
-    :param root: where the host's files are; None: unknown.
-    :param addresses: the functions that are offered, and the adapters that they are of.
-    :param cpus: those that servers have for themselves.
+    :param root: the folder with the host's files; None if unknown.
+    :param addresses: the offered functions, and their adapters.
+    :param cpus: the dedicated CPUs.
     """
     if root is None:
         return HostFacts()
@@ -111,7 +114,7 @@ def _find_numvfs_writers(root: Path, prepared: Iterable[str]) -> Iterator[str]:
 
 
 def _find_missing_boot_words(root: Path) -> Iterator[str]:
-    """Words of the prepared command line without which the kernel was started."""
+    """Words of the prepared command line that the running kernel's command line lacks."""
     booted_words = kernel_options.split_command_line(
         include_files.read_text_or_empty(root / "proc/cmdline")
     )
@@ -179,7 +182,7 @@ def _read_cpu_frequencies(tree: FileTree, cpus: Iterable[int]) -> Iterator[tuple
 
 
 def _read_sysfs_line(tree: FileTree, path: str) -> str:
-    """The text of a small file; "": there is none, or it cannot be read."""
+    """The text of a small file; "" if it does not exist or cannot be read."""
     try:
         return (tree.text(path) or "").strip()
     except FileError:

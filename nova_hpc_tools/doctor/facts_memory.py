@@ -14,9 +14,9 @@ from nova_hpc_tools.doctor.checks_memory import SharedMemoryFacts
 def read_shared_memory_facts(
     root: Path | None, nodes: Collection[int], nova: Any, has_dedicated: bool
 ) -> SharedMemoryFacts:
-    """Read them; what cannot be read is not known.
+    """Read the facts; unreadable ones are unknown.
 
-    :param root: where the host's files are; None: unknown.
+    :param root: the folder with the host's files; None if unknown.
     :param nodes: the host's NUMA nodes.
     :param nova: with groups ``[DEFAULT]`` and ``[hpc]``.
     :param has_dedicated: ``[compute]cpu_dedicated_set`` is set.
@@ -38,7 +38,10 @@ def read_shared_memory_facts(
 
 
 def _read_room(root: Path, folder: str) -> tuple[str | None, int | None]:
-    """Type and bytes of the file system of a directory, or of where it would be made."""
+    """Type and size in bytes of the file system that has a directory, or would have it.
+
+    :returns: None for each of them if it is unknown.
+    """
     try:
         lines = (root / "proc/self/mountinfo").read_text("utf-8", "replace").splitlines()
     except OSError:
@@ -56,7 +59,10 @@ def _read_room(root: Path, folder: str) -> tuple[str | None, int | None]:
 
 
 def _size_option_of(options: str) -> int | None:
-    """Bytes of ``size=`` of a tmpfs, as the kernel shows it; None: half of memory, or no limit."""
+    """Bytes in ``size=`` of a tmpfs; None without it: half of memory, or no limit.
+
+    The kernel shows the option in KiB, with the suffix ``k``.
+    """
     for option in options.split(","):
         name, _, value = option.partition("=")
         if name == "size" and value.endswith("k") and value[:-1].isdecimal():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nova's own words on entries and aliases, for ``nova-hpc doctor``, where Nova is here."""
+"""Nova's own judgement of entries and aliases for ``nova-hpc doctor``, if Nova is installed."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from nova_hpc_tools.snapshot import SnapshotError, cloud_readers
 def read_entries_with_nova(
     root: Path | None, node: Node, nova: Any, expected: Iterable[str]
 ) -> Entries:
-    """Read the entries of nova-compute, and what Nova makes of them.
+    """Read the entries of nova-compute, and Nova's refusals of them.
 
-    Without Nova the rules that this project knows itself are all that is looked at, and where
-    others have written something, that is said.
+    Without Nova only this project's copy of Nova's rules is applied. Then *unasked* of the result
+    has the reason if there are foreign entries or aliases.
 
-    :param root: where the node's files are; None: unknown.
-    :param nova: with groups ``[pci]`` and ``[filter_scheduler]``.
-    :param expected: what ``nova-hpc configure`` would write.
+    :param root: the folder with the node's files; None if unknown.
+    :param nova: options with the groups ``[pci]`` and ``[filter_scheduler]``.
+    :param expected: the entries that ``nova-hpc configure`` would write.
     """
     told = PciSettings(
         device_spec=tuple(nova.pci.device_spec),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The records of a whole cloud for ``nova-hpc doctor``: Nova's, Placement's, the map's."""
+"""The records of a whole cloud for ``nova-hpc doctor``: of Nova, Placement and the map."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _UNREAD: Final = "not-looked"
 
 
 def examine_records_twice(config: Sequence[str], alone: bool = True) -> list[DoctorFinding]:
-    """Find the faults that two looks have in common: what was only changing is no fault.
+    """Find the faults that two examinations have in common: a change in progress is no fault.
 
     :param config: --config-file=FILE and --config-dir=DIR of Nova's scheduler.
-    :param alone: nothing else is looked at.
+    :param alone: the records are the only part that is examined.
     :raises nova_hpc_tools.snapshot.SnapshotError: nothing can be read, and *alone*.
     """
     try:
@@ -44,7 +44,7 @@ def examine_records_twice(config: Sequence[str], alone: bool = True) -> list[Doc
             )
         ]
     sure = [*first_findings, *(finding for finding in again if finding.check == _UNREAD)]
-    # A look that was not whole does not show that a fault has gone.
+    # An incomplete first examination does not show which faults are new.
     unsure = any(finding.check == _UNREAD for finding in first_findings)
     return [finding for finding in again if unsure or finding in sure]
 

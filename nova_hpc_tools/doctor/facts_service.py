@@ -20,25 +20,25 @@ from nova_hpc_tools.doctor.libvirt_needs import LibvirtNeed
 
 #: Units that start nova-compute: of Debian and Ubuntu, of RDO, of devstack.
 _UNITS: Final = ("nova-compute", "openstack-nova-compute", "devstack@n-cpu")
-#: Where systemd looks, the last word first.
+#: The folders of systemd, the one that wins first.
 _FOLDERS: Final = ("etc/systemd/system", "run/systemd/system", "usr/lib/systemd/system")
 _OLD_FOLDER: Final = "lib/systemd/system"
 _USER: Final = re.compile(r"^\s*User\s*=\s*(\S+)\s*$", re.MULTILINE)
 
 
 def is_this_machine(root: Path | None) -> bool:
-    """Whether *root* is this machine, whose services can be asked."""
+    """Whether *root* is this machine, so that its services are reachable."""
     return root is not None and root.resolve() == Path("/")
 
 
 def read_service_facts(
     root: Path | None, node: Node, offered: Iterable[PciFunction], nova: Any
 ) -> ServiceFacts:
-    """Read it; what cannot be read is not there.
+    """Read the facts; an unreadable file counts as missing.
 
-    :param root: where the host's files are; None: unknown.
-    :param offered: what servers can be given.
-    :param nova: with groups ``[DEFAULT]``, ``[libvirt]`` and ``[hpc]``.
+    :param root: the folder with the host's files; None if unknown.
+    :param offered: the functions that servers can get.
+    :param nova: options with the groups ``[DEFAULT]``, ``[libvirt]`` and ``[hpc]``.
     """
     if root is None:
         return ServiceFacts()
@@ -62,7 +62,7 @@ def read_service_facts(
 def configured_libvirt_needs(
     node: Node, offered: Iterable[PciFunction], nova: Any
 ) -> tuple[LibvirtNeed, ...]:
-    """Features that are configured or offered here, and need a libvirt newer than Nova does."""
+    """Configured or offered features that need a newer libvirt than Nova itself."""
     memory = sum(numa_node.memory_kib or 0 for numa_node in node.numa_nodes) << 10
     return tuple(libvirt_needs.libvirt_needs_of(offered, memory, nova.hpc.gpudirect_clique))
 
@@ -81,7 +81,7 @@ def _find_too_old_libvirt(wishes: Iterable[LibvirtNeed], nova: Any) -> Iterator[
 
 
 def libvirt_uri_of(nova: Any) -> str:
-    """The URI at which nova-compute of this machine finds libvirt."""
+    """The URI of libvirt for nova-compute of this machine."""
     return nova.libvirt.connection_uri or libvirt_domains.DEFAULT_URI
 
 
@@ -89,9 +89,9 @@ def libvirt_uri_of(nova: Any) -> str:
 
 
 def find_shim_fault(driver: str | None) -> Shim | None:
-    """Find the fault of the file through which Nova finds the driver; None: there is none.
+    """Find the fault of the file by which Nova finds the driver; None without a fault.
 
-    :param driver: ``[DEFAULT]compute_driver``; for another driver nothing is needed.
+    :param driver: ``[DEFAULT]compute_driver``; another driver needs no such file.
     """
     if driver != settings.DRIVER:
         return None
@@ -138,7 +138,7 @@ def _stat_service_path(tree: FileTree, root: Path, path: str, kind: Any) -> Ledg
 
 
 def _find_service_user(root: Path) -> User | None:
-    """The user of the unit of nova-compute; None: there is no unit, or it cannot be read."""
+    """The user in nova-compute's unit; None without a unit, or if its account is unknown."""
     for unit in _UNITS:
         texts = list(_read_service_unit(root, unit))
         if texts:
@@ -148,7 +148,7 @@ def _find_service_user(root: Path) -> User | None:
 
 
 def _read_service_unit(root: Path, name: str) -> Iterator[str]:
-    """The unit and what is dropped in, a later one wins."""
+    """The texts of the unit and its drop-in files; a later one wins."""
     folders = (*_FOLDERS, _OLD_FOLDER)
     for folder in folders:
         text = include_files.read_text_or_empty(root / folder / f"{name}.service")

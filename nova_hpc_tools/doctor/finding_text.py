@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Findings of the doctor, for people. Pure."""
+"""The text of the doctor's findings, for people. Pure."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from nova_hpc.topology.model import ADDRESS
 from nova_hpc.wire.findings import WireFinding
 from nova_hpc_tools.adopt import layout_names
 
-#: Devices, or nodes, of one line.
+#: Most devices, or nodes, in one line.
 _MOST_NAMES: Final = 12
 
 
 def format_finding_lines(
     rows: Sequence[tuple[str | None, WireFinding]], layout: str = layout_names.PLAIN
 ) -> Iterator[str]:
-    """Findings for people: what the same cure makes right is told together.
+    """Findings as lines for people, grouped by check and cure.
 
-    Of devices or nodes of which the same was seen there is one line.
+    Devices or nodes with the same fault share one line.
 
-    :param layout: for which the cures are written; the help that a finding names is, too.
+    :param layout: the layout of the cures, and of the help command that a finding names.
     """
     chosen = "" if layout == layout_names.PLAIN else f" --layout {layout}"
     alike: dict[tuple[str, ...], list[tuple[str | None, WireFinding]]] = {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Findings on many nodes, put together."""
+"""The findings on many nodes, merged."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _LARGEST: Final = 1 << 24
 
 
 def convert_finding(finding: DoctorFinding, layout: str, node: str | None) -> WireFinding:
-    """As a finding is written.
+    """The form of a finding for a file.
 
-    :param layout: that of the cure.
-    :param node: the machine that it was found on; None: unknown.
+    :param layout: the layout of the cure.
+    :param node: the machine with the fault; None if unknown.
     """
     return WireFinding(
         check=finding.check,
@@ -38,9 +38,12 @@ def convert_finding(finding: DoctorFinding, layout: str, node: str | None) -> Wi
 def merge_fleet_findings(
     folder: Path, layout: str
 ) -> tuple[list[tuple[str | None, WireFinding]], int]:
-    """The findings on all nodes, and between them; a node that cannot be read is one.
+    """The findings on all nodes and between them, and the exit status.
 
-    :param layout: that of the cures which are not of one node's own findings.
+    A node that cannot be read is a finding.
+
+    :param layout: the layout of the cures that are not in a node's own file.
+    :raises CommandError: *folder* does not exist, or has no ``.json`` file.
     """
     if not folder.is_dir():
         raise CommandError(f"--merge: there is no directory {folder}")
@@ -64,5 +67,5 @@ def merge_fleet_findings(
     more += checks_cloud.check_fleet(aliases)
     rows += [(finding.node, convert_finding(finding, layout, finding.node)) for finding in more]
     ranks = {severity.word: severity.value for severity in Severity}
-    # One of a later release counts as a warning at least.
+    # A severity of a later release counts as a warning at least.
     return rows, max((ranks.get(finding.severity, 1) for _, finding in rows), default=0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``nova-hpc help check``: what a check of the doctor means."""
+"""``nova-hpc help check``: the meaning of a check of the doctor."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _COLUMNS: Final = ("Check", "Severity", "Why", "Cure", "Page")
 
 
 class ExplainCheck(RecordCommand):
-    """Say why a check of nova-hpc doctor matters, what cures it, and where more is written.
+    """Explain a check of nova-hpc doctor: the harm of its fault, the cure, and the page.
 
     NAME stands in brackets behind each finding of nova-hpc doctor.
     """
@@ -34,7 +34,7 @@ class ExplainCheck(RecordCommand):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
-        """Look it up."""
+        """Print the check, its cure and its page."""
         from nova_hpc_tools.adopt.findings import CHECKS, DoctorFinding
         from nova_hpc_tools.adopt.layout_cures import render_cure
         from nova_hpc_tools.doctor.check_cures import CURES

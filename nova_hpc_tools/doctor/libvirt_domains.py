@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The libvirt of this node, asked by a command: read-only, and not for ever."""
+"""Queries of a command to the libvirt of this node: read-only, and with a time limit."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ Answer = TypeVar("Answer")
 
 
 class DomainUnreadError(Exception):
-    """The XML of a domain cannot be had; the text names the cure."""
+    """The XML of a domain cannot be read; the text names the cure."""
 
 
-#: What Nova connects to when ``[libvirt]connection_uri`` says nothing
+#: The URI of Nova if ``[libvirt]connection_uri`` is not set
 #: (``_uri`` of nova/virt/libvirt/driver.py, 32 to 34, for KVM and QEMU).
 DEFAULT_URI: Final = "qemu:///system"
-#: Seconds that libvirt has.
+#: Seconds to wait for libvirt.
 PATIENCE: Final = 30.0
 
 
 def guest_domain_reader(options: Any) -> Callable[[], NodeGuestDomains]:
-    """A function that asks the libvirt that nova-compute of this node uses.
+    """A function that reads the domains of the libvirt that this node's nova-compute uses.
 
-    :param options: with group ``[libvirt]``, as node_config reads it.
+    :param options: with the groups ``[libvirt]`` and ``[hpc]``.
     """
     uri = options.libvirt.connection_uri or DEFAULT_URI
     return lambda: ask_guest_domains(uri, root=Path(options.hpc.sysfs_root))
@@ -44,7 +44,7 @@ def ask_guest_domains(
     """All guest domains of the libvirt at *uri*. Never raises.
 
     :param patience: seconds.
-    :param root: where ``sys`` and ``dev`` are.
+    :param root: the folder with ``sys`` and ``dev``.
     """
 
     def ask(libvirt: Any) -> NodeGuestDomains:
@@ -71,7 +71,7 @@ def ask_guest_domains(
 
 
 def libvirt_version_of(uri: str, patience: float = PATIENCE) -> Version | None:
-    """The version of the libvirt at *uri*; None: it does not say. Never raises.
+    """The version of the libvirt at *uri*; None if it does not answer. Never raises.
 
     :param patience: seconds.
     """
@@ -91,11 +91,11 @@ def libvirt_version_of(uri: str, patience: float = PATIENCE) -> Version | None:
 
 
 def read_domain_xml(uri: str, name: str, patience: float = PATIENCE) -> str:
-    """The XML of one guest domain, as it is now.
+    """The present XML of one guest domain.
 
-    :param name: its UUID, or libvirt's name of it.
+    :param name: its UUID, or its name in libvirt.
     :param patience: seconds.
-    :raises DomainUnreadError: it cannot be had; the text names the cure.
+    :raises DomainUnreadError: it cannot be read; the text names the cure.
     """
 
     def ask(libvirt: Any) -> tuple[str | None, str]:
@@ -120,14 +120,14 @@ def read_domain_xml(uri: str, name: str, patience: float = PATIENCE) -> str:
 
 
 def _ask_libvirt(question: Callable[[Any], Answer], patience: float) -> Answer | None:
-    """The answer of libvirt; None: none within *patience* seconds.
+    """The answer of libvirt; None without an answer within *patience* seconds.
 
-    :raises ImportError: libvirt-python is not there.
+    :raises ImportError: libvirt-python is not installed.
     """
     import libvirt
 
     answers: list[Answer] = []
-    # What libvirt has to say of an error is in the answer, and not on the terminal.
+    # Errors of libvirt are in the answer, so libvirt need not print them on the terminal.
     libvirt.registerErrorHandler(lambda *_: None, None)
     thread = threading.Thread(target=lambda: answers.append(question(libvirt)), daemon=True)
     thread.start()

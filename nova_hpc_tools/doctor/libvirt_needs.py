@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The libvirt that the servers of a node will need, said before one is refused."""
+"""The libvirt that the servers of a node need, to report it before a server is refused."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from nova_hpc_tools.adopt.cures import DoctorCure, place_option, read_cure
 
 @attrs.frozen
 class LibvirtNeed:
-    """Something that is configured or offered, and the libvirt that it needs."""
+    """A configured or offered feature, and the libvirt that it needs."""
 
-    #: A part of a sentence: who is refused.
+    #: The servers that are refused; a part of a sentence.
     what: str
     least: Version
-    #: What can be done without another libvirt; a sentence without its full stop.
+    #: The cure without another libvirt; a sentence without its full stop.
     otherwise: DoctorCure = attrs.field(converter=read_cure)
 
 
 def libvirt_needs_of(
     offered: Iterable[PciFunction], memory: int, clique: bool
 ) -> Iterator[LibvirtNeed]:
-    """The most that servers of a node need.
+    """The needs of the servers with the highest demands on a node.
 
-    :param offered: the devices that servers can be given.
+    :param offered: the devices that servers can get.
     :param memory: of the node, in bytes.
     :param clique: ``[hpc]gpudirect_clique``.
     """

@@ -10,17 +10,17 @@ from typing import Final
 from nova_hpc_tools.adopt import include_files, install_shim
 from nova_hpc_tools.adopt.findings import DoctorFinding
 
-#: Major release -> the first that does not take Nova's own hints from users (CVE-2026-46448).
+#: Major release -> the first release that ignores Nova's own hints from users (CVE-2026-46448).
 FIXED: Final = {32: (32, 2, 1), 33: (33, 0, 2)}
-#: The fix, which distributions carry under earlier numbers: it leaves such hints out.
+#: The fix, which leaves such hints out; distributions also have it in earlier releases.
 _FIX: Final = re.compile(r"""startswith\(\s*['"]_nova""")
 
 
 def find_unfixed_nova(nova: Path, version: str | None) -> DoctorFinding | None:
     """A finding if users of this Nova can make the scheduler skip filters.
 
-    :param nova: its package.
-    :param version: as its metadata have it; None: unknown.
+    :param nova: the folder of its package.
+    :param version: from its metadata; None if unknown.
     """
     numbers = tuple(map(int, re.findall(r"\d+", (version or "").partition("+")[0])[:3]))
     least = FIXED.get(numbers[0]) if numbers else None

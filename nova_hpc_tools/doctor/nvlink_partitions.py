@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The partitions of this node's NVLink fabric, beside its ledger and its NVLink sets."""
+"""The partitions of this node's NVLink fabric, compared with its ledger and its NVLink sets."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ERRORS: Final = (
     *(BackendError, NvlinkFabricError, LedgerError),
     *(service_settings.ConfigError, sets.NvlinkError, roles.RoleError),
 )
-#: Options that are used here.
+#: Options that this module reads.
 _NEEDED: Final = ("nvlink_gpus", "nvlink_timeout", "ledger_file", "nvlink_set")
 
 _DIFFERENT: Final = 1
@@ -120,9 +120,9 @@ def _open_fabric(config: Sequence[str]) -> tuple[NvlinkStep, Any]:
 
 
 def _expect_ledger(links: NvlinkStep) -> None:
-    """Print which ledger is read.
+    """Print the path of the ledger.
 
-    :raises LedgerError: there is none.
+    :raises LedgerError: the ledger does not exist.
     """
     links.ledger.existing()
     print(f"Ledger: {links.ledger.path}", file=sys.stderr)

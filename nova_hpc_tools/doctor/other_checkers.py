@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Other tools' findings on this machine: ``nova-hpc doctor --others`` runs and reads them.
 
-``virt-host-validate`` knows the host as QEMU needs it, and ``oslo-config-validator`` which options
-there are. Neither is written again here.
+``virt-host-validate`` checks the host for QEMU, and ``oslo-config-validator`` checks the names of
+options. This module does not repeat their checks.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ HOST: Final = "virt-host-validate"
 CONFIG: Final = "oslo-config-validator"
 _SECONDS: Final = 120
 #: "  QEMU: Checking for device assignment IOMMU support   : FAIL (No ACPI DMAR table found)";
-#: tools/virt-host-validate-common.c of libvirt. What it warns of is normal on many hosts.
+#: tools/virt-host-validate-common.c of libvirt. Its warnings are normal on many hosts.
 _FAILED: Final = re.compile(r"\s*QEMU: (.+?)\s*: FAIL\s*(?:\((.+)\))?\s*")
 #: oslo_config/validator.py, _validate.
 _UNKNOWN: Final = re.compile(r"(?:ERROR:[\w.]+:)?(\S+?)/(\S+) is not part of the sample config")
-#: All options that this Python knows.
+#: Prints the namespaces of all options that are installed for this Python.
 _PROBE: Final = (
     "from importlib.metadata import entry_points\n"
     "print(*sorted({each.name for each in entry_points(group='oslo.config.opts')}))"
@@ -37,11 +37,11 @@ _PROBE: Final = (
 def run_other_checkers(
     files: Iterable[Path], python: str | None = None, libvirt: str | None = None
 ) -> Iterator[DoctorFinding]:
-    """Run them; one that is not there, or says nothing, is named.
+    """Run the tools; a tool that is not installed or does not answer is a finding.
 
-    :param files: that Nova's services read.
-    :param python: that runs Nova; None: that of the nova-compute on PATH, or this one.
-    :param libvirt: URI of one whose version matters; None: it does not.
+    :param files: the files that Nova's services read.
+    :param python: the Python of Nova; None for that of the nova-compute on PATH, or this one.
+    :param libvirt: URI of a libvirt whose version matters; None if no version matters.
     """
     yield from _run_host_validator()
     if libvirt is not None and libvirt_domains.libvirt_version_of(libvirt) is None:
@@ -101,7 +101,7 @@ def _report_silent_checker(program: str, cure: str) -> DoctorFinding:
 
 
 def _output_of_checker(words: Sequence[str]) -> str | None:
-    """The output of a program, whatever its exit status; None: it cannot be run."""
+    """The output of a program, whatever its exit status; None if it cannot be run."""
     try:
         done = subprocess.run(
             words, capture_output=True, text=True, timeout=_SECONDS, check=False, errors="replace"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``nova-hpc status upgrade check``: whether the services of this machine may restart with it.
+"""``nova-hpc status upgrade check``: whether this machine's services may restart with the release.
 
-The same words and exit status as ``nova-status upgrade check``, by the same library: it is run
-after this project was upgraded and before its services are restarted.
+The output and exit status are the same as with ``nova-status upgrade check``, by the same library.
+Operators run it after the upgrade of this project and before the restart of its services.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ _SHIM: Final = "shim"
 _HINTS: Final = "nova-hints"
 _WRONG: Final[tuple[type[Exception], ...]] = (CommandError, *ERRORS)
 
-#: A check: how it ended, and what there is to be done.
+#: The result of a check: its code, and the text with the work to do.
 Result = tuple[int, str | None]
 
 
 class UpgradeCheck(ListCommand):
-    """Say whether the services of this machine may be restarted with this release.
+    """Check whether the services of this machine may be restarted with this release.
 
-    Looks at what they are told and at the declaration as nova-hpc doctor does, at the
-    node's ledger, at the shim of the driver, and whether the functions of Nova that this
+    Checks the settings of the services and the declaration as nova-hpc doctor does, the
+    node's ledger, the shim of the driver, and whether the functions of Nova that this
     project wraps are those that it was written for. Changes nothing. The exit status is 0
-    where all is well, 1 where something is to be looked at, and 2 where a service would
-    not start, or not serve.
+    if all is well, 1 if there are warnings, and 2 if a service would not start, or not
+    serve.
     """
 
     acts_with = ()
@@ -56,7 +56,7 @@ class UpgradeCheck(ListCommand):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
-        """Look, and say it in the words of the library."""
+        """Run the checks, and print the results in the format of the library."""
         library = _import_upgradecheck()
         checks = [("Settings and declaration", _check_settings(parsed_args))]
         if NODE in (parsed_args.part or [NODE]):
@@ -97,7 +97,7 @@ def _import_upgradecheck() -> Any:
 
 def _check_settings(args: argparse.Namespace) -> Result:
     try:
-        # The shim has a line of its own, which is there also where this one cannot be made.
+        # The shim and the fixes have lines of their own, also if this line has an error.
         findings = [
             finding
             for finding in examine_this_machine(args).found

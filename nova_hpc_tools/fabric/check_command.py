@@ -29,22 +29,22 @@ from nova_hpc_tools.base import CommandAnswer, CommandError, ListCommand
 
 _COLUMNS: Final = ("Name", "Requirement", "State", "Found", "Cure")
 _WRONG: Final = 1
-#: How the agent is called by oslo.config.
+#: The agent's program name for oslo.config.
 _AGENT: Final = "nova-hpc-fabric-agent"
 _ISOLATION: Final = "SDN04-04"
 #: The most ports that have a row each.
 _MOST_ROWS: Final = 50
-#: Neutron's words for ports that have a host and no partition.
+#: Values of binding:vif_type of a port that has a host and no partition.
 _NOT_BOUND: Final = ("unbound", "binding_failed")
 _KINDS: Final = ("direct", "direct-physical")
 
 
 @runtime_checkable
 class ComparesFile(Protocol):
-    """A subnet manager that is told by a file."""
+    """A subnet manager that reads its partitions from a file."""
 
     def compare_with_file(self) -> FileComparison:
-        """Compare the tables of all ports with the file as it is."""
+        """Compare the tables of all ports with the current file."""
 
 
 class CheckFabric(ListCommand):
@@ -56,11 +56,11 @@ class CheckFabric(ListCommand):
     them, and one for each of those that differ. With --os-cloud, the faults of this fabric's agents
     are named, and ports of Neutron that have a host and are not bound (a request that broke off):
     the same request heals them.
-    With --accept-losses, what the agent's first write takes away is accepted, and each loss has a
+    With --accept-losses, you accept the losses of the agent's first write, and each loss has a
     row: the agent begins then. The decision holds for exactly these losses and this file.
-    "not available" is what this subnet manager does not have, with what that leaves open. Needs
-    root, as the agent does. The exit status is 0 when all that can be met is met, 1 when
-    something is not or cannot be read, 2 when nothing can be checked.
+    "not available" means that this subnet manager lacks the setting; the row names the open risk.
+    Needs root, as the agent does. The exit status is 0 if every available setting is met, 1 if
+    one is not or cannot be read, 2 if nothing can be checked.
     """
 
     acts_with = ("accept_losses",)
@@ -84,7 +84,7 @@ class CheckFabric(ListCommand):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
-        """Audit, compare, and ask the cloud."""
+        """Audit the settings, compare the tables, and query the cloud if one is named."""
         accepted: tuple[AuditRow, ...] = ()
         if parsed_args.accept_losses:
             accepted = tuple(accept_losses(parsed_args.config))
@@ -101,17 +101,17 @@ class CheckFabric(ListCommand):
 
 @runtime_checkable
 class AcceptsLosses(Protocol):
-    """A subnet manager whose file the agent takes over from others."""
+    """A subnet manager with a file of other authors, which the agent takes over."""
 
     def accept_losses(self) -> tuple[str, ...]:
-        """Keep the operator's decision on what the first write takes away."""
+        """Record that the operator accepts the losses of the first write; return them."""
 
 
 def accept_losses(words: Sequence[str]) -> Iterator[AuditRow]:
-    """Accept what the first write takes away; a row for each loss.
+    """Accept the losses of the agent's first write; yield a row for each loss.
 
-    :param words: as :func:`source_options.add_config_options` leaves them.
-    :raises Exception: what :attr:`CheckFabric.errors` names, and CommandError.
+    :param words: as :func:`source_options.add_config_options` stores them.
+    :raises Exception: the errors in :attr:`CheckFabric.errors`, and CommandError.
     """
     options = read_agent_group(words)
     manager = make_subnet_manager(options.subnet_manager, options)
@@ -127,21 +127,22 @@ def accept_losses(words: Sequence[str]) -> Iterator[AuditRow]:
 
 @attrs.frozen
 class FabricFindings:
-    """What was found of one fabric."""
+    """The result of the examination of one fabric."""
 
     rows: tuple[AuditRow, ...]
-    #: Its networks and their members, where the manager is told by a file and that is readable.
+    #: Its networks and their members; None if the manager reads no file, or the file is unreadable
+    #: or was changed by others.
     layout: PartitionLayout | None = None
-    #: Its agents, as openstacksdk has them; None: no cloud was asked.
+    #: Its agents, as objects of openstacksdk; None if no cloud was named.
     agents: tuple[Any, ...] | None = None
 
 
 def examine_fabric(words: Sequence[str], cloud: str | None) -> FabricFindings:
-    """Audit, compare, and ask the cloud.
+    """Audit the settings, compare the tables, and query the cloud.
 
-    :param words: as :func:`source_options.add_config_options` leaves them.
-    :param cloud: its name in clouds.yaml; None: none is asked.
-    :raises Exception: what :attr:`CheckFabric.errors` names, and CommandError.
+    :param words: as :func:`source_options.add_config_options` stores them.
+    :param cloud: its name in clouds.yaml; None to query no cloud.
+    :raises Exception: the errors in :attr:`CheckFabric.errors`, and CommandError.
     """
     options = read_agent_group(words)
     path = Path(options.partitions_file)
@@ -170,7 +171,7 @@ def _read_layout(path: Path) -> PartitionLayout | None:
 
 
 def is_agent_of_fabric(agent: Any, fabric: str | None) -> bool:
-    """Whether an agent of Neutron is that beside the subnet manager of this fabric.
+    """Whether an agent of Neutron is the one beside the subnet manager of this fabric.
 
     :param agent: of openstacksdk.
     """
@@ -180,8 +181,8 @@ def is_agent_of_fabric(agent: Any, fabric: str | None) -> bool:
 def read_agent_group(words: Sequence[str]) -> Any:
     """The group ``[hpc_fabric_agent]`` as the agent has it.
 
-    :param words: as :func:`source_options.add_config_options` leaves them.
-    :raises ConfigError: it cannot be read.
+    :param words: as :func:`source_options.add_config_options` stores them.
+    :raises ConfigError: the configuration cannot be read.
     """
     options = cfg.ConfigOpts()
     partition_options.register_agent_options(options)
@@ -198,14 +199,14 @@ def read_agent_group(words: Sequence[str]) -> Any:
 
 
 def is_wrong(row: AuditRow) -> bool:
-    """Whether somebody has to do something: what is not met, and what is needed and unknown."""
+    """Whether the operator has to act: a row is not met, or is needed and unknown."""
     return row.state is AuditState.NOT_MET or (row.needed and row.state is AuditState.UNKNOWN)
 
 
 def check_partitions(manager: SubnetManager, path: Path) -> Iterator[AuditRow]:
-    """The rows for the file of partitions, and for what is in force.
+    """The rows for the file of partitions, and for the tables that are in force.
 
-    :param path: of the file, where the manager is told by one.
+    :param path: the partitions file; unused if the manager reads no file.
     """
     if not isinstance(manager, ComparesFile):
         yield AuditRow(
@@ -240,7 +241,7 @@ def check_partitions(manager: SubnetManager, path: Path) -> Iterator[AuditRow]:
 
 
 def describe_managers(compared: FileComparison) -> AuditRow:
-    """The row for the ports with a subnet manager: none of them may be in a network."""
+    """The row for the ports with a subnet manager, which may not be members of a network."""
     managers = ", ".join(
         f"{format_guid(guid)} ({state})" for guid, state in sorted(compared.managers.items())
     )
@@ -284,7 +285,7 @@ def _check_file(path: Path) -> AuditRow:
 def describe_loose_ports(ports: Iterable[Any]) -> list[AuditRow]:
     """The rows for ports of Neutron that have a host and are not bound.
 
-    :param ports: of openstacksdk.
+    :param ports: objects of openstacksdk.
     """
     return [
         AuditRow(
@@ -302,9 +303,9 @@ def describe_loose_ports(ports: Iterable[Any]) -> list[AuditRow]:
 
 
 def describe_agents(agents: Iterable[Any], fabric: str | None) -> list[AuditRow]:
-    """The rows for the agents of this fabric, as Neutron knows them.
+    """The rows for faults of this fabric's agents, and one if none of them is alive.
 
-    :param agents: of openstacksdk.
+    :param agents: objects of openstacksdk, also of other fabrics.
     """
     rows = []
     lives = False

@@ -28,7 +28,7 @@ _DIFFERENT: Final = 1
 class ShowFabric(ListCommand):
     """Show where hosts are on the fabric, by a map in any form that is read.
 
-    Says on standard error what is damaged or contradicts itself, by line; the exit status
+    Lines that are damaged or contradict others are named on standard error; the exit status
     is then 1. JSON and YAML are the map as export writes it; lists name the hosts.
     """
 
@@ -57,7 +57,7 @@ class ShowFabric(ListCommand):
         )
 
 
-#: Column -> what it says of a host.
+#: Column -> its text for a host.
 _COLUMNS: Final[Mapping[str, Callable[[FabricPlace], str]]] = {
     "Host": lambda place: place.host,
     "Sub-domain": lambda place: place.sub_domain or "",
@@ -71,10 +71,10 @@ _COLUMNS: Final[Mapping[str, Callable[[FabricPlace], str]]] = {
 
 
 class DiffFabric(ListCommand):
-    """Show what differs between two maps, or between Nova's host aggregates and a map.
+    """Show the differences between two maps, or between Nova's host aggregates and a map.
 
-    With one map, what Nova knows is compared with it, and clusters (server groups) whose
-    members would be further apart are named; nothing is moved. The exit status is 0 when
+    With one map, Nova's host aggregates are compared with it, and clusters (server groups)
+    whose members would be further apart are named; nothing is moved. The exit status is 0 if
     nothing differs, else 1.
     """
 
@@ -121,7 +121,7 @@ class DiffFabric(ListCommand):
 
 
 def format_differences(differences: Iterable[FabricDifference]) -> Iterable[str]:
-    """Differences for people, one a line."""
+    """The differences as lines for people; "nothing differs" if there are none."""
     nothing = True
     for map_change in differences:
         nothing = False
@@ -138,10 +138,10 @@ def _format_difference_row(map_change: FabricDifference) -> tuple[str, ...]:
 
 
 class _FormatterStub:
-    """Stands for a formatter of cliff: export writes its formats itself."""
+    """A formatter of cliff without output: export writes its formats itself."""
 
     def add_argument_group(self, parser: argparse.ArgumentParser) -> None:
-        """There is no option of a format's own."""
+        """The formats have no options of their own."""
 
 
 class ExportFabric(ListCommand):
@@ -196,7 +196,7 @@ class ExportFabric(ListCommand):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
-        """Write it."""
+        """Write the map to the output, unless the file has the same content already."""
         args = parsed_args
         reading = map_files.read_fabric_files(args.maps, args)
         map_files.report_map_problems(reading, args)
@@ -213,13 +213,14 @@ class ExportFabric(ListCommand):
         return CommandAnswer((), ())
 
     def _emit(self, args: argparse.Namespace, answer: CommandAnswer) -> None:
-        """It is written already."""
+        """Print nothing: :meth:`take_action` has written the map."""
 
 
 def refuse_problems(count: int, args: argparse.Namespace) -> None:
-    """Stop where the map is not whole.
+    """Stop if the map has problems.
 
-    :raises CommandError: it is not, and nobody said that this is well.
+    :param count: number of problems.
+    :raises CommandError: there are problems, and --accept-problems is not given.
     """
     if count and not args.accept_problems:
         raise CommandError(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Differences between two maps, and what they mean for clusters that run."""
+"""Differences between two maps, and their effect on running clusters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import attrs
 
 from nova_hpc.fabric.model import OF_NVLINK, FabricLevel, FabricMap
 
-#: Kinds of differences, in the order in which they are told.
+#: Kinds of differences, in the order of the output.
 NEW_HOST: Final = "new host"
 GONE_HOST: Final = "gone host"
 MOVED: Final = "moved"
@@ -21,7 +21,7 @@ CABLES: Final = "cables"
 
 @attrs.frozen
 class FabricDifference:
-    """One thing that is not as it was."""
+    """A host, domain or link that differs between two maps."""
 
     kind: str
     #: Host, domain or "LOWER - UPPER" of a link.
@@ -33,11 +33,11 @@ class FabricDifference:
 
 @attrs.frozen
 class ClusterSpread:
-    """A cluster whose members are further from each other, or nearer, by the new map."""
+    """A cluster that spans more, or fewer, domains by the new map."""
 
     cluster: str
     level: FabricLevel
-    #: Domains of *level* before and now; members whose domain is unknown are one more each.
+    #: Domains of *level* before and now; each host whose domain is unknown counts as one more.
     before: int
     now: int
 
@@ -51,7 +51,7 @@ def compare_fabric_maps(
 ) -> tuple[FabricDifference, ...]:
     """The differences, sorted by kind and name.
 
-    :param cables: also the links; aggregates of Nova say nothing of them.
+    :param cables: also compare the links; Nova's aggregates do not contain them.
     """
     differences = [*_host_differences(old, new), *_domain_differences(old, new)]
     if cables:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of a source that are left out: by the operator, or because they mean "not known"."""
+"""The parts of a source that are left out: by options, or because their name means "unknown"."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nova_hpc.fabric.model import FabricLevel, FabricMap
 from nova_hpc.outside.name_lists import join_first
 from nova_hpc_tools.fabric.problems import ProblemCollector
 
-#: Names that stand for "not known" in what others write (topograph's is "no-topology").
+#: Names that mean "unknown" in the output of other programs (topograph's is "no-topology").
 _PLACEHOLDERS: Final = frozenset(
     {"no-topology", "unknown", "none", "(none)", "null", "n/a", "undefined"}
 )
@@ -21,38 +21,38 @@ _PLACEHOLDERS: Final = frozenset(
 
 @attrs.frozen
 class Exclusions:
-    """Patterns of what is left out; None leaves nothing out.
+    """Patterns of the names that are left out; None leaves nothing out.
 
     Hosts, switches and rails match anywhere in their name, placeholders as a whole.
     """
 
     hosts: re.Pattern[str] | None = None
     switches: re.Pattern[str] | None = None
-    #: By the name of the host's port, e.g. ``mlx5_8``.
+    #: For the name of the host's port, e.g. ``mlx5_8``.
     rails: re.Pattern[str] | None = None
-    #: More names that are no domain.
+    #: Further placeholders: names that mean "unknown".
     unknown: re.Pattern[str] | None = None
 
     def leaves_out_host(self, name: str) -> bool:
-        """Whether *name* is no compute node."""
+        """Whether the host *name* is left out, as it is not a compute node."""
         return self.hosts is not None and self.hosts.search(name) is not None
 
     def leaves_out_switch(self, name: str) -> bool:
-        """Whether nothing of the switch *name* counts."""
+        """Whether the switch or domain *name* is left out, with all of its ports."""
         ignored = self.switches is not None and self.switches.search(name) is not None
         return ignored or self.is_placeholder(name)
 
     def leaves_out_rail(self, name: str | None) -> bool:
-        """Whether ports of the name *name* do not count."""
+        """Whether ports with this name are left out."""
         return self.rails is not None and name is not None and self.rails.search(name) is not None
 
     def is_placeholder(self, name: str) -> bool:
-        """Whether *name* stands for "not known" and is no domain."""
+        """Whether *name* means "unknown" instead of a domain."""
         named = self.unknown is not None and self.unknown.fullmatch(name) is not None
         return named or name.casefold() in _PLACEHOLDERS
 
 
-#: Leaves nothing out but placeholders.
+#: Leaves out only placeholders.
 NOTHING: Final = Exclusions()
 
 
@@ -61,7 +61,7 @@ def note_placeholders(
     exclusions: Exclusions,
     collector: ProblemCollector,
 ) -> None:
-    """Say which hosts are in a domain whose name only stands for "not known"."""
+    """Add a note for each placeholder among the domains, with the hosts in it."""
     for name, hosts in sorted(hosts_by_domain.items()):
         if exclusions.is_placeholder(name):
             those = sorted(set(hosts))
@@ -74,7 +74,7 @@ def note_placeholders(
 def exclude_places(
     fabric: FabricMap, exclusions: Exclusions, collector: ProblemCollector
 ) -> FabricMap:
-    """A finished map without what is left out."""
+    """*fabric* without the hosts, domains and rails that are left out."""
     nowhere: dict[str, list[str]] = {}
     kept = []
     for place in fabric.places:

@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Switches and cables turned into a map: which switches are one domain, and at which level.
 
-All readers whose source has switches deliver a :class:`Graph`; what a domain is, is worked
-out here for all of them alike.
+Each reader of a source with switches delivers a :class:`Graph`. This module finds the domains
+for all of them in the same way.
 
-*Which switches are one domain.* See :mod:`nova_hpc_tools.fabric.switch_groups`: those that serve
-the same hosts. What spans several of them (storage, management) is none, and so neither a lost nor
-a wrong cable changes anything for the others. What nothing decides is unknown, and a problem.
+*Which switches are one domain.* Switches that serve the same hosts are one domain; see
+:mod:`nova_hpc_tools.fabric.switch_groups`. A switch across several domains (storage, management)
+is not a domain. So neither a lost nor a wrong cable changes the domains of other hosts. A domain
+that stays undecided is unknown, and a problem.
 
-*The core.* Whatever cables connect is one fabric: hosts below the same switches of the highest
-tier where there are three or more, and otherwise all that are connected in any way, also by
-cables between switches of one tier (two switches back to back, the groups of a Dragonfly+).
+*The core.* Hosts share a core if cables connect them. With three or more tiers, the switches of
+the highest tier connect them. Otherwise any cables do, also those between switches of one tier
+(two switches back to back, the groups of a Dragonfly+).
 
-*Which level.* By the height above the hosts: two tiers of switches are leaf and spine,
+*Which level.* The height above the hosts decides: two tiers of switches are leaf and spine,
 three are leaf, spine and core, four have blocks between leaf and spine.
 """
 
@@ -76,7 +77,7 @@ class HostPort:
 
 @attrs.frozen
 class Cables:
-    """All cables from one switch to one nearer to the core."""
+    """All cables from one switch to another one that is closer to the core."""
 
     lower: str
     upper: str
@@ -87,7 +88,7 @@ class Cables:
 
 @attrs.frozen
 class Graph:
-    """The facts of a source, before anything is made of them. All names are good ones."""
+    """The facts of a source, as read. All names in it are valid."""
 
     ports: tuple[HostPort, ...] = ()
     cables: tuple[Cables, ...] = ()
@@ -95,21 +96,21 @@ class Graph:
     switches: Mapping[str, str | None] = attrs.field(factory=dict)
     #: Host -> its NVLink domain.
     nvlink: Mapping[str, str] = attrs.field(factory=dict)
-    #: Host -> its part of the NVLink domain.
+    #: Host -> its sub-domain, a part of the NVLink domain.
     sub_domains: Mapping[str, str] = attrs.field(factory=dict)
-    #: Hosts that are known, on whatever switch.
+    #: All hosts of the source, also those without a port here.
     hosts: tuple[str, ...] = ()
     #: Pairs of switches of one tier that are cabled to each other.
     beside: tuple[tuple[str, str], ...] = ()
-    #: Whether a host can have ports on several leaf switches of one domain, its rails. Where it
-    #: cannot, a host on two contradicts itself.
+    #: Whether a host can have ports on several leaf switches of one domain, its rails. If not, a
+    #: host on two switches is a contradiction.
     has_rails: bool = False
-    #: Whether a cable that its like have and that is missing is a dead one: true for what
-    #: was discovered, not for what somebody wrote.
+    #: Whether a cable that is missing, compared with similar switches, is a dead link. This is so
+    #: in discovered graphs only: the author of a written map may have left cables out.
     discovered: bool = False
 
     def without(self, exclusions: Exclusions) -> Graph:
-        """The same without the switches, ports and domains that *exclusions* names."""
+        """This graph without the hosts, switches, ports and domains that *exclusions* names."""
 
         def keeps(*switches: str) -> bool:
             return not any(map(exclusions.leaves_out_switch, switches))
@@ -140,7 +141,7 @@ class Graph:
 
 
 def speed_of_rate(rate: str | None) -> float | None:
-    """Gb/s of a rate as ibnetdiscover writes it, e.g. 400.0 for ``4xNDR``; None: unknown."""
+    """Gb/s of a rate as ibnetdiscover writes it, e.g. 400.0 for ``4xNDR``; None if unknown."""
     match = _RATE.fullmatch(rate or "")
     if match is None or match[2] not in _LANE:
         return None
@@ -154,7 +155,12 @@ def build_map_from_graph(
     source: str,
     exclusions: Exclusions = NOTHING,
 ) -> FabricReading:
-    """The map that *graph* means; what contradicts itself is added to *collector*."""
+    """The map of *graph*; contradictions in it become problems of *collector*.
+
+    The tiers are processed from the hosts upwards. The users of the first tier are hosts; the
+    users of each next tier are the domains of the tier below, and hosts or domains that have no
+    domain there.
+    """
     note_placeholders(_hosts_by_domain(graph), exclusions, collector)
     graph = graph.without(exclusions)
     tiers = _sort_into_tiers(graph, collector)
@@ -163,7 +169,7 @@ def build_map_from_graph(
         collector.wrong(
             f"it has {len(tiers)} tiers of switches; the {len(levels)} next to the hosts are read"
         )
-    # Per tier: switch -> domain, then domain or host below -> domain.
+    # Per tier: user (host or key of a domain below) -> its domain, and switch -> its domain.
     above: list[dict[str, str]] = []
     serves: list[Mapping[str, str]] = []
     below: dict[str, list[str]] = {}
@@ -184,7 +190,7 @@ def build_map_from_graph(
         domain_of = groups.domain_of
         serves.append(domain_of)
         above.append(_settle_domains(users, groups, level, ports, collector))
-        # Who asks on the next tier: the domains of this one, and who found none here.
+        # Users of the next tier: the domains of this one, and users that have no domain here.
         following = {
             user: [
                 upper
@@ -234,7 +240,7 @@ def _parents_of_switches(graph: Graph) -> dict[str, list[str]]:
 
 
 def _sort_into_tiers(graph: Graph, collector: ProblemCollector) -> list[frozenset[str]]:
-    """The switches by their height above the hosts; what lies in a circle is left out."""
+    """The switches by their height above the hosts, without those in a circle of cables."""
     children: dict[str, set[str]] = {}
     uppers = _parents_of_switches(graph)
     for lower, above in uppers.items():
@@ -278,7 +284,7 @@ def _settle_domains(
     ports: Mapping[tuple[str, str], HostPort],
     collector: ProblemCollector,
 ) -> dict[str, str]:
-    """User -> the domain that it belongs to; those without one are missing."""
+    """User -> the domain that it belongs to; users without a domain are missing."""
     for disagreeing in groups.disagreeing:
         collector.wrong(
             f"some of the switches {join_first(disagreeing, 5)} serve nearly the same, "
@@ -354,9 +360,12 @@ def _place_hosts(
 def _build_links(
     graph: Graph, tiers: list[frozenset[str]], no_leaves: Container[str]
 ) -> list[FabricLink]:
-    """The links between the switches, and those that are missing.
+    """The links between the switches, with the number of their missing cables.
 
-    :param no_leaves: switches beside the leaves, which are cabled in another way.
+    A discovered graph misses cables if a link has fewer than the usual number of its two tiers.
+
+    :param no_leaves: switches of the lowest tier that are not leaves (storage, management) and are
+        cabled in another way.
     """
     pairs: dict[tuple[str, str], list[Cables]] = {}
     for cables in graph.cables:
@@ -372,7 +381,7 @@ def _build_links(
             if not counts:
                 continue
             usual = Counter(counts.values()).most_common(1)[0][0]
-            # A plane: spines over the same leaf switches. Each leaf of it has them all.
+            # A plane is the spines over the same leaf switches. Each leaf of it has a link to each.
             users: dict[str, list[str]] = {}
             for lower, upper in counts:
                 users.setdefault(lower, []).append(upper)
@@ -400,7 +409,7 @@ def _build_links(
 def _name_cores(
     places: list[FabricPlace], graph: Graph, rank: Mapping[str, int]
 ) -> list[FabricPlace]:
-    """Give each host that has no core the name of the fabric that its switches are connected to.
+    """Give each host without a core the name of the fabric that its switches are connected to.
 
     :param rank: switch -> its tier, from 0.
     """
@@ -410,7 +419,7 @@ def _name_cores(
     for switches in fabrics:
         inside = tier_cores & switches
         if len(inside) > 1 or (len(switches) == 1 and len(fabrics) > 1):
-            continue  # a switch without any cable: what it is connected to nobody has said
+            continue  # two cores, or a switch without cables, whose fabric is unknown
         top = max(rank.get(switch, 0) for switch in switches)
         name = min(inside or {switch for switch in switches if rank.get(switch, 0) == top})
         core_of.update(dict.fromkeys(switches, name))
@@ -451,7 +460,7 @@ def _connected_switches(graph: Graph) -> list[frozenset[str]]:
 
 
 def _hosts_by_domain(graph: Graph) -> dict[str, set[str]]:
-    """Names of leaf switches and NVLink domains -> the hosts that say them."""
+    """Name of a leaf switch or NVLink domain -> its hosts."""
     hosts_by_name: dict[str, set[str]] = {}
     for port in graph.ports:
         hosts_by_name.setdefault(port.switch, set()).add(port.host)
@@ -461,7 +470,10 @@ def _hosts_by_domain(graph: Graph) -> dict[str, set[str]]:
 
 
 def good_name(name: object, what: str, collector: ProblemCollector, line: int | None) -> bool:
-    """Whether *name* can be a name; a problem is added to *collector* where not."""
+    """Whether *name* can be a name; if not, *collector* gets a problem.
+
+    :param what: the noun for the problem, e.g. "a node".
+    """
     wrong = wrong_name(name)
     if wrong is not None:
         collector.wrong(f"{what}: {wrong}", line)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``nova-hpc fabric groups`` and ``reap``: what Placement holds of server groups."""
+"""``nova-hpc fabric groups`` and ``reap``: Placement's records of server groups."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nova_hpc_tools.base import CommandAnswer
 from nova_hpc_tools.snapshot import SnapshotError, cloud_readers
 from nova_hpc_tools.snapshot.group_fleet import GroupLine
 
-#: Exit status where something is below a domain that is not known here.
+#: Exit status if a domain has providers below it that are not ours.
 _STRANGE = 1
 
 
@@ -53,11 +53,11 @@ class ListFabricGroups(base.ListCommand):
 
 
 class ReapFabric(base.RecordCommand):
-    """Take away what Placement holds of server groups that have nobody any more.
+    """Delete the records in Placement of server groups without members.
 
-    Schedulers do the same before they decide about a domain, so this is for what none of
-    them comes across. It is safe at any time: a scheduler that is about to use what goes
-    begins anew.
+    Schedulers do the same before they decide about a domain, so this is for records that no
+    scheduler reads any more. It is safe at any time: a scheduler that is about to use such a
+    record starts its decision again.
     """
 
     errors = (SnapshotError,)

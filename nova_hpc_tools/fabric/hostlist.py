@@ -17,13 +17,13 @@ _NUMBERED: Final = re.compile(r"(.*?)(\d{1,9})")
 
 
 class HostListError(ValueError):
-    """A list that makes no sense; the text says why."""
+    """A list that cannot be parsed; the text contains the reason."""
 
 
 def expand_hostlist(text: str) -> list[str]:
     """The names that *text* stands for, in its order.
 
-    :raises HostListError: brackets that do not match, a range that is none, too many names.
+    :raises HostListError: brackets do not match, a range is invalid, or there are too many names.
     """
     names: list[str] = []
     for word in _split_at_commas(text):
@@ -34,16 +34,15 @@ def expand_hostlist(text: str) -> list[str]:
 
 
 def compress_hostlist(names: Iterable[str]) -> str:
-    """The shortest list of this form for *names*, each once, in a fixed order.
+    """A short list of this form for *names*, each once, in a fixed order.
 
-    Only the last number of a name is gathered into ranges, which every release of Slurm
-    reads.
+    Only the last number of a name is gathered into ranges: every release of Slurm reads that.
     """
     numbers: dict[tuple[str, int], list[int]] = {}
     entries: list[tuple[str, str]] = []
     plain = set(names)
     parts = {name: match for name in plain if (match := _split_number(name)) is not None}
-    # n1 and n01 are two names. 10 belongs to 08 and 09 where these are there, else to 8 and 9.
+    # n1 and n01 are two names. 10 belongs to 08 and 09 if they are in *names*, else to 8 and 9.
     padded_widths = {
         (match[1], len(match[2])) for match in parts.values() if match[2].startswith("0")
     }
@@ -64,7 +63,7 @@ def compress_hostlist(names: Iterable[str]) -> str:
 
 
 def _split_number(name: str) -> re.Match[str] | None:
-    """Split a name into what stands before its last number, and the number."""
+    """Split a name into its start and its last number; None if it has brackets or no number."""
     return None if any(letter in name for letter in "[],") else _NUMBERED.fullmatch(name)
 
 

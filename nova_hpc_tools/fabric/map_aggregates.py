@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The aggregates that a fabric map means; :mod:`nova_hpc.fabric.aggregates` reads them back."""
+"""The aggregates of a fabric map; :mod:`nova_hpc.fabric.aggregates` reads them back."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nova_hpc.fabric.aggregates import (
 )
 from nova_hpc.fabric.model import OF_NVLINK, TREE, FabricLevel, FabricMap, FabricPlace
 
-#: Of the name of every aggregate that is ours.
+#: Prefix of the name of every aggregate of ours.
 NAME_PREFIX: Final = "hpc-fabric:"
 #: Longest value of a metadata item (nova/objects/aggregate.py), in characters.
 _LONGEST_VALUE: Final = 255
@@ -37,9 +37,10 @@ class Aggregate:
 
 
 def aggregates_of(fabric: FabricMap) -> tuple[Aggregate, ...]:
-    """The aggregates that *fabric* means, in the order of their names.
+    """The aggregates of *fabric*, in the order of their names.
 
-    Hosts of which the map knows no domain are in none.
+    A host is in the aggregate of its lowest known domain of the tree, and in those of its NVLink
+    levels. Hosts without a domain are in no aggregate.
     """
     aggregates: list[Aggregate] = []
     tree: dict[tuple[FabricLevel, str], list[FabricPlace]] = {}
@@ -85,7 +86,7 @@ def _build_aggregate(
 
 
 def _common_rails(places: list[FabricPlace]) -> str:
-    """Rails that more than half of the hosts have; "" where the value would be too long."""
+    """Rails that more than half of the hosts have; "" if the value would be too long."""
     counts = Counter(rail.name for place in places for rail in place.rails)
     names = sorted(name for name, count in counts.items() if 2 * count > len(places))
     text = ",".join(names)

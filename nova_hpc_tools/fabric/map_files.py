@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sources of a map, for the commands of the fabric."""
+"""The sources of a map, for the ``nova-hpc fabric`` commands."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from nova_hpc_tools.fabric.readers import reader_choice as readers
 
 _LONGEST: Final = 1 << 28
 _MOST_NOTES: Final = 10
-#: What a block of Slurm may be.
+#: Levels that a block of Slurm can be.
 _BLOCKS: Final = ("nvlink_domain", "leaf", "block")
 
 
 def add_map_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options that say how a map is read."""
+    """Declare the options for reading a map."""
     group = parser.add_argument_group("how a map is read")
     group.add_argument(
         "--from",
@@ -107,9 +107,9 @@ def exclusions_of(args: argparse.Namespace) -> Exclusions:
 
 
 def read_fabric_file(path: str, args: argparse.Namespace) -> FabricReading:
-    """The map in a file, or of standard input where *path* is ``-``.
+    """The map in a file, or on standard input if *path* is ``-``.
 
-    :raises FabricMapError: there is no map in it; the text names the file.
+    :raises FabricMapError: it contains no map; the text names the file.
     """
     where = "standard input" if path == "-" else printable_text(path)
     try:
@@ -130,7 +130,7 @@ def read_fabric_file(path: str, args: argparse.Namespace) -> FabricReading:
 def read_fabric_files(paths: Sequence[str], args: argparse.Namespace) -> FabricReading:
     """The maps in several files as one.
 
-    :raises FabricMapError: one of them has no map; the text names it.
+    :raises FabricMapError: one of them contains no map; the text names it.
     """
     return merge_readings([read_fabric_file(path, args) for path in paths], args.name)
 
@@ -146,7 +146,7 @@ def read_reported_map(path: str, args: argparse.Namespace) -> FabricMap:
 
 
 def report_map_problems(reading: FabricReading, args: argparse.Namespace) -> None:
-    """Say on standard error what is wrong with a map, and what else is worth a word."""
+    """Print the problems and notes of a map on standard error, the notes up to a limit."""
     _print_problems(reading.problems, "problem: ")
     limit = len(reading.notes) if args.all_notes else _MOST_NOTES
     notes = cut_after(

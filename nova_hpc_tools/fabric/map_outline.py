@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shape of a fabric map for drawings, other programs and people."""
+"""The outline of a fabric map for drawings, other programs and people."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nova_hpc.fabric.model import FabricLevel, FabricMap
 def outline_map(fabric: FabricMap) -> Mapping[str, tuple[tuple[FabricLevel, str], ...]]:
     """Host -> the known domains of the tree above it, widest first, in the hosts' order.
 
-    A core that was named after the only domain below it says nothing more and is left out.
+    A core that was named after the only domain below it adds nothing and is left out.
     """
     below: dict[str, set[tuple[FabricLevel, str] | None]] = {}
     for place in fabric.places:
@@ -26,7 +26,7 @@ def outline_map(fabric: FabricMap) -> Mapping[str, tuple[tuple[FabricLevel, str]
 
 
 def find_crossed_leaves(fabric: FabricMap) -> tuple[str, ...]:
-    """NVLink domains that lie in more than one leaf, in words. This is allowed."""
+    """A sentence for each NVLink domain with hosts in more than one leaf. This is allowed."""
     sentences = []
     for name, hosts in fabric.domains(FabricLevel.NVLINK_DOMAIN).items():
         leaves = sorted({place.leaf for place in map(fabric.place, hosts) if place and place.leaf})

@@ -18,16 +18,16 @@ from nova_hpc_tools.fabric.problems import FabricReading, ProblemCollector, Sour
 
 
 def merge_readings(readings: Sequence[FabricReading], name: str | None = None) -> FabricReading:
-    """One reading of all of them; what two of them say differently is a problem, and unknown.
+    """One reading of all of them; a domain on which two differ is unknown, and a problem.
 
     :param readings: at least one.
-    :param name: of the map where there are several; None: what the first one says.
+    :param name: of the map if there are several readings; None for the first one's name.
     """
     if len(readings) == 1:
         return readings[0]
     collector = ProblemCollector()
     for reading in readings:
-        # Lines are those of one file, which is named here.
+        # A line number belongs to one file, so the problem needs the file's name.
         of = reading.fabric.source
         collector.problems += [_prefix_with_source(problem, of) for problem in reading.problems]
         collector.notes += [_prefix_with_source(note, of) for note in reading.notes]
@@ -35,7 +35,7 @@ def merge_readings(readings: Sequence[FabricReading], name: str | None = None) -
     places_by_host: dict[str, list[FabricPlace]] = {}
     for place in (place for fabric in maps for place in fabric.places):
         places_by_host.setdefault(place.host, []).append(place)
-    # All at once: what two maps dispute, a third one does not settle.
+    # All places of a host at once: a third map must not settle a dispute of two.
     places = [_merge_places(host_places, collector) for host_places in places_by_host.values()]
     switches: dict[str, FabricSwitch] = {}
     for switch in (switch for fabric in maps for switch in fabric.switches):
@@ -61,7 +61,7 @@ def _prefix_with_source(problem: SourceProblem, source: str) -> SourceProblem:
 
 
 def _merge_places(places: Sequence[FabricPlace], collector: ProblemCollector) -> FabricPlace:
-    """One host, as several maps place it."""
+    """The place of a host by several maps."""
     host = places[0].host
     domains: dict[str, Any] = {}
     for level in FabricLevel:

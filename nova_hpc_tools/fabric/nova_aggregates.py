@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nova's aggregates, hosts and server groups, by its public API."""
+"""Access to Nova's aggregates, hosts and server groups through its public API."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nova_hpc_tools.fabric.problems import FabricMapError
 from nova_hpc_tools.fabric.sync import CloudAggregate, SyncStep
 
 _PAGE: Final = 500
-#: Of the API; aggregates, services and servers have all that is needed in the first.
+#: Microversion; aggregates, services and servers have all needed fields in the first one.
 _FIRST: Final = "2.1"
 #: Before 2.15 Nova refuses to list server groups as soon as one has a soft policy.
 _GROUPS: Final = "2.15"
@@ -25,12 +25,12 @@ class NovaApiError(FabricMapError):
 
     def __init__(self, text: str, status: int | None = None) -> None:
         super().__init__(text)
-        #: Of its answer, by HTTP; None: there was none.
+        #: HTTP status of the answer; None if there was no answer.
         self.status = status
 
 
 def add_cloud_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options that say which cloud."""
+    """Declare the options that select the cloud."""
     group = parser.add_argument_group("which cloud")
     group.add_argument(
         "--os-cloud",
@@ -81,7 +81,7 @@ class FabricCloud:
     def aggregates(self) -> list[CloudAggregate]:
         """All host aggregates.
 
-        :raises NovaApiError: Nova does not tell.
+        :raises NovaApiError: Nova does not answer, or refuses.
         """
         api_aggregates = self._get("/os-aggregates")["aggregates"]
         return [
@@ -95,17 +95,17 @@ class FabricCloud:
         ]
 
     def hosts(self) -> list[str]:
-        """The hosts of all compute services, also of those that are down.
+        """The hosts of all compute services, also of services that are down.
 
-        :raises NovaApiError: Nova does not tell.
+        :raises NovaApiError: Nova does not answer, or refuses.
         """
         services = self._get("/os-services", binary="nova-compute")["services"]
         return sorted({service["host"] for service in services})
 
     def clusters(self) -> dict[str, list[str]]:
-        """Server group of at least two servers -> the hosts that they are on.
+        """Server group with at least two placed servers -> the host of each server.
 
-        :raises NovaApiError: Nova does not tell.
+        :raises NovaApiError: Nova does not answer, or refuses.
         """
         host_of: dict[str, str] = {}
         for server in self._pages("/servers/detail", "servers", all_tenants="1"):
@@ -125,7 +125,7 @@ class FabricCloud:
     def apply(self, step: SyncStep) -> None:
         """Do one step.
 
-        :raises NovaApiError: Nova refuses it, or does not say whether it took effect.
+        :raises NovaApiError: Nova refuses it, or does not confirm it.
         """
         if step.kind == sync.CREATE:
             made = self._call("post", "/os-aggregates", {"aggregate": {"name": step.aggregate}})
@@ -144,7 +144,7 @@ class FabricCloud:
             self._call("post", f"{target}/action", {action: {"host": step.value}})
 
     def _groups(self, microversion: str = _GROUPS) -> Iterator[Mapping[str, Any]]:
-        # This list has no marker, but an offset.
+        # The list of server groups has an offset instead of a marker.
         offset = 0
         while True:
             page = self._get(
@@ -166,7 +166,7 @@ class FabricCloud:
         while True:
             page = self._get(path, microversion, limit=str(_PAGE), **query, **marker)[key]
             yield from page
-            # Nova may have a lower limit of its own than what is asked for.
+            # Nova's own limit may be lower than the requested one, so a short page is not the end.
             if not page:
                 return
             marker = {"marker": page[-1]["id"]}
@@ -200,7 +200,7 @@ class FabricCloud:
 
 
 def _format_nova_fault(answer: Any) -> str:
-    """The fault in Nova's words."""
+    """The HTTP status and Nova's fault message."""
     try:
         message = next(iter(json.loads(answer.content).values()))["message"]
     except (ValueError, AttributeError, KeyError, StopIteration, TypeError):

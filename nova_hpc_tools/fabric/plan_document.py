@@ -21,7 +21,7 @@ def format_plan_document(gang: Gang, answer: GangPlan | GangRefusal) -> str:
 
 
 def build_plan_document(gang: Gang, answer: GangPlan | GangRefusal) -> dict[str, Any]:
-    """Question and answer; ``fits`` tells which keys follow."""
+    """Question and answer; the keys after ``fits`` depend on its value."""
     head = {
         "schema": SCHEMA,
         "version": VERSION,

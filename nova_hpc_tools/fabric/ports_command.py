@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``nova-hpc fabric ports``: the inventory by which Neutron's driver finds the GUID of a device."""
+"""``nova-hpc fabric ports``: the inventory from which Neutron's driver reads a device's GUID."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from nova_hpc.topology.model import InventoryError, Node, PciFunction
 from nova_hpc_tools.adopt import include_files
 from nova_hpc_tools.base import CommandAnswer, CommandError, ListCommand
 
-#: Exit status where a port of this machine could not be listed.
+#: Exit status if a port of this machine could not be listed.
 _INCOMPLETE: Final = 1
 #: Class of an InfiniBand controller (PCI Code and ID Assignment Specification).
 _INFINIBAND: Final = "0207"
@@ -111,7 +111,7 @@ class ListFabricPorts(ListCommand):
 
 
 def list_node_ports(node: Node, host: str, problems: list[str]) -> Iterator[PhysicalPort]:
-    """The InfiniBand ports of a node; what cannot be listed is named in *problems*."""
+    """The InfiniBand ports of a node; *problems* gets a text for each one that is left out."""
     for function in node.functions:
         if function.physical_function is not None:
             continue
@@ -134,7 +134,7 @@ def list_node_ports(node: Node, host: str, problems: list[str]) -> Iterator[Phys
 
 
 def _is_other_layer(function: PciFunction) -> bool:
-    """Whether all ports are Ethernet's: such an adapter can be switched to it."""
+    """Whether all ports of an adapter are switched to Ethernet."""
     layers = {port.link_layer for device in function.rdma for port in device.ports}
     return bool(layers) and layers == {"Ethernet"}
 
@@ -152,15 +152,15 @@ def _explain_missing_guid(function: PciFunction, ports: int) -> str | None:
 def merge_ports(ports: Iterable[PhysicalPort]) -> tuple[PhysicalPort, ...]:
     """All ports in order, each once.
 
-    :raises PortInventoryError: two of them have one GUID, or one function is of two ports.
+    :raises PortInventoryError: two ports have the same GUID, or the same function.
     """
     return parse_inventory(render_inventory(dict.fromkeys(ports))).ports
 
 
 def _read_ports_file(path: Path) -> tuple[PhysicalPort, ...]:
-    """The ports of a file that this command has written.
+    """The ports in a file that this command has written.
 
-    :raises CommandError: it cannot be read.
+    :raises CommandError: the file cannot be read.
     """
     try:
         return parse_inventory(path.read_text(encoding="utf-8")).ports

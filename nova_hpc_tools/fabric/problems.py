@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The problems of a source, and what its reader delivers all the same."""
+"""The problems of a source, and the map that its reader delivers in spite of them."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from nova_hpc.fabric.model import FabricMap
 from nova_hpc.outside.name_lists import cut_after
 from nova_hpc_tools.fabric.map_outline import find_crossed_leaves
 
-#: The most problems that are kept of one source; a file that was cut has thousands.
+#: The most problems that are kept of one source; a truncated file has thousands.
 MOST: Final = 200
 
 
-#: What is wrong with a map that names no host.
+#: The problem of a map without hosts.
 NO_HOST: Final = "the map names no host"
 
 
 class FabricMapError(Exception):
-    """Something that is no fabric map at all, or that cannot be done; one line each."""
+    """A source that is not a fabric map at all, or a request that cannot be met; one line each."""
 
 
 @attrs.frozen
@@ -29,7 +29,7 @@ class SourceProblem:
     """A fault of a source, for the operator."""
 
     text: str
-    #: Line of the source, from 1; None: no single line.
+    #: Line of the source, from 1; None if the fault is not on a single line.
     line: int | None = None
 
     def __str__(self) -> str:
@@ -41,29 +41,32 @@ class FabricReading:
     """The content of a source."""
 
     fabric: FabricMap
-    #: What is damaged or contradicts itself: what it concerns is unknown in the map.
+    #: Damages and contradictions; the part that they concern is unknown in the map.
     problems: tuple[SourceProblem, ...] = ()
-    #: What the operator should know; the map is as good as without.
+    #: Hints for the operator, which change nothing in the map.
     notes: tuple[SourceProblem, ...] = ()
 
 
 @attrs.define
 class ProblemCollector:
-    """Collects what is wrong while a source is read."""
+    """Collects problems and notes while a source is read."""
 
     problems: list[SourceProblem] = attrs.Factory(list)
     notes: list[SourceProblem] = attrs.Factory(list)
 
     def wrong(self, text: str, line: int | None = None) -> None:
-        """Something is damaged or contradicts itself."""
+        """Add a problem: a damage or a contradiction."""
         self.problems.append(SourceProblem(text, line))
 
     def note(self, text: str, line: int | None = None) -> None:
-        """Something is worth a word."""
+        """Add a note."""
         self.notes.append(SourceProblem(text, line))
 
     def checked_reading(self, fabric: FabricMap) -> FabricReading:
-        """The same of a map that was just made; also what contradicts itself in it."""
+        """The reading of a newly made map, after checks of its domains.
+
+        Contradictions become problems; NVLink domains across leaves become notes.
+        """
         for text in fabric.contradictions():
             self.wrong(text)
         for text in find_crossed_leaves(fabric):
@@ -71,9 +74,9 @@ class ProblemCollector:
         return self.reading(fabric)
 
     def reading(self, fabric: FabricMap) -> FabricReading:
-        """All of it, in the order of the lines, with a bound on how much.
+        """The reading of *fabric*: problems and notes by line, at most :data:`MOST` of each.
 
-        A map without any host is a problem: taken for good, it would undo the last one.
+        A map without any host is a problem: if accepted, it would undo the last one.
         """
         if not fabric.places:
             self.wrong(NO_HOST)

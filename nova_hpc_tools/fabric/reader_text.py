@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""YAML and JSON whose values know the line that they stand on."""
+"""YAML and JSON as values with their line numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import yaml
 
 from nova_hpc_tools.fabric.problems import FabricMapError, ProblemCollector
 
-#: libyaml's, where PyYAML was built with it: it is ten times as fast.
+#: libyaml's loader if PyYAML was built with it: it is ten times as fast.
 _LOADER: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 #: The deepest nesting that is read.
 _DEEPEST: Final = 40
@@ -28,23 +28,23 @@ class LineValue:
     line: int
 
     def items(self) -> Iterator[tuple[str, LineValue]]:
-        """The entries of a dict; nothing of anything else."""
+        """The entries of a dict; none for other values."""
         if isinstance(self.value, dict):
             yield from self.value.items()
 
     def each(self) -> Iterator[LineValue]:
-        """The entries of a list; nothing of anything else."""
+        """The entries of a list; none for other values."""
         if isinstance(self.value, list):
             yield from self.value
 
     def get(self, key: str) -> LineValue | None:
-        """The entry of a dict; None: there is none, or it is null."""
+        """The entry of a dict; None if it is missing or null."""
         entry = self.value.get(key) if isinstance(self.value, dict) else None
         return None if entry is None or entry.value is None else entry
 
     @property
     def kind(self) -> str:
-        """The kind of it, in words."""
+        """The kind of the value, in words."""
         for kind, word in ((dict, "a mapping"), (list, "a list"), (str, "a text")):
             if isinstance(self.value, kind):
                 return word
@@ -52,24 +52,24 @@ class LineValue:
 
 
 def text_of(value: LineValue | None) -> str | None:
-    """The text of a value; None: there is none, or it is no text."""
+    """The text of a value; None if the value is missing or not a text."""
     return value.value if value is not None and isinstance(value.value, str) else None
 
 
 def load_with_lines(text: str, collector: ProblemCollector) -> LineValue:
-    """Read YAML or JSON; keys that are there twice are a problem, and the first one counts.
+    """Read YAML or JSON; a repeated key is a problem, and its first value counts.
 
-    :raises FabricMapError: it is neither.
+    :raises FabricMapError: *text* is neither, is empty or is nested too deep.
     """
     if text.lstrip()[:1] == "{":
         try:
             json.loads(text)
         except ValueError:
-            pass  # YAML may begin so, too, and says more about what is wrong
+            pass  # YAML may also begin with a brace, and its parser reports errors with their line
         except RecursionError:
             raise FabricMapError("it is nested too deep") from None
         else:
-            # Inside of the texts of JSON there is no tab, and YAML minds it elsewhere.
+            # Strings of JSON contain no raw tab, and YAML refuses tabs between the values.
             text = text.replace("\t", " ")
     try:
         node = yaml.compose(text, Loader=_LOADER)
@@ -92,7 +92,7 @@ def _value_of_node(node: Any, collector: ProblemCollector, seen: set[int], depth
         null = node.tag == "tag:yaml.org,2002:null"
         return LineValue(None if null else node.value, line)
     if id(node) in seen:
-        # A few lines of aliases can stand for more than memory holds.
+        # A few lines of nested aliases can expand to more values than fit in memory.
         raise FabricMapError(f"line {line}: aliases of mappings and lists are not read")
     seen.add(id(node))
     if isinstance(node, yaml.SequenceNode):

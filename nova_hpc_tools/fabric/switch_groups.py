@@ -4,24 +4,24 @@
 Hosts with several rails are on as many leaf switches, and a pod has several spine switches
 over the same leaves: such switches are one domain. A network for storage or management has
 switches of its own in the same tier, which serve the hosts of several leaves: those are no
-leaf. Only who uses which switch tells the two apart. *Users* are hosts for leaf switches and
-domains of the tier below for all others.
+leaf. Only the users of a switch distinguish the two cases. *Users* are hosts for leaf switches
+and domains of the tier below for all others.
 
-1. **Wide switches are set apart.** A switch is wide when two others, which share at most half
-   of the users of the smaller one, have more than half of their users on it. What is
-   wide is looked at by itself, in the same way, as often as it takes: the rails of a leaf are
-   wide above the management switches of its racks, and a storage switch above those rails.
+1. **Wide switches are set apart.** A switch is wide if each of two others has more than half of
+   its users on it, and these two share at most half of the users of the smaller one. The same
+   step then divides the wide switches, until none of the rest is wide: the rails of a leaf are
+   wide above the management switches of its racks, and a storage switch is wide above those rails.
 2. **Switches agree** when at least half of all users of either are users of both.
 3. **Switches that agree are one domain**, if all of them agree with each other. Otherwise
-   only those with the very same users are, and that is a contradiction.
+   only switches with exactly the same users are one, and that is a contradiction.
 
-A domain *gives way* to another one for a user that is on both when it has more than half of
-the other's users and either is wide above it or has at least twice as many; see
+A domain *gives way* to another one for a user that is on both, if it has more than half of the
+other's users. It must also be wide above the other, or have at least twice as many users. See
 :meth:`SwitchGroups.choose_domain`.
 
 Example: rails r1, r2 serve hosts a to c, rails r3, r4 hosts d to f, and s serves all six. r1
 and r3 share nothing and both lie in s, so s is wide. r1 agrees with r2 and r3 with r4: domains
-r1 and r3. Host a has two ports on r1 and one on s; s gives way, so a is in r1, and nobody is in s.
+r1 and r3. Host a has two ports on r1 and one on s; s gives way, so a is in r1, and s has no host.
 If c has lost its cable to r2, r1 and r2 still agree: two of three users are on both.
 """
 
@@ -37,25 +37,25 @@ import attrs
 
 #: Part of all users of two switches that has to be on both for them to agree.
 _AGREE: Final = Fraction(1, 2)
-#: Part of a user's ports that a narrower domain needs so that a wide one gives way to it. Less is
-#: a stray cable: a management port beside eight rails.
+#: Part of a user's ports that a narrower domain needs so that a wide one gives way to it. A
+#: smaller part is a stray cable: a management port beside eight rails.
 _LEAST_BESIDE_WIDE: Final = Fraction(1, 4)
-#: The same where the wider domain has no other domain inside: more than this part. Then two
-#: rails of three with a host that has lost one are as likely as one rail and two storage ports.
+#: The narrower domain needs more than this part if the wider one is only larger. In that case,
+#: two rails of three of a host that has lost one are as likely as one rail and two storage ports.
 _MORE_BESIDE_LARGER: Final = Fraction(1, 3)
 
 
 @attrs.frozen
 class DomainChoice:
-    """The domain that a user belongs to, and what became of its other ports."""
+    """The domain that a user belongs to, and the domains of its other ports."""
 
-    #: None: as many ports speak for one domain as for another.
+    #: None if two domains have the same number of ports.
     domain: str | None
     #: Domains that gave way -> the narrower one.
     gave_way: Mapping[str, str] = attrs.field(factory=dict)
     #: Domains with fewer ports.
     outvoted: tuple[str, ...] = ()
-    #: The domains of which none has most ports.
+    #: The domains that share the highest number of ports.
     tied: tuple[str, ...] = ()
 
 
@@ -65,8 +65,8 @@ class SwitchGroups:
 
     :ivar domain_of: switch -> name of its domain, the first of its switches by name.
     :ivar users_of: domain -> its users.
-    :ivar height_of: domain -> how many kinds of domains it is wide above; 0: it is not wide.
-    :ivar disagreeing: sets of switches of which some agree and others do not.
+    :ivar height_of: domain -> its layer by rule 1; 0 if it is not wide.
+    :ivar disagreeing: sets of switches in which some pairs agree and others do not.
     """
 
     domain_of: Mapping[str, str]
@@ -75,10 +75,11 @@ class SwitchGroups:
     disagreeing: tuple[tuple[str, ...], ...] = ()
 
     def choose_domain(self, switches: Collection[str]) -> DomainChoice | None:
-        """Decide where a user with ports on *switches* (one entry a port) belongs; None: nowhere.
+        """The domain of a user with ports on *switches*, one entry a port; None without ports.
 
-        A wide domain gives way to a narrower one that has a quarter of the user's ports, one
-        that is only larger to one that has more than a third. Then most ports decide.
+        A wide domain gives way to a narrower one that has a quarter of the user's ports. A domain
+        that is only larger gives way to one that has more than a third. Of the remaining domains
+        the user belongs to the one with most ports.
         """
         votes = Counter(self.domain_of[switch] for switch in switches)
         if not votes:
@@ -93,7 +94,7 @@ class SwitchGroups:
             elif self.is_larger_than(wider, narrower) and part > _MORE_BESIDE_LARGER:
                 gave_way.setdefault(wider, narrower)
         left = {domain: count for domain, count in votes.items() if domain not in gave_way}
-        # Of domains that give way to each other in a ring none is narrower.
+        # If the domains give way to each other in a ring, none is narrower and all count.
         left, gave_way = (left, gave_way) if left else (dict(votes), {})
         most = max(left.values())
         best = sorted(domain for domain, count in left.items() if count == most)
@@ -125,7 +126,7 @@ def group_switches(users: Mapping[str, Iterable[str]]) -> SwitchGroups:
     for user, switches in users.items():
         for switch in switches:
             used.setdefault(switch, set()).add(user)
-    # Switches with the very same users are alike; few kinds are left to compare.
+    # Switches with exactly the same users form one kind, so few kinds remain to be compared.
     switches_of: dict[frozenset[str], list[str]] = {}
     for switch, those in used.items():
         switches_of.setdefault(frozenset(those), []).append(switch)
@@ -152,7 +153,9 @@ def group_switches(users: Mapping[str, Iterable[str]]) -> SwitchGroups:
 def separate_switches(users: Mapping[str, Iterable[str]]) -> SwitchGroups:
     """Each switch as a domain of its own, for sources in which a host has one switch.
 
-    :param users: as in :func:`group_switches`. One with several switches has none by most ports.
+    No domain is wide or larger here: most ports decide, and one port on each of two is a tie.
+
+    :param users: as in :func:`group_switches`.
     """
     users_of: dict[str, set[str]] = {}
     for user, switches in users.items():
@@ -167,10 +170,10 @@ def separate_switches(users: Mapping[str, Iterable[str]]) -> SwitchGroups:
 
 @attrs.frozen
 class _Kinds:
-    """Sets of users, by number, and how many users two of them share."""
+    """Sets of users, by number, and the number of users that two of them share."""
 
     sets: tuple[frozenset[str], ...]
-    #: (smaller number, larger number) -> users of both; pairs without any are missing.
+    #: (smaller number, larger number) -> count of shared users; pairs without any are missing.
     _shared: Counter[tuple[int, int]] = attrs.field(init=False)
     #: Number -> the numbers with which it shares a user.
     _beside: Mapping[int, frozenset[int]] = attrs.field(init=False)
@@ -199,12 +202,12 @@ class _Kinds:
         return self._shared[min(first, second), max(first, second)]
 
     def agree(self, first: int, second: int) -> bool:
-        """Whether at least half of the users of either are users of both."""
+        """Whether at least half of all users of the two are users of both."""
         both = self.count_shared(first, second)
         return both >= _AGREE * (len(self.sets[first]) + len(self.sets[second]) - both)
 
     def all_agree(self, numbers: Iterable[int]) -> bool:
-        """Whether each agrees with each."""
+        """Whether all pairs of *numbers* agree."""
         return all(itertools.starmap(self.agree, itertools.combinations(numbers, 2)))
 
     def layers(self) -> Iterator[frozenset[int]]:
@@ -212,7 +215,7 @@ class _Kinds:
         rest = frozenset(range(len(self.sets)))
         while rest:
             wide = frozenset(number for number in rest if self._is_wide(number, rest))
-            # Where each is wide above others, none is narrower than the rest.
+            # If all are wide above others, none is narrower than the rest: they are one layer.
             layer = rest - wide or rest
             yield layer
             rest -= layer
@@ -226,7 +229,7 @@ class _Kinds:
             ),
             key=lambda candidate: len(self.sets[candidate]),
         )
-        # The smallest first: two of those most often lie apart.
+        # The smallest sets come first, as two of them are most likely to share few users.
         return any(
             2 * self.count_shared(first, second)
             <= min(len(self.sets[first]), len(self.sets[second]))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The steps that make Nova's host aggregates agree with a map. Pure: nothing is done here.
+"""The steps that make Nova's host aggregates agree with a map. Pure: this module only plans.
 
-Only aggregates with our mark are ours, of these only the keys with our prefix, and of
-several maps only those of the map's own name. Each step can be repeated, and after any of
-them the rest is found again: a run that was cut short is finished by the next one.
+A plan changes only aggregates that have our mark and the name of this map, and in them only the
+keys with our prefix. Each step can be repeated, and the plan after any step contains the rest: the
+next run completes a run that was cut short.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from nova_hpc.fabric.model import FabricLevel, FabricMap, FabricPlace, wrong_nam
 from nova_hpc.outside.name_lists import join_first
 from nova_hpc_tools.fabric import map_aggregates
 
-#: How a step is called in the output.
+#: Kinds of steps, as in the output.
 CREATE: Final = "create"
 RENAME: Final = "rename"
 METADATA: Final = "set metadata"
@@ -30,7 +30,7 @@ DELETE: Final = "delete"
 
 @attrs.frozen
 class CloudAggregate:
-    """A host aggregate as Nova has it."""
+    """A host aggregate in Nova."""
 
     id: str
     name: str
@@ -43,36 +43,36 @@ class SyncStep:
     """One call to Nova."""
 
     kind: str
-    #: Of the aggregate, as it is called after the steps before this one.
+    #: Name of the aggregate after the steps before this one.
     aggregate: str
-    #: Its id; None: it is made by the step :data:`CREATE` before this one.
+    #: Its id; None if a step :data:`CREATE` before this one makes it.
     id: str | None = None
     #: The host of :data:`ADD` and :data:`REMOVE`; the new name of :data:`RENAME`.
     value: str | None = None
-    #: Key -> value, or None for a key that goes.
+    #: Key -> value, or None for a key to delete.
     metadata: Mapping[str, str | None] = attrs.field(factory=dict)
 
 
 @attrs.frozen
 class SyncPlan:
-    """The steps to do, and what an operator has to know before."""
+    """The steps to do, and facts that an operator needs before."""
 
     steps: tuple[SyncStep, ...] = ()
-    #: Why nothing of it may be done.
+    #: Reasons to do no step at all.
     refusals: tuple[str, ...] = ()
-    #: What is odd and left alone.
+    #: Unusual aggregates that no step corrects.
     notes: tuple[str, ...] = ()
-    #: Hosts of the map that Nova has not.
+    #: Hosts that are only in the map.
     not_in_nova: tuple[str, ...] = ()
-    #: Hosts of Nova that the map has not.
+    #: Hosts that are only in Nova.
     not_in_map: tuple[str, ...] = ()
 
 
 def names_in_nova(fabric: FabricMap, hosts: Iterable[str]) -> Mapping[str, str]:
-    """Host of the map -> what Nova calls it; without those that Nova has not.
+    """Host of the map -> its name in Nova, without hosts that are not in Nova.
 
-    Nova may call a host by its full name where the map has the first part of it, or with
-    other capitals. What could mean two hosts means none.
+    Nova may have the full name of a host if the map has the first part, or other capitals. A name
+    that matches two hosts counts for neither of them.
     """
     nova_hosts = set(hosts)
     short: dict[str, set[str]] = {}
@@ -93,7 +93,7 @@ def names_in_nova(fabric: FabricMap, hosts: Iterable[str]) -> Mapping[str, str]:
 
 
 def map_as_in_nova(fabric: FabricMap, hosts: Iterable[str]) -> FabricMap:
-    """The part of *fabric* that Nova has, its hosts called as Nova calls them."""
+    """The part of *fabric* whose hosts are in Nova, with Nova's names for them."""
     names = names_in_nova(fabric, hosts)
     places = [
         attrs.evolve(place, host=names[place.host])
@@ -106,7 +106,7 @@ def map_as_in_nova(fabric: FabricMap, hosts: Iterable[str]) -> FabricMap:
 def map_of_aggregates(
     aggregates: Iterable[CloudAggregate], name: str
 ) -> tuple[FabricMap, tuple[str, ...]]:
-    """The map *name* that the aggregates hold, and what makes no sense in them."""
+    """The map *name* in the aggregates, and the problems of their metadata."""
     of_host: dict[str, list[Mapping[str, str]]] = {}
     for aggregate in aggregates:
         if aggregate.metadata.get(ours.MAP_KEY) not in (name, None):
@@ -123,7 +123,7 @@ def map_of_aggregates(
             continue
         reading = ours.read_aggregate_place(host, metadata)
         problems += reading.problems
-        # Aggregates know the rails of a leaf, not those of a host.
+        # Aggregates contain the rails of a leaf, not those of a host.
         places.append(attrs.evolve(reading.place, rails=()))
     return FabricMap(places, name=name, source="Nova's aggregates"), tuple(dict.fromkeys(problems))
 
@@ -131,11 +131,12 @@ def map_of_aggregates(
 def plan_sync(
     fabric: FabricMap, aggregates: Sequence[CloudAggregate], hosts: Iterable[str], salt: str = ""
 ) -> SyncPlan:
-    """The steps from *aggregates* to what *fabric* says.
+    """The steps that turn *aggregates* into those of *fabric*.
 
-    :param hosts: those that Nova has, as its compute services are called.
-    :param salt: the map's secret (:data:`nova_hpc.fabric.aggregates.SALT_KEY`) where it has
-        none yet: another one would give all domains other names. "": it gets none now.
+    :param aggregates: all aggregates of the cloud.
+    :param hosts: names of Nova's compute services.
+    :param salt: the map's secret (:data:`nova_hpc.fabric.aggregates.SALT_KEY`) if it has none
+        yet; another secret would give all domains other names. "" to set none.
     """
     nova = sorted(set(hosts))
     names = names_in_nova(fabric, nova)
@@ -158,7 +159,7 @@ def plan_sync(
     additions: dict[str, list[SyncStep]] = {}
     deletions: list[SyncStep] = []
     kept: dict[str, CloudAggregate] = {}
-    # By its name first, which no other aggregate has; a hand may have changed what it says.
+    # By the name first, which is unique: an operator may have edited the metadata by hand.
     taken = {aggregate.name for aggregate in aggregates}
     for aggregate in sorted_aggregates.mine:
         if aggregate.name in wanted:
@@ -205,7 +206,7 @@ def plan_sync(
     moves = [
         step
         for host in sorted(removals.keys() | additions.keys())
-        # Out first: a host in two leaves is as unknown as one in none.
+        # Removals come first: a host in two leaves is as unknown as a host in none.
         for step in (*removals.get(host, ()), *additions.get(host, ()))
     ]
     mapped = {place.host for place in there.places}
@@ -221,16 +222,15 @@ def plan_sync(
 def check_removals(
     old: FabricMap, new: FabricMap, share: float, accepted: int | None = None
 ) -> str | None:
-    """The reason why *new* may not replace *old*, of which it would lose too much; None: it may.
+    """The reason why *new* may not replace *old*, if too many hosts are lost; None if it may.
 
-    A host is lost when the cloud knew a domain of it, of any level, and the new map knows none
-    of that level: a map that was cut short, or that was read while switches did not answer,
-    looks like that.
+    A host is lost if *old* has a domain of it, of any level, and *new* has none of that level. A
+    truncated map looks like that, and so does one that was read while switches did not answer.
 
-    :param old: what the cloud's aggregates say now.
-    :param new: what they would say.
-    :param share: of the hosts of *old*, from 0 to 1: so much may be lost without a word.
-    :param accepted: how many lost hosts somebody has agreed to; None: nobody was asked.
+    :param old: the map of the cloud's current aggregates.
+    :param new: the map after the steps.
+    :param share: part of the hosts of *old*, from 0 to 1, that may be lost without consent.
+    :param accepted: number of lost hosts that the operator accepts; None if not given.
     """
     lost = [place.host for place in old.places if _loses_domain(place, new.place(place.host))]
     if len(lost) <= share * len(old.places) or len(lost) == accepted:
@@ -252,15 +252,15 @@ def _loses_domain(old_place: FabricPlace, will_be: FabricPlace | None) -> bool:
 
 @attrs.frozen
 class _SortedAggregates:
-    """The aggregates, sorted by whose they are."""
+    """The aggregates, sorted by their owner."""
 
-    #: Of this map.
+    #: Aggregates of this map.
     mine: tuple[CloudAggregate, ...]
-    #: Of other maps of ours.
+    #: Aggregates of other maps of ours.
     others: tuple[CloudAggregate, ...]
-    #: Made by a run that was cut short before it could mark them.
+    #: Name -> aggregate of a run that was cut short before it could mark it.
     begun: Mapping[str, CloudAggregate]
-    #: Everybody else's.
+    #: Other aggregates without our mark.
     foreign: tuple[CloudAggregate, ...]
     refusals: tuple[str, ...]
     notes: tuple[str, ...]
@@ -269,7 +269,7 @@ class _SortedAggregates:
     def of(
         cls, name: str, aggregates: Iterable[CloudAggregate], wanted: Container[str]
     ) -> _SortedAggregates:
-        """Sort *aggregates* for the map *name*, which means those called *wanted*."""
+        """Sort *aggregates* for the map *name*, whose aggregates have the names *wanted*."""
         own, others, foreign = [], [], []
         begun: dict[str, CloudAggregate] = {}
         refusals, notes = [], []
@@ -340,7 +340,7 @@ def _two_maps(
 
 
 def _aggregate_name_of(aggregate: CloudAggregate) -> str:
-    """The name that an aggregate of ours should have, by its metadata, else by its name."""
+    """The name of an aggregate of ours by its metadata; else its current name."""
     kind = aggregate.metadata.get(ours.KIND_KEY, "")
     domain = aggregate.metadata.get(f"{ours.PREFIX}{kind}")
     return f"{map_aggregates.NAME_PREFIX}{kind}:{domain}" if domain else aggregate.name

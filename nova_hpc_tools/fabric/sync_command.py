@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``nova-hpc fabric sync``: a map into Nova's host aggregates."""
+"""``nova-hpc fabric sync``: write a map into Nova's host aggregates."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from nova_hpc_tools.fabric.problems import NO_HOST, FabricMapError
 from nova_hpc_tools.fabric.sync import SyncPlan, SyncStep
 
 _TO_DO: Final = 1
-#: Percent of the hosts of a map that may lose their place in silence.
+#: Percent of the hosts of a map that may lose their place without consent.
 _REMOVAL_LIMIT: Final = 20
 
 
 class SyncFabric(ListCommand):
-    """Make Nova's host aggregates say what a map says.
+    """Make Nova's host aggregates equal to a map.
 
     One aggregate a leaf and one an NVLink domain, marked with metadata of the prefix
     hpc_fabric:, which nothing else in Nova reads. A map without hosts, and one by which many
-    hosts would lose their place, are refused. First shows what differs, and does it only
-    with --yes. Aggregates, metadata and hosts of others are not touched. It can be repeated:
-    a run that was cut short is finished by the next one. The exit status is 0 when the
-    aggregates say what the map says, 1 when they do not (yet), 2 when it cannot be done.
+    hosts would lose their place, are refused. Shows the differences, and writes only with
+    --yes. Aggregates, metadata and hosts of others are not touched. It can be repeated: the
+    next run finishes one that was cut short. The exit status is 0 if the aggregates equal
+    the map, 1 if they do not (yet), 2 if they cannot be written.
     """
 
     acts_with = ("yes",)
@@ -69,7 +69,7 @@ class SyncFabric(ListCommand):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
-        """Compare, and with --yes do it."""
+        """Compare the map with Nova's aggregates, and do the steps if --yes is given."""
         args = parsed_args
         reading = map_files.read_fabric_files(args.maps, args)
         map_files.report_map_problems(reading, args)
@@ -117,7 +117,7 @@ class SyncFabric(ListCommand):
         )
 
     def cloud(self, args: argparse.Namespace) -> FabricCloud:
-        """The cloud; tests have one of their own."""
+        """Connect to the cloud; tests replace this method."""
         return nova_aggregates.connect_fabric_cloud(args)
 
     def _tell(
@@ -138,7 +138,7 @@ class SyncFabric(ListCommand):
             print(f"note: hosts of Nova that the map has not: {hosts}", file=sys.stderr)
 
     def _apply(self, cloud: FabricCloud, steps: tuple[SyncStep, ...]) -> tuple[int, str | None]:
-        """Do the steps in their order; how many were done, and why no more."""
+        """Do the steps in their order; return the number done, and the reason to stop before."""
         for number, step in enumerate(steps):
             try:
                 cloud.apply(step)
@@ -180,7 +180,7 @@ def _parse_removal_percent(text: str) -> float:
 
 
 def _verify_written_aggregates(cloud: FabricCloud, fabric: FabricMap) -> str | None:
-    """Whether the aggregates say what was written; somebody else may write, too."""
+    """The reason if the aggregates differ from the written ones: another process may write, too."""
     left = sync.plan_sync(fabric, cloud.aggregates(), cloud.hosts())
     if not left.steps and not left.refusals:
         return None
@@ -202,7 +202,7 @@ def describe_sync_step(step: SyncStep) -> str:
 def _describe_metadata_item(key: str, value: str | None) -> str:
     if value is None:
         return f"{key} goes"
-    # What is shown may be kept in a ticket.
+    # Operators may copy the output into a ticket, so the secret is not shown.
     return f"{key}={'(secret)' if key == aggregates.SALT_KEY else value}"
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``nova-hpc inventory``: what a node has and where it sits."""
+"""``nova-hpc inventory``: the devices of a node and their places."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class Inventory(ListCommand):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
-        """Read the node, or save it."""
+        """Read the node and list, draw or save it."""
         if parsed_args.save is not None:
             if parsed_args.xml is not None or parsed_args.archive is not None:
                 raise InventoryError("--save reads sysfs; give --root, not --xml or --from")
@@ -151,7 +151,7 @@ class Inventory(ListCommand):
 
 
 def _list_inventory_rows(node: Node, args: argparse.Namespace) -> Iterator[tuple[object, ...]]:
-    """The rows of a list; judged when they are asked for."""
+    """The rows of a list; the devices are judged when the first row is read."""
     servers = _judge_for_servers(node, args)
     for function in node.functions:
         part = servers.get(function.address, inventory.ServersPart())
@@ -193,7 +193,7 @@ def _settings_of_node(node: Node, args: argparse.Namespace) -> NodeSettings:
     except InventoryError:
         if args.config:
             raise
-        # Everybody may look at a node, and few may read its configuration.
+        # All users may list the devices of a node, but only some may read its configuration.
         return standing.make_default_settings(node)
 
 
@@ -207,9 +207,9 @@ def _answer_matrix(node: Node, everything: bool) -> CommandAnswer:
     )
 
 
-#: The columns of what a function is to servers.
+#: The columns on the use of a function by servers.
 _OF_SERVERS: Final = ("Role", "Offer", "Reason")
-#: Column of a list -> what it says of a function.
+#: Column of a list -> its value for a function.
 _COLUMNS: Final[Mapping[str, Callable[[PciFunction], object]]] = {
     "Address": lambda function: function.address,
     "Class": lambda function: (function.class_code or "")[:4],
@@ -268,7 +268,7 @@ def _is_this_machine(args: argparse.Namespace) -> bool:
 
 
 def _peer_wish_of(args: argparse.Namespace) -> PeerWish:
-    """The peer-to-peer wish for the node: of another machine only where its files are named."""
+    """The peer-to-peer wish for the node; KEEP for another machine if --config names no files."""
     if not _is_this_machine(args) and not args.config:
         return PeerWish.KEEP
     try:
@@ -278,7 +278,7 @@ def _peer_wish_of(args: argparse.Namespace) -> PeerWish:
     except service_settings.ConfigError as error:
         if args.config:
             raise InventoryError(str(error)) from error
-        return PeerWish.KEEP  # everybody may look at a node, and few may read its configuration
+        return PeerWish.KEEP  # only some users may read the configuration
 
 
 def _draw_inventory_tree(node: Node, args: argparse.Namespace) -> None:

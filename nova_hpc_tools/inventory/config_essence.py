@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of a configuration space that a record of a node keeps: what is read, and no more."""
+"""The part of a configuration space in a record of a node: only the fields that are read."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ def with_serial(handle: int, data: bytes) -> bytes:
 
 
 def serial_at(data: bytes) -> int | None:
-    """The offset of the device's serial number (8 bytes, the least significant first)."""
+    """The offset of the device's serial number (8 bytes, the least significant first), or None."""
     offset = find_extended_capability(data, None if len(data) < SIZE else 1, _EXTENDED_CAP_SERIAL)
     return offset + 4 if offset and offset + 12 <= SIZE else None
 
 
 def config_essence_of(data: bytes) -> bytes:
-    """A space with what is looked at of it alone, and its serial number.
+    """The configuration space reduced to the fields that we read, plus the serial number.
 
-    Registers that depend on the maker, and that of the vital product data, may
-    hold whatever was read or written last.
+    All other bytes are 0: vendor-specific registers, and that of the vital product data, may
+    contain any data that was read or written last.
     """
     if len(data) <= HEADER or data.count(0xFF) == len(data):
         return data

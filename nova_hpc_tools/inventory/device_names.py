@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names that people have for the devices of a node."""
+"""Product names of the devices of a node."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ LOG = logging.getLogger(__name__)
 def with_names(node: Node) -> Node:
     """Fill in :attr:`PciFunction.model` of a node that was read from ``/``.
 
-    The kernel has numbers; udev's hardware database and the file ``pci.ids`` have
-    ``GH100 [H100 SXM5 80GB]``. For people only, so if neither is there, there are no names.
+    The kernel has only numbers; udev's hardware database and the file ``pci.ids`` have
+    ``GH100 [H100 SXM5 80GB]``. The names are only for people, so both sources may be missing.
     """
     names = _ask_udev()
     unnamed = {
@@ -43,7 +43,7 @@ def with_names(node: Node) -> Node:
 
 def _ask_udev() -> Mapping[str, str | None]:
     try:
-        # pyudev loads libudev when it is imported; it may not be there.
+        # The import of pyudev loads libudev, which may be missing.
         import pyudev
 
         devices = pyudev.Context().list_devices(subsystem="pci")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far the GPUs and adapters of a node are from each other: the host's ``topo -m``.
+"""The distances between the GPUs and adapters of a node: the host's ``topo -m``.
 
-The words are those that NCCL and ``nvidia-smi topo -m`` print. What the kernel does not
-say is ``?``, and never ``SYS``. Links between GPUs (NVLink) are not PCI Express: while
-vfio-pci has the devices nobody can read them, so they are not in the matrix.
+NCCL and ``nvidia-smi topo -m`` print the same words. A distance that the kernel does not report
+is ``?``, and never ``SYS``. Links between GPUs (NVLink) are not PCI Express. They are not in the
+matrix, because no program can read them while vfio-pci has the devices.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SCHEMA: Final = "nova-hpc/matrix"
 VERSION: Final = 1
 ITSELF: Final = "X"
 UNKNOWN: Final = "?"
-#: Behind a distance: below one switch, and yet through the root complex.
+#: Suffix of a distance: below one switch, but the traffic passes through the root complex.
 REDIRECTED: Final = "^"
 _LEGEND: Final[Mapping[str, str]] = {
     ITSELF: "the device itself",
@@ -44,8 +44,8 @@ class MatrixDevice:
     """A device of the matrix.
 
     :ivar label: ``GPU0``, ``NIC3``: numbered in the order of addresses.
-    :ivar cpus: the CPUs that are near, as lists of the kernel; "": not known.
-    :ivar numa: the NUMA nodes that are near, likewise.
+    :ivar cpus: the local CPUs, as a list in the kernel's form; "" if unknown.
+    :ivar numa: the local NUMA nodes in the same form; "" if unknown.
     """
 
     label: str
@@ -55,14 +55,14 @@ class MatrixDevice:
 
     @property
     def product(self) -> str:
-        """Its name for people, or its ids."""
+        """The product name, or the vendor and product ids."""
         function = self.function
         ids = f"{function.vendor_id or '????'}:{function.product_id or '????'}"
         return function.model or ids
 
     @property
     def kernel_names(self) -> tuple[str, ...]:
-        """Its devices of the kernel, those for RDMA first: ``mlx5_0 ib0``."""
+        """Names of its kernel devices, those for RDMA first: ``mlx5_0``, ``ib0``."""
         names = [device.name for device in self.function.rdma]
         names += [name.partition(" ")[2] for name in self.function.os_devices]
         return tuple(dict.fromkeys(names))
@@ -70,16 +70,16 @@ class MatrixDevice:
 
 @attrs.frozen
 class DistanceMatrix:
-    """The devices, and for each the distance to each."""
+    """The devices, and the distances of each to all of them."""
 
     devices: tuple[MatrixDevice, ...]
     rows: tuple[tuple[str, ...], ...]
 
 
 def build_distance_matrix(node: Node, everything: bool = False) -> DistanceMatrix:
-    """Measure all GPUs and adapters of *node* against each other.
+    """The distances between all GPUs and adapters of *node*.
 
-    :param everything: virtual functions as well; they are where their physical function is.
+    :param everything: include virtual functions, which have the place of their physical function.
     """
     gpus: list[PciFunction] = []
     adapters: list[PciFunction] = []
@@ -132,7 +132,7 @@ def _format_distance(node: Node, first: PciFunction, second: PciFunction) -> str
 
 
 def format_matrix_lines(matrix: DistanceMatrix) -> Iterator[str]:
-    """The matrix, what its devices are, and its words, line by line."""
+    """The matrix, its devices and its legend, line by line."""
     if not matrix.devices:
         yield "no GPU and no adapter"
         return
@@ -175,13 +175,13 @@ def _align_columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def list_matrix_columns(matrix: DistanceMatrix) -> tuple[str, ...]:
-    """The columns of a list: the device, one for each device, and what is near."""
+    """The columns of a list: the device, its distance to each device, and its affinities."""
     labels = (device.label for device in matrix.devices)
     return ("Device", "Address", *labels, "CPU affinity", "NUMA affinity")
 
 
 def list_matrix_rows(matrix: DistanceMatrix) -> list[tuple[str, ...]]:
-    """The rows for these columns."""
+    """The rows for the columns of :func:`list_matrix_columns`."""
     return [
         (device.label, device.function.address, *row, device.cpus, device.numa)
         for device, row in zip(matrix.devices, matrix.rows, strict=True)

@@ -20,9 +20,9 @@ from nova_hpc_tools.inventory import kinds, node_archive
 from nova_hpc_tools.printing import InertConsole
 
 _SUFFIX: Final = ".tar.xz"
-#: Exit status when an archive could not be read: the report is of the others.
+#: Exit status if an archive could not be read; the report covers the others.
 _SOME: Final = 1
-#: Names of nodes in a line for people.
+#: The most names of nodes in a line of the report.
 _NAMES: Final = 12
 
 
@@ -69,7 +69,7 @@ def _collect_archives(given: Sequence[Path]) -> list[Path]:
 
 
 def _name_archives(paths: Sequence[Path]) -> list[tuple[str, Path]]:
-    """Each file with the name of its node: with its directories where two have the same."""
+    """Each file with the name of its node, which includes directories if two names are equal."""
     short = [path.name.removesuffix(_SUFFIX) for path in paths]
     return [
         (name if short.count(name) == 1 else show_path(path).removesuffix(_SUFFIX), path)

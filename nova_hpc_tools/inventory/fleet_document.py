@@ -16,7 +16,7 @@ from nova_hpc_tools.inventory.kinds import NodeFleet
 def write_node_fleet(fleet: NodeFleet, not_read: Mapping[str, str]) -> str:
     """The document as text: ASCII, indented, ends with a newline.
 
-    :param not_read: node -> why its archive could not be read.
+    :param not_read: node -> reason why its archive could not be read.
     """
     document = {
         **FLEET.head(),

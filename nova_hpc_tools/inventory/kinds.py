@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many nodes side by side: which are of one kind, and what is odd about one of them.
+"""Comparison of many nodes: the kinds of nodes, and the odd values within a kind.
 
-Nodes are of one kind when more than half of their devices are the same. Within a kind
+Nodes are of one kind if more than half of their devices are the same. Within a kind
 each device is compared with those at its place in the other nodes: the third GPU with
-the third GPU. What most nodes have is usual, and what another one has is odd; where no
-value has a majority, all of them are told.
+the third GPU. The value of most nodes is usual, and other values are odd. If no
+value has a majority, all of them are reported.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class NodeKind:
     :ivar number: from 1, the largest kind first.
     :ivar nodes: their names, in order.
     :ivar processors: NUMA nodes and CPUs of most of them.
-    :ivar devices: name of a product -> how many of it most of them have.
+    :ivar devices: name of a product -> its usual number in these nodes.
     """
 
     number: int
@@ -51,7 +51,7 @@ class KindValue:
 
 @attrs.frozen
 class KindDifference:
-    """A fact of which not all nodes of a kind have the same value.
+    """A fact with different values in the nodes of a kind.
 
     :ivar kind: the number of the kind.
     :ivar place: ``node``, ``NUMA node 1``, or a device: ``3D controller 10de:2330 no. 3``.
@@ -65,14 +65,14 @@ class KindDifference:
 
     @property
     def usual(self) -> KindValue | None:
-        """The value that more than half of the nodes have; None: there is none."""
+        """The value that more than half of the nodes have; None if there is no such value."""
         first, *others = self.values
         rest = sum(len(value.nodes) for value in others)
         return first if len(first.nodes) > rest else None
 
     @property
     def odd(self) -> tuple[KindValue, ...]:
-        """The values that are not usual; every value where none is."""
+        """The values that are not usual; all values if none is usual."""
         return self.values[1:] if self.usual else self.values
 
 
@@ -85,7 +85,7 @@ class NodeFleet:
 
 
 def compare_nodes(nodes: Mapping[str, Node]) -> NodeFleet:
-    """Sort nodes into kinds and find what is odd.
+    """Sort nodes into kinds and find their differences.
 
     :param nodes: name -> node.
     """
@@ -132,7 +132,8 @@ def _group_by_kind(parts: Mapping[str, _Products]) -> list[list[str]]:
     for name, products in parts.items():
         alike[frozenset((product, len(some)) for product, some in products.items())].append(name)
     kinds: list[tuple[Counter[str], list[str]]] = []
-    # Nodes with just the same devices are one kind; fewer join more that are nearly the same.
+    # Nodes with exactly the same devices form a set. The largest sets come first; a smaller one
+    # joins the most similar kind if more than half of the devices are the same.
     for devices, names in sorted(alike.items(), key=lambda entry: (-len(entry[1]), entry[1])):
         count = Counter(dict(devices))
         near = max(kinds, key=lambda kind: _common_share_of(kind[0], count), default=None)
@@ -144,13 +145,13 @@ def _group_by_kind(parts: Mapping[str, _Products]) -> list[list[str]]:
 
 
 def _common_share_of(first: Counter[str], second: Counter[str]) -> float:
-    """The share of devices that both have, of those that either has."""
+    """The number of devices in both, divided by the number of devices in either."""
     either = (first | second).total()
     return (first & second).total() / either if either else 1.0
 
 
 def _usual_devices(parts: Mapping[str, _Products]) -> dict[str, tuple[str, ...]]:
-    """The addresses of each product in most of the nodes that have its usual number."""
+    """Product -> its usual addresses, by the nodes that have the usual number of it."""
     names = {product for products in parts.values() for product in products}
     usual = {}
     for product in sorted(names):
@@ -194,7 +195,7 @@ def _find_differences(
 
 
 def _difference_order(entry: tuple[tuple[str, str], object]) -> tuple[bool, bool, str, int, str]:
-    """The node first, then its NUMA nodes, then its devices by number."""
+    """Sort key of differences: the node, then its NUMA nodes, then its devices by number."""
     (place, fact), _ = entry
     of, _, number = place.rpartition(" ")
     numa = of == "NUMA node"
@@ -202,7 +203,7 @@ def _difference_order(entry: tuple[tuple[str, str], object]) -> tuple[bool, bool
 
 
 def _facts_of_node(node: Node) -> Iterator[tuple[str, str, str]]:
-    """Place, fact and value of what does not belong to a device."""
+    """Place, fact and value of the facts that do not belong to a device."""
     cores = [core for numa in node.numa_nodes for core in numa.smt_siblings]
     if cores:
         yield "node", "CPUs of a core", str(max(map(len, cores)))
@@ -220,7 +221,7 @@ def _format_pools(numa: NumaNode) -> str:
 
 
 def _compare_memory(nodes: Mapping[str, Node]) -> dict[tuple[str, str], dict[str, str]]:
-    """Memory of NUMA nodes in GiB; what is near the median is called the same."""
+    """Memory of NUMA nodes in GiB; an amount close to the median counts as the median."""
     amounts: dict[int, dict[str, int]] = defaultdict(dict)
     for name, node in nodes.items():
         for numa in node.numa_nodes:
@@ -249,7 +250,7 @@ def _facts_of_product(
         yield "node", f"number of {product}", str(len(devices))
         numbered = list(enumerate(devices, 1))
     else:
-        # Which one is missing only its address can say.
+        # Only the addresses show which device is missing.
         addresses = {function.address for function in devices}
         missing = [address for address in places if address not in addresses]
         more = [function.address for function in devices if function.address not in places]
@@ -267,7 +268,7 @@ def _facts_of_product(
 
 
 def _facts_of_device(node: Node, function: PciFunction) -> Iterator[tuple[str, str]]:
-    """The facts of a device that are compared. A speed is not: an idle device may lower it."""
+    """The compared facts of a device; not the current speed, which an idle device may lower."""
     yield "NUMA node", "unknown" if function.numa_node is None else str(function.numa_node)
     yield "driver", function.driver or "none"
     yield "beside it at its switch", _products_beside(node, function)
@@ -293,7 +294,7 @@ def _facts_of_device(node: Node, function: PciFunction) -> Iterator[tuple[str, s
 
 
 def _products_beside(node: Node, function: PciFunction) -> str:
-    """Products below the same innermost switch."""
+    """The products of other devices below the same innermost switch, for people."""
     if not function.switches:
         return "no switch"
     near = Counter(
@@ -314,7 +315,7 @@ def _largest_region_of(function: PciFunction) -> str:
 
 def _format_processors(node: Node) -> str:
     memory = sum(numa.memory_kib or 0 for numa in node.numa_nodes)
-    # A GPU's own memory may be NUMA nodes, too.
+    # The memory of a GPU may be a NUMA node, too, without CPUs.
     number = sum(bool(numa.cpus) for numa in node.numa_nodes)
     nodes = f"{number} NUMA node{'s' if number != 1 else ''}"
     return f"{nodes}, {len(node.cpus)} CPUs, {memory // _KIB_OF_GIB} GiB"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The file for NCCL and RCCL of a node itself, not of a guest."""
+"""The topology file for NCCL and RCCL of a node itself, not of a guest."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from nova_hpc.topology.nccl import (
 
 
 def from_node(node: Node, processor: Processor | None = None) -> str:
-    """The file for *node* itself: its GPUs and adapters without virtual functions.
+    """The text of the file: the node's GPUs and adapters without virtual functions.
 
-    :raises NcclError: more than NCCL can read.
+    :raises NcclError: the node has more than NCCL can read.
     """
     chosen = [function for function in node.functions if _is_device(function)]
     shared = switches_above(chosen)
@@ -46,7 +46,7 @@ def _is_device(function: PciFunction) -> bool:
 
 
 def read_nccl_processor(tree: FileTree) -> Processor | None:
-    """The processor as ``/proc/cpuinfo`` has it; None: not readable, or another kind."""
+    """The processor by ``/proc/cpuinfo``; None if the file is unreadable or has another kind."""
     try:
         text = tree.text("/proc/cpuinfo") or ""
     except FileError:

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """``nova-hpc inventory --save`` and ``--from``: a node as an archive, for reports of bugs.
 
-The archive holds what the reader of the node looked at and nothing else. What
-names the machine or a piece of hardware is replaced before anything is written:
-serial numbers, MACs and GUIDs by numbers that are counted, the same original
-always by the same number, and the name of the host by ``node``. A manifest in the archive
-says what was replaced (:mod:`nova_hpc.wire.capture`).
+The archive contains only the files that the reader of the node has read. Identities of
+the machine and its hardware are replaced before anything is written. Consecutive numbers replace
+serial numbers, MACs and GUIDs, the same original always by the same number; ``node`` replaces the
+name of the host. A manifest in the archive lists the replaced kinds (:mod:`nova_hpc.wire.capture`).
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from nova_hpc_tools.inventory import config_essence, nccl_node
 from nova_hpc_tools.inventory.record import Entry, RecordingTree, ReplayTree
 
 _HOSTNAME: Final = "/proc/sys/kernel/hostname"
-#: Bytes and files: far more than the largest node has, and little enough for memory.
+#: The most bytes and files: far more than the largest node has, and little enough for memory.
 _LARGEST: Final = 1 << 26
 _MOST: Final = 1 << 18
 
@@ -36,13 +35,13 @@ _GUID: Final = re.compile(r"[0-9a-f]{4}(?::[0-9a-f]{4}){3}")
 _SAYING: Final = re.compile(r"[0-9A-Za-z]")
 _GUID_FILE: Final = re.compile(r"/infiniband/[^/]+/(?:node_guid|ports/\d+/gids/\d+)")
 _HIVE: Final = "xgmi_hive_id"
-#: The prefix of a GID where nobody chose another one.
+#: The default prefix of a GID.
 _LINK_LOCAL: Final = "fe80:0000:0000:0000"
-#: A network interface or an RDMA device in a path.
+#: The name of a network interface or an RDMA device in a path.
 _DEVICE: Final = re.compile(r"(?<=/net/)[^/]+|(?<=/infiniband/)[^/]+")
-#: What systemd and rdma-core put a MAC or a GUID into: enx0c42a1000001, rocexe41d2d....
+#: A MAC or GUID in a name by systemd or rdma-core: enx0c42a1000001, rocexe41d2d....
 _NAMED_BY: Final = re.compile(r"(?<=x)(?:[0-9a-f]{16}|[0-9a-f]{12})(?![0-9a-f])")
-#: The lines that are read of the two files that tell of the whole machine.
+#: File name -> the lines that are read; only these are kept.
 _LINES: Final = {
     "cpuinfo": re.compile(
         r"(?:processor|vendor_id|cpu family|model|model name|CPU implementer|cpu)\s*:.*", re.ASCII
@@ -50,13 +49,13 @@ _LINES: Final = {
     "meminfo": re.compile(
         r"(?:Node\s+\d+\s+)?(?:MemTotal|HugePages_\w+|Hugepagesize):.*", re.ASCII
     ),
-    # Of KFD's nodes and links: a node has the serial number of its GPU, too.
+    # For KFD's nodes and links: a node's file also contains the serial number of its GPU.
     "properties": re.compile(r"(?:domain|location_id|type|node_from|node_to)\s+\d+", re.ASCII),
 }
 
 
 class HiddenIdentities:
-    """Identities that may not be told, and what stands for them."""
+    """Identities that must not be disclosed, and their stand-ins."""
 
     def __init__(self) -> None:
         self._stand_ins: dict[bytes, bytes] = {}
@@ -67,10 +66,10 @@ class HiddenIdentities:
         return len(self._stand_ins)
 
     def add(self, identity: bytes) -> bytes:
-        """The stand-in for the bytes of a MAC, a GUID or a serial number.
+        """Add the bytes of a MAC, a GUID or a serial number, and return their stand-in.
 
-        A number of local administration, which is no maker's, counted in the
-        order in which they are added. All zeros or all ones name nothing and stay.
+        The stand-in is a locally administered number, which no manufacturer assigns. Numbers
+        are counted in the order of the calls. All zeros or all ones identify nothing and stay.
         """
         if not identity.strip(b"\0") or not identity.strip(b"\xff"):
             return identity
@@ -81,9 +80,9 @@ class HiddenIdentities:
         return self._stand_ins[identity]
 
     def add_host(self, name: str) -> None:
-        """Let ``node`` stand for the name of the host, long and short."""
+        """Replace the name of the host, long and short, by ``node`` from now on."""
         both = (name, name.partition(".")[0])
-        # A name like "10" or "cafe" is found in numbers that have nothing to do with it.
+        # A name like "10" or "cafe" also occurs in unrelated numbers.
         self._host = tuple(
             host_name
             for host_name in both
@@ -91,15 +90,15 @@ class HiddenIdentities:
         )
 
     def hide(self, text: str, names: bool = True) -> str:
-        """*text* with a stand-in for every identity in it, however it is written.
+        """*text* with a stand-in for every identity in it, in any notation.
 
-        :param names: also for the name of the host.
+        :param names: also replace the name of the host.
         """
         if self._patterns is None:
-            # Where only a few bits are set it is found in any number.
+            # An identity of few different bytes would match in unrelated numbers.
             telling = [raw for raw in self._stand_ins if len(set(raw) - {0, 0xFF}) > 2]
             orders = [order for raw in telling for order in (raw, raw[::-1])]
-            # With or without something between the bytes.
+            # With or without a separator between the bytes.
             digits = ("[:._ -]?".join(f"{byte:02x}" for byte in order) for order in orders)
             characters = (re.escape(order.decode("latin-1")) for order in orders)
             self._patterns = (
@@ -113,14 +112,14 @@ class HiddenIdentities:
         return text
 
     def hide_inside(self, text: str) -> str:
-        """The same, and the name of the host also where it is a part of another name."""
+        """As :meth:`hide`; also replaces the name of the host as a part of another name."""
         text = self.hide(text)
         for host in self._host:
             text = re.sub(re.escape(host), capture.NAME, text, flags=re.I)
         return text
 
     def is_in(self, text: str) -> bool:
-        """Whether an original is in *text*, but for those that are stand-ins themselves."""
+        """Whether *text* contains an original that is not also the stand-in of another one."""
         standing = set(self._stand_ins.values())
         for pattern, encoding in zip(self._patterns or (), (None, "latin-1"), strict=False):
             for match in pattern.finditer(text):
@@ -134,7 +133,7 @@ class HiddenIdentities:
         return False
 
     def _written(self, text: str) -> str:
-        """The stand-in for the identity *text* in the same notation."""
+        """The stand-in for the identity *text*, in the notation and byte order of *text*."""
         raw = bytes.fromhex("".join(char for char in text if char in _DIGITS))
         stand_in = self._stand_ins.get(raw) or self._stand_ins[raw[::-1]][::-1]
         digits = iter(stand_in.hex())
@@ -147,12 +146,12 @@ def anonymise_record(
     others: Iterable[bytes] = (),
     keep_serials: bool = False,
 ) -> tuple[dict[str, Entry], HiddenIdentities]:
-    """Replace what names the machine or its hardware.
+    """Replace the identities of the machine and its hardware.
 
-    :param keep_names: leave the name of the host as it is.
-    :param others: MACs and GUIDs that are known from outside the record.
-    :param keep_serials: leave the serial numbers of PCI functions as they are.
-    :returns: the new record, and what was replaced in it.
+    :param keep_names: keep the name of the host.
+    :param others: further MACs and GUIDs, which are not from files of the record.
+    :param keep_serials: keep the serial numbers of PCI functions.
+    :returns: the new record, and the identities that were replaced in it.
     """
     identities = HiddenIdentities()
     host = record.get(_HOSTNAME)
@@ -213,12 +212,12 @@ def _anonymise_file(
     try:
         text = decode_kernel_text(data, path) + "\n"
     except FileError:
-        return b"\xff\n"  # no text, as it was, and without what it held
+        return b"\xff\n"  # not a text, like the original, but without its bytes
     if name == _HIVE:
         return _anonymise_hive(text, identities)
     if name in _LINES:
         lines = [line for line in text.splitlines() if _LINES[name].fullmatch(line)]
-        # What a hypervisor calls its CPUs its operator chooses; all else are the kernel's words.
+        # An operator can choose the CPUs' model name in a hypervisor; the kernel writes the rest.
         hidden = (
             identities.hide_inside(line)
             if line.startswith("model name")
@@ -227,16 +226,16 @@ def _anonymise_file(
         )
         return "".join(f"{line}\n" for line in hidden).encode("ascii")
     if _guids_in_file(path, data):
-        # Here an identity is one however little of it is set.
+        # All GUIDs in these files are identities, also those of few different bytes.
         return _GUID.sub(lambda match: _anonymise_guid(match[0], identities), text).encode("ascii")
     if _GUID_FILE.search(path) is not None:
-        # Meant as an identity, and no other file may have it: nothing of it is told.
+        # A file for an identity, in an unknown form: mask all of its letters and digits.
         text = _SAYING.sub("*", text)
     return identities.hide(text).encode("ascii")
 
 
 def _anonymise_hive(text: str, identities: HiddenIdentities) -> bytes:
-    """The number of an xGMI hive, which is made from the serial number of a GPU."""
+    """A stand-in for the number of an xGMI hive, which contains the serial number of a GPU."""
     number = text.strip()
     if not re.fullmatch(r"\d{1,19}", number, re.ASCII):
         return _SAYING.sub("*", text).encode("ascii")
@@ -257,12 +256,12 @@ def _anonymise_device_name(name: str, identities: HiddenIdentities) -> str:
 
 
 def check_hidden(record: Mapping[str, Entry], identities: HiddenIdentities) -> None:
-    """See once more whether anything that was replaced is still there, whatever wrote it.
+    """Check that no replaced identity is left in the record, in any file or link.
 
-    The name of the host is looked for in the names that people give; ``node1`` and ``vmd`` are
-    words of the kernel, too, and in its own paths they tell nothing.
+    The name of the host is searched only in names of interfaces and RDMA devices. The kernel's own
+    paths contain words like ``node1`` and ``vmd``, which identify nothing.
 
-    :raises InventoryError: it is; the text names the file and not what was found.
+    :raises InventoryError: an identity is left; the text names the file, not the identity.
     """
     for path, entry in record.items():
         texts = [path, entry] if isinstance(entry, str) else [path]
@@ -281,12 +280,12 @@ def check_hidden(record: Mapping[str, Entry], identities: HiddenIdentities) -> N
 def save_node_archive(
     root: Path, target: Path, keep_names: bool = False, keep_serials: bool = False
 ) -> str:
-    """Write what the reader looks at below *root* into the archive *target*.
+    """Write the files that the reader reads below *root* into the archive *target*.
 
-    :param keep_names: leave the name of the host as it is.
-    :param keep_serials: leave the serial numbers of PCI functions as they are.
-    :returns: a line that says what is in it.
-    :raises InventoryError: it cannot be written, or there is no node below *root*.
+    :param keep_names: keep the name of the host.
+    :param keep_serials: keep the serial numbers of PCI functions.
+    :returns: a line about the content of the archive.
+    :raises InventoryError: the archive cannot be written, or there is no node below *root*.
     """
     recorder = RecordingTree(root)
     node = sysfs.read_tree(recorder, show_path(root))
@@ -300,7 +299,7 @@ def save_node_archive(
         capture.ADDRESSES,
         *(() if keep_names else (capture.HOST,)),
         *(() if keep_serials else (capture.SERIALS,)),
-        # What is no machine's in the archive that was unpacked there stays none's.
+        # *root* may be an unpacked archive, whose kinds were replaced before.
         *(capture.replaced_kinds_of(FileTree(root)) or ()),
     }
     check_hidden(record, identities)
@@ -320,20 +319,20 @@ def save_node_archive(
 
 
 def _hardware_addresses(root: Path, record: Mapping[str, Entry]) -> list[bytes]:
-    """MACs of network interfaces; nothing of the record has them, but anything may name them."""
+    """MACs of network interfaces: the record lacks their files, but other texts may repeat them."""
     tree = FileTree(root)
     addresses = []
     for path in sorted(record):
         if path.rpartition("/")[0].endswith("/net"):
             with contextlib.suppress(FileError, ValueError):
                 raw = bytes.fromhex((tree.text(f"{path}/address") or "").replace(":", ""))
-                # That of an InfiniBand interface ends with the GUID of its port.
+                # The address of an InfiniBand interface ends with the GUID of its port.
                 addresses.append(raw[-8:] if len(raw) == 20 else raw)
     return [raw for raw in addresses if len(raw) in (6, 8)]
 
 
 def _pack_archive(record: Mapping[str, Entry]) -> bytes:
-    """The archive; of the same record always the same bytes."""
+    """The bytes of the archive; equal records give equal bytes."""
     target = io.BytesIO()
     with tarfile.open(fileobj=target, mode="w:xz", preset=2) as archive:
         for path, entry in sorted(record.items()):
@@ -352,11 +351,11 @@ def _pack_archive(record: Mapping[str, Entry]) -> bytes:
 
 
 def load_node_archive(path: Path) -> FileTree:
-    """Load an archive, to be read as if it were the machine.
+    """Load an archive; the result is read like the files of the machine.
 
-    Nothing of it is unpacked: whoever made it may have meant harm.
+    No file is unpacked to the disk, as the archive may be malicious.
 
-    :raises InventoryError: no such file, or not an archive like that.
+    :raises InventoryError: the file is missing, or is not an archive of a node.
     """
     try:
         with path.open("rb") as file:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names of products by the file ``pci.ids``, which distributions keep for ``lspci``.
+"""Names of products from the file ``pci.ids``, which distributions install for ``lspci``.
 
 Its form (https://pci-ids.ucw.cz/): a line ``10de  NVIDIA Corporation`` begins a vendor, and
 lines of it that begin with one tab are its products: ``2330  GH100 [H100 SXM5 80GB]``.
@@ -22,9 +22,9 @@ _LINE: Final = re.compile(r"(\t?)([0-9a-f]{4})  (\S.*)", re.ASCII)
 def read_product_names(
     wanted: Collection[tuple[str, str]], files: Collection[Path] = FILES
 ) -> Mapping[tuple[str, str], str]:
-    """Vendor and product -> name, of those that are *wanted* and known.
+    """Vendor and product id -> name, for *wanted* products that the file contains.
 
-    :param files: the first that can be read counts.
+    :param files: the first readable one is used.
     """
     for path in files:
         try:
@@ -42,7 +42,7 @@ def _find_names(text: str, wanted: frozenset[tuple[str, str]]) -> dict[tuple[str
     for line in text.splitlines():
         match = _LINE.fullmatch(line)
         if match is None:
-            # Classes of devices follow, whose numbers look like products.
+            # A line "C ..." begins the device classes, whose numbers look like products.
             vendor = "" if line[:2] == "C " else vendor
             continue
         tab, number, name = match.groups()

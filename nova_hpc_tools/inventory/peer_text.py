@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Peer-to-peer of each GPU with each adapter below its switch, for people."""
+"""The state of peer-to-peer traffic of GPUs with adapters below their switch, for people."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _WHY: Final = {
     PeerReason.FREE: "ACS redirects nothing",
     PeerReason.UNREADABLE: "only root can read the registers",
 }
-#: Pairs that are named in one line.
+#: The most pairs that one line names.
 _MOST_NAMES: Final = 4
 _ATS: Final = {True: ", ATS on", False: ", ATS off now", None: ""}
 
 
 def format_peer_lines(node: Node, wish: PeerWish = PeerWish.KEEP) -> Iterator[str]:
-    """One line for equal pairs, and below it what stands against *wish*; nothing without pairs."""
+    """A line for equal pairs, and below it the obstacles to *wish*; no line without pairs."""
     pairs = list(peer.find_peer_pairs(node))
     if not pairs:
         return

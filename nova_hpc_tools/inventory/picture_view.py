@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node's inventory as what a picture shows. Pure."""
+"""A node's inventory as the content of a picture. Pure."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _STATES: Final = {
 def view_inventory_node(
     node: Node, standings: Mapping[str, FunctionStanding], spec: DeviceSpec
 ) -> NodePicture:
-    """The picture of a node of which servers are not known.
+    """The picture of a node without its servers, which an inventory does not contain.
 
     :param standings: address -> role and offer.
-    :param spec: what the node offers or could offer.
+    :param spec: the devices that the node offers or could offer.
     """
     titles = {numa.id: _title_numa_node(numa) for numa in node.numa_nodes}
     switches = {
@@ -56,7 +56,7 @@ def view_inventory_node(
 
 
 def measure_offered_sets(spec: DeviceSpec) -> Largest:
-    """Role -> level -> the largest set that the node gives while it is empty."""
+    """Role -> level -> the largest device set that the node can give without servers."""
     pools = tuple(
         DevicePool(
             id=str(number),
@@ -84,7 +84,7 @@ def _is_drawn(node: Node, function: PciFunction, standings: Mapping[str, Functio
 
 
 def _locate_by_root(node: Node, function: PciFunction) -> Location:
-    """Its place; a function without a NUMA node is drawn where it is local, if that is one."""
+    """The place of a function; without a NUMA node, its only local NUMA node if there is one."""
     location = function.location
     if location.numa is None and len(function.local_numa_nodes) == 1:
         (only,) = function.local_numa_nodes
@@ -98,7 +98,7 @@ def _describe_function(
     virtual = [standings.get(address, NONE) for address in function.virtual_functions]
     own = standings.get(function.address, NONE)
     given = [standing for standing in virtual if standing.offer is not Offer.NO_ROLE]
-    # What servers get of an adapter is its virtual functions, if it has any.
+    # Servers get the virtual functions of an adapter if it has any.
     best = min(given, key=lambda standing: list(Offer).index(standing.offer), default=own)
     if own.offer in (Offer.OFFERED, Offer.POSSIBLE) and best.offer is Offer.REFUSED:
         best, given = own, []

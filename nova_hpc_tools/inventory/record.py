@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of one reading of a node: recorded while it is read, and read again.
+"""The files of one reading of a node: recorded while it is read, and replayed.
 
-A record holds exactly what the readers asked for and was there, so there is no
-second list of files that could fall behind them. Reading a record gives the
-same node as the reading that made it.
+A record contains exactly the existing files that the readers opened. So there is no
+second list of files that could miss a new one. A replay of the record gives the
+same node as the original reading.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from nova_hpc.topology import confspace
 from nova_hpc.topology.files import FileError, FileTree, Folder, Take
 from nova_hpc_tools.inventory import config_essence
 
-#: What is at a path: the bytes of a file, the text of a link, None for a directory.
+#: The entry at a path: the bytes of a file, the text of a link, None for a directory.
 Entry = bytes | str | None
 
-#: Numbered names are all that is looked for here; the files beside them are no news.
+#: The readers list this folder only for numbered names, so a record omits other names there.
 _NUMBERED: Final = "/sys/devices/system/"
 
 
 class RecordingTree(FileTree):
-    """Reads as :class:`FileTree` does and keeps what it has read."""
+    """Reads like :class:`FileTree`, and keeps the files that it has read."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
@@ -51,7 +51,7 @@ class RecordingTree(FileTree):
 
         resolved = None
         with contextlib.suppress(FileError):
-            resolved = self.resolve(path)  # remembers what is there, and the links on the way
+            resolved = self.resolve(path)  # records the target, and the links on the way
         try:
             data = super().read_in(folder, name, path, limit, both if take else None)
         except FileError:
@@ -69,7 +69,7 @@ class RecordingTree(FileTree):
         return super().link_in(folder, name, path)
 
     def names(self, path: str) -> list[str]:
-        """As :meth:`FileTree.names`; what is listed is part of the record."""
+        """As :meth:`FileTree.names`; the listed names become part of the record."""
         names = super().names(path)
         place = (self.resolve(path) or "").rstrip("/")
         for name in names:
@@ -78,10 +78,10 @@ class RecordingTree(FileTree):
         return names
 
     def record(self) -> dict[str, Entry]:
-        """Path -> what is there, for everything that was looked at.
+        """Path -> entry, for all paths that were read or listed.
 
-        What could not be read as a file is an empty directory, which cannot be
-        read either.
+        A file that could not be read becomes an empty directory, which cannot be
+        read as a file either.
         """
         entries: dict[str, Entry] = {}
         for place, target in sorted(self._targets.items()):
@@ -121,7 +121,7 @@ class ReplayTree(FileTree):
         entry = self._record.get(place)
         if isinstance(entry, str):
             return entry
-        # What is there and no link, and what is not there.
+        # The errors of the kernel: EINVAL if the path exists and is not a link, else ENOENT.
         is_there = entry is not None or place in self._below
         error = OSError if is_there else FileNotFoundError
         number = errno.EINVAL if is_there else errno.ENOENT

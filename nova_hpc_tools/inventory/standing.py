@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which role each function of a node has, and whether servers are offered it, or why not.
+"""The role of each function of a node, and whether servers are offered it, or the reason if not.
 
-What ``configure`` would write decides (:mod:`nova_hpc_tools.adopt.device_spec`), and what
-``[pci]device_spec`` says now: an inventory, a picture and ``configure`` cannot differ.
+The answer comes from the entries that ``configure`` would write
+(:mod:`nova_hpc_tools.adopt.device_spec`) and from the current ``[pci]device_spec``. So an
+inventory, a picture and ``configure`` cannot differ.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ class Offer(enum.Enum):
 
     #: An entry of ``[pci]device_spec`` names it.
     OFFERED = "offered"
-    #: ``configure`` would write an entry for it, and there is none yet.
+    #: ``configure`` would write an entry for it, and it has none yet.
     POSSIBLE = "can be offered"
-    #: It has a role, and something stands against it.
+    #: It has a role, but there is a reason not to offer it.
     REFUSED = "not offered"
     #: It has no role: it stays with the host.
     NO_ROLE = "no role"
@@ -44,11 +45,11 @@ class Offer(enum.Enum):
 
 @attrs.frozen
 class FunctionStanding:
-    """What a function is to servers."""
+    """The use of a function by servers."""
 
     role: str = ""
     offer: Offer = Offer.NO_ROLE
-    #: Why it is not offered; or what stands against it although it is.
+    #: The reason not to offer it; an offered function may have one, too.
     reason: str = ""
 
     @property
@@ -65,20 +66,20 @@ NONE: Final = FunctionStanding()
 
 @attrs.frozen
 class NodeSettings:
-    """What is configured of a node's devices."""
+    """The configuration of a node's devices."""
 
     roles: Roles
     #: Values of ``[pci]device_spec``.
     lines: tuple[str, ...]
-    #: What ``configure`` would make of the node.
+    #: The devices that ``configure`` would offer and omit.
     spec: DeviceSpec
 
 
 def read_node_settings(node: Node, config: Sequence[str]) -> NodeSettings:
-    """Read the settings of nova-compute, and decide what *node* offers.
+    """Read the settings of nova-compute, and decide which devices *node* offers.
 
-    :param config: as :func:`nova_hpc_tools.adopt.source_options.add_config_options` leaves it.
-    :raises InventoryError: they cannot be used; the text says which and why.
+    :param config: as :func:`nova_hpc_tools.adopt.source_options.add_config_options` stores it.
+    :raises InventoryError: a setting cannot be used; the text contains the option and the reason.
     """
     try:
         options = service_settings.read_node_options(
@@ -108,13 +109,13 @@ def read_node_settings(node: Node, config: Sequence[str]) -> NodeSettings:
 
 
 def make_default_settings(node: Node) -> NodeSettings:
-    """The same of a node of which no setting is known: the roles that are the default."""
+    """The settings of a node whose configuration is unknown: the default roles, and no entry."""
     role_table = roles.parse_roles(DEFAULT_ROLES)
     return NodeSettings(role_table, (), device_spec.build_device_spec(node, role_table))
 
 
 def judge_functions(node: Node, settings: NodeSettings) -> Mapping[str, FunctionStanding]:
-    """Address -> role and offer, of every function that has a role or an entry."""
+    """Address -> role and offer, for every function that has a role or an entry."""
     entries = [
         spec_entries.read_spec_entry(text)
         for text in spec_entries.translate_interfaces(

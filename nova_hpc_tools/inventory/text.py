@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A node as a text tree, for people.
 
-Downstream ports of switches and empty ports are not drawn: what is below a
-switch is drawn right below its upstream port. The JSON document has it all.
+Downstream ports of switches and empty ports are not drawn: the devices below a
+switch are drawn right below its upstream port. The JSON document has them all.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def draw_node_lines(
 ) -> Iterator[str]:
     """Draw *node* line by line.
 
-    :param everything: also what the chipset brings along, and empty ports.
+    :param everything: also draw functions of the chipset, and empty ports.
     :param plain: ASCII characters only.
     :param standings: address -> role, and whether servers are offered it.
     """
@@ -123,20 +123,20 @@ class _Drawing:
     everything: bool
     marks: set[str]
     peers: Mapping[str, peer.PeerPath]
-    #: Switches with a GPU and an adapter of which it is not known.
+    #: Switches with a GPU and an adapter whose peer-to-peer path is unknown.
     unsure: frozenset[str]
     standings: Mapping[str, FunctionStanding]
-    #: Why devices are not offered, each once -> its number.
+    #: Reason not to offer a device -> its number in the drawing.
     reasons: dict[str, int]
 
     def trunk(self) -> _NodeBranch:
-        """The machine, its NUMA nodes, and the roots near to each."""
+        """The machine, its NUMA nodes, and the PCI roots of each."""
         homes: dict[int | None, list[str]] = {}
         by_root: dict[str, list[PciFunction]] = {}
         for function in self.node.functions:
             by_root.setdefault(function.root or "pci?", []).append(function)
         for root, functions in by_root.items():
-            # As lstopo does: the first function of a root speaks for all.
+            # As in lstopo, the first function of a root decides for all of the root.
             homes.setdefault(functions[0].numa_node, []).append(root)
         trunk = _NodeBranch(self.node.hostname or self.node.source)
         ids = {numa.id for numa in self.node.numa_nodes}
@@ -155,7 +155,7 @@ class _Drawing:
         branches: dict[str, _NodeBranch] = {}
         folded = 0
         used = {bridge for function in functions for bridge in function.path}
-        # Those above come first, whatever the addresses are.
+        # Bridges come before the functions below them, also if their address is higher.
         for function in sorted(functions, key=lambda item: len(item.path)):
             if not self.everything and self.is_folded(function, function.address in used):
                 folded += function.bridge is None and function.physical_function is None
@@ -230,7 +230,7 @@ class _Drawing:
             yield words + (f" ({number})" if number else "")
 
     def virtual(self, function: PciFunction) -> str:
-        """The drivers of the VFs, and how many cannot be relied on."""
+        """The drivers of the VFs, and the number of VFs in an unknown state."""
         functions = [self.node.function(address) for address in function.virtual_functions]
         drivers = sorted({item.driver for item in functions if item and item.driver})
         shared = any(self.shared(item) for item in functions if item)
@@ -240,12 +240,15 @@ class _Drawing:
         return text + (f" ({unknown} unknown)" if unknown else "")
 
     def shared(self, function: PciFunction) -> bool:
-        """Another member of the IOMMU group is more than a bridge."""
+        """Whether the IOMMU group has more than one member that is not a bridge."""
         members = (self.node.function(name) for name in self.node.group_members(function))
         return sum(item is None or item.bridge is None for item in members) > 1
 
     def link(self, link: PcieLink, judged: bool) -> str:
-        """Speed and width now, and at most where that is more."""
+        """Current speed and width, and the highest ones if they are higher.
+
+        :param judged: whether to report fewer lanes or a lower speed than possible.
+        """
         if link.width is None and link.speed is None:
             return f"{link.bandwidth:.3g} GB/s" if link.bandwidth else ""
         text = _format_lanes(link.speed, link.width)

@@ -144,12 +144,13 @@ def _print_exposition(keeper: MetricsKeeper) -> None:
 class NodeMetrics(_MetricsCommand):
     """Give the metrics of this node: devices, sets that fit, cleanings, peer-to-peer.
 
-    What nova-hpc device list and nova-hpc inventory say, as numbers. Shows them, or writes them
-    for node_exporter, or answers scrapes. nova-compute is not asked, so its restart changes
-    nothing. As long as it has not compared the ledger with Nova's records, it is unknown which
-    devices are free, and nothing is said of them. Only root reads whether peer-to-peer
-    traffic is redirected. With --gpu-uuids or --gpu-uuid-file, one series for each GPU names
-    its UUID and who has it. The exit status is 0, or 2 if the node cannot be read.
+    The facts of nova-hpc device list and nova-hpc inventory, as numbers. Shows them, or writes
+    them for node_exporter, or answers scrapes. A restart of nova-compute changes nothing,
+    because it is not involved. Until it has compared the ledger with Nova's records, it is
+    unknown which devices are free, and they have no series. Only root reads whether
+    peer-to-peer traffic is redirected. With --gpu-uuids or --gpu-uuid-file, one series for
+    each GPU names its UUID and its server. The exit status is 0, or 2 if the node cannot be
+    read.
 
     Example: nova-hpc metrics node --textfile /var/lib/prometheus/node-exporter/nova-hpc.prom
     """
@@ -186,9 +187,9 @@ class NodeMetrics(_MetricsCommand):
 class CloudMetrics(_MetricsCommand):
     """Give the metrics of the cloud: devices, sets and clusters that still fit, refusals.
 
-    What nova-hpc capacity says, and nova-hpc device list --all-nodes, as numbers; run it where
-    Nova's scheduler runs. Shows them, or writes them for node_exporter, or answers
-    scrapes. A cloud that can be read in part alone is not read: its numbers would be
+    The facts of nova-hpc capacity and nova-hpc device list --all-nodes, as numbers; run it on a
+    host of Nova's scheduler. Shows them, or writes them for node_exporter, or answers
+    scrapes. If only a part of the cloud can be read, there are no numbers: they would be
     wrong. No series names a host or a server. The exit status is 0, or 2 if the cloud
     cannot be read.
 

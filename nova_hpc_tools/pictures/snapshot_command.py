@@ -29,12 +29,12 @@ _COLUMNS: Final = (
 
 
 class ShowSnapshot(ListCommand):
-    """Show the devices of a cloud: what is free, who has what, and what still fits.
+    """Show the devices of a cloud: free ones, owners of the others, and sets that still fit.
 
     For each host and role: how many devices are free, and the largest set that one
     server can still get at each level (switch, root, numa, socket, host). --format
     html and svg draw it: the cloud, a leaf (--leaf) or a node (--host). Hosts are
-    below the leaves that nova-hpc fabric sync wrote into Nova, or that --map says.
+    below the leaves that nova-hpc fabric sync wrote into Nova, or those of --map.
     Changes nothing.
     """
 

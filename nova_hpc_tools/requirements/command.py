@@ -112,16 +112,16 @@ class ListRequirements(ListCommand):
     """Hold this cloud against NVIDIA's Requirements for AI Clouds, id by id.
 
     Each requirement is met, with the evidence; not met, with the reason and the cure; not known,
-    with what would tell; or not ours. Whatever is not tried or cannot be read is not known. The
-    command in the last column shows the evidence alone.
+    with the missing evidence; or not ours. A requirement that is not tried or cannot be read is
+    not known. The command in the last column shows only the evidence.
 
     Without --try nothing is made or changed. With it a server is made of --flavor and --image,
     stopped, started, rebooted and deleted, and a user and a project are made and deleted for the
-    rights to consoles. What only a node, a subnet manager or a guest knows is handed in with
+    rights to consoles. Evidence of a node, a subnet manager or a guest is handed in with
     --evidence, as nova-hpc requirements step and the commands in the table print it.
 
-    The exit status is 0 when all that was asked for is met or not ours, 1 when something is not
-    met or not known, 2 for bad input.
+    The exit status is 0 if all chosen requirements are met or not ours, 1 if one is not met or
+    not known, 2 for bad input.
     """
 
     acts_with = ("trying",)
@@ -255,15 +255,15 @@ def load_trial(args: argparse.Namespace, **more: str) -> tuple[Any, Any]:
 
 
 class RunSuiteStep(RecordCommand):
-    """Run one step of NVIDIA's validation suite, and print the JSON that the suite asks for.
+    """Run one step of NVIDIA's validation suite, and print the JSON that the suite reads.
 
-    The steps have the suite's own names. Those beside it are vcpu_pinning, which its check of
-    pinning does not ask for, and migrate_instance. virtual_device_hardening, vcpu_pinning and
-    query_sanitization are run on the compute node, as root; query_ib_keys needs --from with what
-    nova-hpc fabric check -f json printed on the subnet manager's host. With --from any other step
-    prints what it printed there.
+    The steps have the suite's own names, but for vcpu_pinning, which its check of pinning does
+    not use, and migrate_instance. Run virtual_device_hardening, vcpu_pinning and
+    query_sanitization on the compute node, as root. query_ib_keys needs --from with the output
+    of nova-hpc fabric check -f json on the subnet manager's host. With --from, any other step
+    prints its output from there.
 
-    The exit status is 0 when the step was done, 1 when it could not be, with "error" in the JSON.
+    The exit status is 0 if the step was done, 1 if it could not be, with "error" in the JSON.
     """
 
     errors = (EvidenceFileError,)

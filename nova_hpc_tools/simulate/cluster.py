@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state of all nodes, as arrays over the nodes, and how fragmented it is.
+"""The state of all nodes, as arrays over the nodes, and its fragmentation.
 
-One request touches one node, so every sum that policies ask for is kept up to
-date for that node alone.
+One request changes one node, so the sums that policies need are updated only for
+that node.
 
 The measure of fragmentation is FGD's (Weng et al., "Beware of Fragmentation", ATC'23).
-To one task, the free GPU of a node is fragmented as far as the task cannot use
-it: all of it where the node cannot hold the task at all (or the task wants no
-GPU), and otherwise what is free of GPUs that are too full for it. The measure
-of a node is the mean over a distribution of typical tasks, in thousandths of
-a GPU.
+To one task, the part of a node's free GPUs that the task cannot use is fragmented. This
+is all of it if the node cannot hold the task (or the task needs no GPU). Otherwise it is
+the free parts of GPUs that are too full for the task. The measure of a node is the mean
+over a distribution of typical tasks, in thousandths of a GPU.
 """
 
 from __future__ import annotations
@@ -38,16 +37,16 @@ class SimulatedCluster:
         self.cpu: Ints = np.array([m.cpu_milli for m in self.machines], dtype=np.int64)
         self.memory: Ints = np.array([m.memory_mib for m in self.machines], dtype=np.int64)
         self.gpus: Ints = np.array([m.gpus for m in self.machines], dtype=np.int64)
-        #: thousandths free of each GPU; 0 where there is none
+        #: free thousandths of each GPU; 0 for busy and absent ones
         self.gpu: Ints = np.zeros((count, max(width, 1)), dtype=np.int64)
         for index, machine in enumerate(self.machines):
             self.gpu[index, : machine.gpus] = WHOLE
             self.gpu[index, list(machine.busy)] = 0
-        #: the sum, the wholly free ones, and the most that one GPU has free
+        #: free thousandths of all GPUs, number of free whole GPUs, and the highest free part
         self.idle: Ints = self.gpu.sum(axis=1)
         self.whole: Ints = (self.gpu == WHOLE).sum(axis=1)
         self.most: Ints = self.gpu.max(axis=1)
-        #: goes up whenever the node changes, so that scores can be kept
+        #: rises whenever the node changes, so that policies can keep scores until then
         self.version: Ints = np.ones(count, dtype=np.int64)
         self.capacity: Final = int(self.gpu.sum())
         #: Tasks with GPUs that are placed, by their shapes.
@@ -59,7 +58,7 @@ class SimulatedCluster:
         return len(self.machines)
 
     def fits(self, shape: TaskShape) -> Bools:
-        """The nodes on which *shape* can be placed as it asks."""
+        """The nodes that can hold *shape*, with its level."""
         fit: Bools = (self.cpu >= shape.cpu_milli) & (self.memory >= shape.memory_mib)
         if shape.gpus:
             if shape.exclusive:
@@ -82,7 +81,7 @@ class SimulatedCluster:
         return room
 
     def domains(self, node: int, level: Level) -> tuple[tuple[int, ...], ...]:
-        """The GPUs of each domain of a node; a GPU at an unknown place is alone."""
+        """The GPUs of each domain of a node; a GPU at an unknown place is a domain of its own."""
         machine = self.machines[node]
         layout = machine.layout
         if level is Level.HOST or not layout:
@@ -103,7 +102,7 @@ class SimulatedCluster:
     def take(self, node: int, shape: TaskShape, gpus: Iterable[int]) -> None:
         """Place a task.
 
-        :raises ValueError: it does not fit there; a policy has a fault.
+        :raises ValueError: the task does not fit there, so the policy has a fault.
         """
         chosen = sorted(set(gpus))
         if (
@@ -123,7 +122,7 @@ class SimulatedCluster:
         self._change(node, shape, chosen, -1)
 
     def give(self, node: int, shape: TaskShape, gpus: Iterable[int]) -> None:
-        """A task that :meth:`take` placed has ended."""
+        """Free the devices of a task that :meth:`take` has placed."""
         self._change(node, shape, sorted(gpus), 1)
 
     def _change(self, node: int, shape: TaskShape, chosen: list[int], sign: int) -> None:
@@ -153,7 +152,7 @@ def gpus_together(
 ) -> tuple[int, ...]:
     """The first GPUs in *order* on which a task with whole GPUs fits.
 
-    Where the task has a level, they come from the first domains with room.
+    If the task has a level, they come from the first domains with room.
     """
     free = set(cluster.free(node))
     if not shape.local:
@@ -190,7 +189,7 @@ class Measure:
         milli = np.array(
             [t.shape.gpu_milli if t.shape.gpus else 0 for t in self.tasks], dtype=np.int64
         )
-        # Few tasks differ in the share; what it decides is computed once for each.
+        # Tasks have few different shares, so sums by share are computed once for each share.
         self.shares, self.share_of = np.unique(milli, return_inverse=True)
 
     def of(
@@ -202,9 +201,9 @@ class Measure:
         """Fragmented thousandths of a GPU of each state.
 
         :param cpu: free CPU of the states, in thousandths
-        :param gpu: states x GPUs: what is free of each, in thousandths
-        :param satisfied: states x tasks: whether the GPUs suffice; default: by
-            their number
+        :param gpu: states x GPUs: the free part of each, in thousandths
+        :param satisfied: states x tasks: whether the GPUs suffice; by default, this
+            follows from their number
         """
         wide = gpu[:, None, :] >= self.shares[None, :, None]
         left = np.where(wide, 0, gpu[:, None, :]).sum(axis=2)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``nova-hpc simulate``: what placement policies would do to a cloud."""
+"""``nova-hpc simulate``: the effect of placement policies on a cloud."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class SimulatePolicies(ListCommand):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
-        """Simulate, and draw where that is asked for."""
+        """Simulate the policies; draw the results if --svg is given."""
         args = parsed_args
         _require_libraries(args.svg is not None)
         from nova_hpc_tools.simulate import results
@@ -164,7 +164,7 @@ class SimulatePolicies(ListCommand):
 
 
 def _require_libraries(drawing: bool) -> None:
-    """Say what to install, before anything else fails for it."""
+    """Check the libraries first, so that the error contains the install command."""
     try:
         import numpy  # noqa: F401
 
@@ -184,7 +184,7 @@ def _parse_percent(text: str) -> int:
 
 
 def _read_scenario(args: argparse.Namespace) -> tuple[Scenario, tuple[str, ...]]:
-    """Read the scenario, and what of the input is not simulated."""
+    """Read the scenario, and the parts of the input that are not simulated."""
     from nova_hpc_tools.simulate import model, results
     from nova_hpc_tools.simulate.scenario import prepare_scenario
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Nodes and requests from CSV, and from the snapshot of a cloud.
 
-A CSV is of the openb trace or of a simple form of our own; the header says which.
+A CSV has the form of the openb trace or a simple form of our own; the header decides.
 Every error names the file and the line.
 
-Of a snapshot the devices of one role are simulated, without their adapters, NVLink sets and
-the ports of servers; what is used stays used.
+The simulation of a snapshot covers the devices of one role, without their adapters, NVLink sets
+and the ports of servers. Used devices stay in use.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from nova_hpc.topology.level import Level
 from nova_hpc_tools import snapshot as cloud
 from nova_hpc_tools.simulate.model import WHOLE, SimulatedMachine, SimulatedTask, TaskShape
 
-#: More than any machine or request has; a larger number is a slip.
+#: More than any machine or request has; a larger number is a mistake.
 MOST: Final = 1_000_000_000
 MOST_GPUS: Final = 64
 MOST_LINES: Final = 100_000
@@ -43,7 +43,7 @@ _TASKS_MORE: Final = ("share", "level", "group", "count", "arrives", "leaves")
 
 
 class TraceError(ValueError):
-    """A file that cannot be used; the text names it, the line and the cure."""
+    """A file that cannot be used; the text names the file, the line and the cure."""
 
 
 @attrs.frozen
@@ -91,8 +91,7 @@ class _TraceRow:
 def read_machines(lines: Iterable[str], source: str) -> list[SimulatedMachine]:
     """Read nodes.
 
-    :raises TraceError: a line makes no sense, a name occurs twice, or there is
-        no node.
+    :raises TraceError: a line is invalid, a name occurs twice, or there is no node.
     """
     machines: list[SimulatedMachine] = []
     names: set[str] = set()
@@ -133,7 +132,7 @@ def read_machines(lines: Iterable[str], source: str) -> list[SimulatedMachine]:
 def read_tasks(lines: Iterable[str], source: str) -> list[SimulatedTask]:
     """Read requests.
 
-    :raises TraceError: a line makes no sense, or there is no request.
+    :raises TraceError: a line is invalid, or there is no request.
     """
     tasks: list[SimulatedTask] = []
     for openb, row in _read_trace_rows(
@@ -220,7 +219,7 @@ _Header = tuple[Sequence[str], Sequence[str]]
 def _read_trace_rows(
     lines: Iterable[str], source: str, openb: _Header, simple: _Header
 ) -> Iterator[tuple[bool, _TraceRow]]:
-    """The rows, each with whether it is openb's form."""
+    """Pairs of each row: whether it has openb's form, and the row."""
     reader = csv.reader(lines, strict=True)
     header: list[str] = []
     is_openb = False
@@ -265,15 +264,15 @@ def _quote_shortened(text: str) -> str:
     return repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "...")
 
 
-#: What a node that does not tell its CPUs or pages is taken to have: enough.
+#: Value for a node that reports no CPUs or pages: enough for any request.
 PLENTY: Final = 1_000_000_000
 
 
 def machines_of(snapshot: cloud.Snapshot, role: str) -> list[SimulatedMachine]:
-    """The nodes that the scheduler gives servers to, with what is used as busy.
+    """The nodes that the scheduler places servers on; their used devices are busy.
 
     CPUs are the free dedicated ones, memory is the free hugepages; both are
-    not limited where a node does not report them.
+    unlimited if a node does not report them.
     """
     machines = []
     for node in snapshot.hosts:
@@ -311,10 +310,10 @@ def machines_of(snapshot: cloud.Snapshot, role: str) -> list[SimulatedMachine]:
 
 
 def tasks_of(snapshot: cloud.Snapshot, role: str) -> list[SimulatedTask]:
-    """One request for each server that runs; without servers, one for each flavor.
+    """One request for each running server; without servers, one for each flavor.
 
-    A flavor that asks for no device of *role* is left out, and so is one that the scheduler
-    would refuse, of which :func:`not_simulated` tells.
+    A flavor without a device of *role* is left out. So is a flavor that the scheduler would refuse:
+    :func:`not_simulated` lists it.
     """
     shapes = _shapes_of_flavors(snapshot, role)[0]
     running = Counter(server.flavor for server in snapshot.servers if server.flavor in shapes)
@@ -327,7 +326,7 @@ def tasks_of(snapshot: cloud.Snapshot, role: str) -> list[SimulatedTask]:
 
 
 def not_simulated(snapshot: cloud.Snapshot, role: str) -> tuple[str, ...]:
-    """Wishes of flavors that :func:`tasks_of` does not have, one sentence each.
+    """Parts of flavors that :func:`tasks_of` leaves out, one sentence each.
 
     Ports belong to servers, so no snapshot has them; other devices are not modelled.
     """
@@ -351,13 +350,13 @@ def not_simulated(snapshot: cloud.Snapshot, role: str) -> tuple[str, ...]:
 
 
 class _LeftOutError(Exception):
-    """The scheduler would refuse a flavor; the text says why."""
+    """The scheduler would refuse a flavor; the text contains the reason."""
 
 
 def _shapes_of_flavors(
     snapshot: cloud.Snapshot, role: str
 ) -> tuple[dict[str, TaskShape], dict[str, str]]:
-    """Flavor -> its request for devices of *role*; flavor -> why it has none."""
+    """Flavor -> its request for devices of *role*; refused flavor -> the reason."""
     shapes: dict[str, TaskShape] = {}
     left_out: dict[str, str] = {}
     for flavor in snapshot.flavors:
@@ -372,9 +371,9 @@ def _shapes_of_flavors(
 
 
 def _shape_of_flavor(snapshot: cloud.Snapshot, flavor: cloud.Flavor, role: str) -> TaskShape | None:
-    """The request of a flavor; None: for no device of *role*.
+    """The request of a flavor; None if it needs no device of *role*.
 
-    :raises _LeftOutError: the scheduler would refuse it.
+    :raises _LeftOutError: the scheduler would refuse the flavor.
     """
     if flavor.problem is not None:
         raise _LeftOutError(flavor.problem)

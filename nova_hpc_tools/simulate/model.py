@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model of a simulation: machines, with where their GPUs sit, and tasks, with their order.
+"""The model of a simulation: machines with the places of their GPUs, and tasks with their order.
 
-Data and drawing, no state.
+The module has data and random draws, but no state.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import attrs
 
 from nova_hpc.topology.level import Level, Location
 
-#: Where each GPU of a node sits; empty: nothing is known.
+#: The place of each GPU of a node; empty if the places are unknown.
 Layout = tuple[Location, ...]
 
 #: The built-in layout: GPUs of a switch, switches of a host, sockets of a host.
@@ -34,12 +34,12 @@ class SimulatedMachine:
     memory_mib: int
     gpus: int
     layout: Layout = ()
-    #: GPUs that something else holds and never releases.
+    #: GPUs in use by other servers, which never release them.
     busy: tuple[int, ...] = ()
 
     @property
     def free(self) -> int:
-        """GPUs that can be given."""
+        """The number of GPUs that can be given."""
         return self.gpus - len(self.busy)
 
 
@@ -48,7 +48,7 @@ def dgx_layout(gpus: int) -> Layout:
 
     A smaller host has fewer switches, on the two sockets in turn.
 
-    :raises ValueError: more GPUs than such a host has.
+    :raises ValueError: *gpus* is more than such a host has.
     """
     if gpus > PER_SWITCH * SWITCHES:
         raise ValueError(f"a DGX-like host has at most {PER_SWITCH * SWITCHES} GPUs, not {gpus}")
@@ -70,7 +70,7 @@ def dgx_layout(gpus: int) -> Layout:
 def with_layout(
     machines: Sequence[SimulatedMachine], layouts: Mapping[str, Layout]
 ) -> list[SimulatedMachine]:
-    """The same machines; those of a kind in *layouts* have that one.
+    """The same machines; machines of a kind in *layouts* get its layout.
 
     :raises ValueError: a layout has fewer GPUs than the machine.
     """
@@ -96,7 +96,7 @@ def all_dgx(machines: Sequence[SimulatedMachine]) -> list[SimulatedMachine]:
 def add_machines(
     machines: Sequence[SimulatedMachine], count: int, kind: str | None = None
 ) -> list[SimulatedMachine]:
-    """The machines and *count* more of one kind (default: the most frequent).
+    """The machines and *count* more of one kind, by default of the most frequent one.
 
     :raises ValueError: there is no machine of that kind to copy.
     """
@@ -113,7 +113,7 @@ def add_machines(
 
 
 def domain_sizes(layouts: Sequence[Layout]) -> tuple[int, int]:
-    """GPUs of the largest switch and of the largest NUMA node; 1 where none is known."""
+    """GPUs of the largest switch and of the largest NUMA node; 1 if none is known."""
     most = []
     for level in (Level.SWITCH, Level.NUMA):
         sizes = [
@@ -132,16 +132,16 @@ WHOLE: Final = 1000
 
 @attrs.frozen
 class TaskShape:
-    """The devices that one task asks for."""
+    """The devices, CPUs and memory that one task needs."""
 
     cpu_milli: int
     memory_mib: int
     gpus: int
-    #: Of each GPU; less than WHOLE only for a task with one GPU.
+    #: Needed part of each GPU; less than WHOLE only for a task with one GPU.
     gpu_milli: int = WHOLE
-    #: The level at which each group must be; HOST: anywhere on the node.
+    #: The level at which each group must be; HOST for any place on the node.
     level: Level = Level.HOST
-    #: GPUs that must be together; 0: all of them.
+    #: Number of GPUs that must be together; 0 for all of them.
     group: int = 0
 
     @property
@@ -151,12 +151,12 @@ class TaskShape:
 
     @property
     def exclusive(self) -> bool:
-        """Whether its GPUs are given whole."""
+        """Whether the task gets whole GPUs."""
         return self.gpu_milli == WHOLE
 
     @property
     def local(self) -> bool:
-        """Whether where its GPUs sit matters."""
+        """Whether the places of its GPUs matter."""
         return self.gpus > 1 and self.level is not Level.HOST and self.group_size > 1
 
     @property
@@ -182,18 +182,18 @@ class SimulatedTask:
 
 @attrs.frozen
 class Typical:
-    """A shape and how often it is asked for; the frequencies add up to one."""
+    """A shape and its frequency among the tasks; all frequencies add up to one."""
 
     shape: TaskShape
     frequency: float
 
 
-#: What part of all tasks the typical shapes must cover.
+#: Part of all tasks that the typical shapes must cover.
 POPULAR: Final = 0.95
 
 
 def round_to_whole_gpus(tasks: Iterable[SimulatedTask]) -> list[SimulatedTask]:
-    """The same tasks with whole GPUs: what PCI passthrough can give."""
+    """The same tasks with whole GPUs, as PCI passthrough gives only whole devices."""
     return [attrs.evolve(task, shape=attrs.evolve(task.shape, gpu_milli=WHOLE)) for task in tasks]
 
 
@@ -202,9 +202,9 @@ def typical_shapes_of(
 ) -> tuple[Typical, ...]:
     """The most frequent shapes, until they cover *popular* of all tasks.
 
-    :param memory: whether shapes that differ in memory are told apart. They are
-        not in Weng et al. (ATC'23), whose measure of fragmentation is taken over
-        exactly this distribution.
+    :param memory: whether shapes that differ only in memory are different. They are
+        equal in Weng et al. (ATC'23), whose measure of fragmentation uses exactly
+        this distribution.
     """
     counts: dict[TaskShape, int] = {}
     for task in tasks:
@@ -238,11 +238,11 @@ def typical_shapes_of(
 def draw_arrivals(tasks: Sequence[SimulatedTask], demand: int, seed: int) -> list[SimulatedTask]:
     """Tasks in a random order until their GPU demand reaches *demand*.
 
-    The list is shuffled; what is too much is left out, and what is missing is
-    drawn from the list again.
+    The list is shuffled and cut when the demand is reached. If it is too short, further
+    tasks are drawn from it at random.
 
     :param demand: in thousandths of a GPU
-    :raises ValueError: no task asks for a GPU, so the demand is out of reach.
+    :raises ValueError: no task needs a GPU, so the demand cannot be reached.
     """
     if not any(task.shape.demand for task in tasks):
         raise ValueError("no request asks for a GPU, so there is no demand to reach")
@@ -261,10 +261,10 @@ def draw_arrivals(tasks: Sequence[SimulatedTask], demand: int, seed: int) -> lis
 def with_levels(
     tasks: Sequence[SimulatedTask], seed: int, part: float, switch: int, numa: int
 ) -> list[SimulatedTask]:
-    """The same tasks, some of which need their GPUs together.
+    """The same tasks, but some of them need their GPUs together.
 
-    :param part: what part of the tasks with several GPUs has a need; half of
-        those need groups under one switch, half on one NUMA node
+    :param part: part of the tasks with several GPUs that gets a level: one half
+        needs groups under one switch, the other half on one NUMA node
     :param switch: GPUs under one switch, the size of the largest group there
     :param numa: GPUs on one NUMA node
     """

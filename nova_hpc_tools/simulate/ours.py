@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Our own policy: what the scheduler does, by the functions that it calls.
+"""Our own policy: the simulation calls the same functions as the scheduler.
 
-Every host that fits is asked by :func:`nova_hpc.placement.choose.choose_device_sets`, with
-the workload's typical shapes as the profile, weighted as a scheduler weighs flavors.
-What that leaves equal, and requests without whole GPUs, are left to Nova's own weighers: the
-engine gives whole devices, and a share of one is not its to give.
-Answers are kept by what can change them: the layout, which GPUs are free, what is
-asked, and for how many servers of each shape CPUs and memory suffice before and
-after. The amounts themselves, of which there are many more, cannot change an answer.
+:func:`nova_hpc.placement.choose.choose_device_sets` chooses the devices on every host that fits.
+The profile is the workload's typical shapes, weighted as a scheduler weighs flavors.
+Nova's own weighers decide between equal hosts, and on requests without whole GPUs, because the
+engine gives only whole devices.
+Answers are kept by their inputs: the layout, the free GPUs, the request, and the number of servers
+of each shape for which CPUs and memory suffice before and after. The amounts themselves have many
+more values and cannot change an answer.
 
-CPUs and memory are counted for a node as a whole, as the traces have them. The
-engine counts them by NUMA node; so a host with several is described as having
-all on each, and a server (or a shape of the profile) as taking its part from
-each, which gives the same limits for servers.
+CPUs and memory are counted for a node as a whole, as in the traces. The
+engine counts them by NUMA node. So a host with several NUMA nodes is described with
+all CPUs and memory on each. A server (or a shape of the profile) takes its part from
+each node. The limits for servers are the same.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from nova_hpc_tools.simulate.policy import Multipliers, Nova, Scores, SimulatedP
 
 _ROLE: Final = "gpu"
 _WANT: Final = "gpu"
-#: Memory is counted in pages of this size, so that none is rounded away.
+#: Page size of the memory: 1 MiB, the unit of the traces, so no memory is lost by rounding.
 _PAGE_KIB: Final = 1024
-#: One more than the first parts of a rank can be, so that one number has them all.
+#: Bounds of the first parts of a rank, each above its highest value, to pack them in one number.
 _MOST: Final = (16, 16, 4096, 16, 16, 256, 256)
-#: Servers are counted each time that so many more were placed: a scheduler does it every five
+#: The profile is learned again after this number of placements; a scheduler learns every five
 #: minutes.
 _LEARN: Final = 100
-#: A host that the engine refuses.
+#: Score of a host that the engine refuses.
 _NEVER: Final = -1e18
 
 
@@ -51,7 +51,7 @@ def learned_profile_of(
 ) -> Profile:
     """The profile of a scheduler whose flavors are the workload's typical shapes.
 
-    The scheduler's functions make it: :mod:`nova_hpc.placement.shape_mix`.
+    The scheduler's functions build it: :mod:`nova_hpc.placement.shape_mix`.
 
     :param cells: NUMA nodes of the hosts; a server takes an equal part from each.
     :param running: servers by their shapes, from which the weights of flavors are learned.
@@ -101,7 +101,7 @@ class Ours(SimulatedPolicy):
         self._sell({})
 
     def _sell(self, running: Mapping[TaskShape, int]) -> None:
-        """Take the profile of what runs, and forget what was found with another one."""
+        """Learn the profile from the running servers, and drop answers of another profile."""
         profiles = {
             count: learned_profile_of(self.workload, count, running)
             for count in {1, *self.cells.values()}
@@ -110,7 +110,7 @@ class Ours(SimulatedPolicy):
             return
         self.profiles = profiles
         shapes = profiles[1].shapes
-        # A need of nothing is never what limits.
+        # A need of 0 becomes 1 for the division, and is never the limit.
         self.cpus: Ints = np.array([max(shape.cpus, 1) for shape in shapes], dtype=np.int64)
         self.memory: Ints = np.array(
             [max(shape.memory_kib // _PAGE_KIB, 1) for shape in shapes], dtype=np.int64
@@ -123,7 +123,7 @@ class Ours(SimulatedPolicy):
         self.scores = Scores(self.cluster, self._compute)
 
     def node(self, shape: TaskShape, fits: Bools) -> int:
-        """Pick it."""
+        """Pick a node: by the engine's score, by least free CPU and memory, by Nova's weighers."""
         if not shape.exclusive or not shape.gpus:
             return self.nova.node(shape, fits)
         if self.placed % _LEARN == 0:
@@ -137,7 +137,7 @@ class Ours(SimulatedPolicy):
         return self.nova.among(alike, fits)
 
     def gpus(self, node: int, shape: TaskShape) -> tuple[int, ...]:
-        """Pick them."""
+        """Pick the GPUs that the engine chooses there, or Nova's for a part of a GPU."""
         if not shape.gpus:
             return ()
         if not shape.exclusive:
@@ -154,7 +154,7 @@ class Ours(SimulatedPolicy):
         for index, node in enumerate(nodes.tolist()):
             layout = self.cluster.machines[node].layout
             free = self.cluster.free(node)
-            # Without a layout one GPU is like another.
+            # Without a layout all GPUs are equal, so only their number matters.
             where = (layout, free if layout else len(free))
             asked = (shape.gpus, shape.level, shape.group_size)
             key = (where, asked, before[index].tobytes(), after[index].tobytes())
@@ -167,9 +167,9 @@ class Ours(SimulatedPolicy):
         return result
 
     def _limits(self, nodes: Ints, gpus: int, cpu_milli: int, memory_mib: int) -> Ints:
-        """For how many servers, and groups, of each shape everything suffices.
+        """The number of servers, and of groups, of each shape that fit on each node.
 
-        What CPUs and memory would allow beyond the number of GPUs limits nothing.
+        The GPUs limit it first, so CPUs and memory beyond that do not change it.
         """
         whole = (self.cluster.whole[nodes] - gpus)[:, None]
         servers: Ints = whole // (self.sizes * self.groups)
@@ -194,7 +194,7 @@ class Ours(SimulatedPolicy):
         profile = self.profiles[cells]
         answer = choose_device_sets(_request_for_engine(shape, cells), host, 1, profile)
         if not answer.sets and shape.groups > 1:
-            # The engine spreads groups over the cells; the trace does not ask for it.
+            # The engine spreads groups over the cells, but the trace does not need that.
             answer = choose_device_sets(_request_for_engine(shape, 0), host, 1, profile)
         if not answer.sets:
             return _ScoredGpus(_NEVER)

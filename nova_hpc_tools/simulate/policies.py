@@ -13,13 +13,14 @@ from nova_hpc_tools.simulate.model import Typical
 from nova_hpc_tools.simulate.ours import Ours
 from nova_hpc_tools.simulate.policy import Multipliers, Nova, SimulatedPolicy
 
-#: Makes a policy for a cluster, with its dice and the workload. It is pickled for worker processes.
+#: Makes a policy from a cluster, a random generator and the workload. Worker processes get it
+#: pickled.
 PolicyMaker: TypeAlias = Callable[
     [SimulatedCluster, random.Random, tuple[Typical, ...]], SimulatedPolicy
 ]
 
-#: In the order in which they are compared: stock Nova with its default weighers (most free RAM
-#: and CPUs, fewest PCI devices), with the RAM and CPU weighers turned round, and ours as shipped.
+#: Policies in the order of the results: stock Nova with its default weighers (most free RAM
+#: and CPUs, fewest PCI devices), with reversed RAM and CPU weighers, and ours as shipped.
 POLICIES: Final[Mapping[str, PolicyMaker]] = {
     "nova-spread": partial(Nova, multipliers=Multipliers()),
     "nova-pack": partial(Nova, multipliers=Multipliers(ram=-1, cpu=-1, pci=1)),

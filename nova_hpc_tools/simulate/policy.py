@@ -4,10 +4,10 @@
 A policy picks a node, and then GPUs on it.
 
 Stock Nova: each weigher's values are normalised over the hosts that passed the filters:
-(value - least) / (most - least), where RAM and CPU have a fixed least of 0,
-and all zero where they are equal. They are multiplied and added up, and one of
-the ``host_subset_size`` best hosts is chosen at random; equal hosts have no
-order. Of the devices, Nova takes an allocation candidate of Placement: any.
+(value - least) / (most - least). RAM and CPU have a fixed least of 0, and equal values
+become 0. They are multiplied and added up, and one of the ``host_subset_size`` best hosts
+is chosen at random; equal hosts have no order. For the devices, Nova takes any allocation
+candidate of Placement.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ class SimulatedPolicy(ABC):
 
     @abstractmethod
     def node(self, shape: TaskShape, fits: Bools) -> int:
-        """Pick one of the nodes that fit; there is at least one."""
+        """Pick one of the nodes in *fits*, which has at least one."""
 
     @abstractmethod
     def gpus(self, node: int, shape: TaskShape) -> tuple[int, ...]:
-        """Pick the GPUs there."""
+        """Pick the GPUs for *shape* on *node*."""
 
 
 class Scores:
-    """Scores by shape, computed again only for nodes that have changed."""
+    """Scores by shape; only nodes that have changed are computed again."""
 
     def __init__(self, cluster: SimulatedCluster, compute: Compute) -> None:
         self.cluster = cluster
@@ -55,7 +55,7 @@ class Scores:
         self.known: dict[TaskShape, tuple[Floats, Ints]] = {}
 
     def of(self, shape: TaskShape, fits: Bools) -> Floats:
-        """Scores of all nodes; those that do not fit have no meaning."""
+        """Scores of all nodes; scores of nodes outside *fits* have no meaning."""
         if shape not in self.known:
             count = len(self.cluster)
             self.known[shape] = (np.zeros(count), np.zeros(count, dtype=np.int64))
@@ -67,7 +67,7 @@ class Scores:
         return scores
 
 
-#: From here on the PCI weigher takes all hosts as equal.
+#: Number of free devices from which the PCI weigher treats all hosts as equal.
 MANY_DEVICES: Final = 99
 
 
@@ -78,11 +78,11 @@ class Multipliers:
     ram: float = 1.0
     cpu: float = 1.0
     pci: float = 1.0
-    subset: int = 1  # host_subset_size; 0: all hosts
+    subset: int = 1  # host_subset_size; 0 for all hosts
 
 
 class Nova(SimulatedPolicy):
-    """The filter scheduler with some multipliers."""
+    """Nova's filter scheduler with the given multipliers."""
 
     def __init__(
         self,
@@ -95,11 +95,11 @@ class Nova(SimulatedPolicy):
         self.multipliers = multipliers
 
     def node(self, shape: TaskShape, fits: Bools) -> int:
-        """Pick it."""
+        """Pick one of all nodes in *fits*."""
         return self.among(np.flatnonzero(fits), fits)
 
     def among(self, some: Ints, fits: Bools) -> int:
-        """Pick one of *some* of the hosts that fit, by weights that are relative to all these."""
+        """Pick one of *some*, by weights that are normalised over all hosts in *fits*."""
         hosts = np.flatnonzero(fits)
         free = (self.cluster.gpu[hosts] == WHOLE).sum(axis=1)
         weights = (
@@ -115,7 +115,7 @@ class Nova(SimulatedPolicy):
         return int(hosts[self.rng.choice(order[:subset])])
 
     def gpus(self, node: int, shape: TaskShape) -> tuple[int, ...]:
-        """Pick them."""
+        """Pick GPUs at random, within the shape's level."""
         if not shape.gpus:
             return ()
         order = list(range(self.cluster.gpu.shape[1]))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The files, the runs and the results of ``nova-hpc simulate``.
 
-Apart from the command, because all of it needs the extra ``simulate``.
+The module is apart from the command, because all of it needs the extra ``simulate``.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from nova_hpc_tools.snapshot import SnapshotError
 from nova_hpc_tools.snapshot import document as snapshot_document
 
 BUILT_IN: Final = "dgx"
-#: Unpacked, a file is at most so long: a bomb is no trace.
+#: The longest unpacked file in bytes, as protection against decompression bombs.
 MOST_BYTES: Final = 512 * 1024 * 1024
 
 # --- files ---------------------------------------------------------------------
@@ -48,9 +48,9 @@ MOST_BYTES: Final = 512 * 1024 * 1024
 def read_simulation_inputs(
     node_file: Path | None, request_file: Path | None, snapshot_file: Path | None, role: str
 ) -> tuple[list[SimulatedMachine], list[SimulatedTask], tuple[str, ...]]:
-    """Nodes and requests, and what of the snapshot's requests is not simulated.
+    """Nodes, requests, and the parts of the snapshot's requests that are not simulated.
 
-    :raises ValueError: a file cannot be used; the text names it, and the line.
+    :raises ValueError: a file cannot be used; the text names the file and the line.
     """
     machines: list[SimulatedMachine] = []
     tasks: list[SimulatedTask] = []
@@ -100,7 +100,7 @@ def _read_input_lines(path: Path) -> list[str]:
 def with_topology(machines: list[SimulatedMachine], given: Sequence[str]) -> list[SimulatedMachine]:
     """The machines with the layouts that --topology names.
 
-    :raises ValueError: the text names the option and what is wrong.
+    :raises ValueError: a topology cannot be used; the text names the option and the reason.
     """
     kinds = {machine.kind for machine in machines}
     for text in given:
@@ -146,9 +146,9 @@ _scenario: Scenario | None = None
 def play_all(
     scenario: Scenario, chosen: Mapping[str, PolicyMaker], seeds: Sequence[int], jobs: int
 ) -> list[ReplayOutcome]:
-    """Every policy with every seed, by policy and then by seed.
+    """The outcomes of every policy with every seed, by policy and then by seed.
 
-    :param jobs: processes; 0: as many as CPUs may be used. The outcomes do not
+    :param jobs: number of processes; 0 for all CPUs of this process. The outcomes do not
         depend on it.
     """
     wanted = [(name, seed) for name in chosen for seed in seeds]
@@ -181,13 +181,13 @@ def _play_in_processes(
         return
     pool = ProcessPoolExecutor(
         jobs,
-        # What threads hold at a fork stays held for ever.
+        # Not fork: a lock that a thread holds at a fork would stay locked in the child.
         mp_context=multiprocessing.get_context("spawn"),
         initializer=_set_worker_scenario,
         initargs=(scenario,),
     )
     try:
-        # The slowest policy is the last of the list, and begins first.
+        # The slowest policy is the last one of the list, so the pool gets it first.
         for future in as_completed(
             [
                 pool.submit(_play_in_worker, name, seed, chosen[name])
@@ -228,7 +228,7 @@ def print_result_table(
 ) -> None:
     """Print the table; wide lines are not folded.
 
-    :param left_out: what is not simulated, one sentence each.
+    :param left_out: parts that are not simulated, one sentence each.
     """
     gpus = scenario.capacity // 1000
     print(
@@ -306,7 +306,7 @@ def draw_curves(scenario: Scenario, summaries: Sequence[Summary], path: Path) ->
     """
     import matplotlib
 
-    # Text stays text, and the same figures give the same file.
+    # Texts stay texts instead of paths, and equal figures give equal files.
     matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "nova-hpc"})
     from matplotlib.figure import Figure
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One policy and one order of arrivals, replayed; and what all of them add up to."""
+"""The replay of one order of arrivals with one policy, and the summary of all replays."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PERCENT: Final = 100
 class ClusterSample:
     """The cluster at one moment, in per cent of its GPUs."""
 
-    #: demand that has arrived, or, with times, the time that has passed
+    #: per cent of demand that has arrived, or of the time that has passed if tasks have times
     at: int
     allocated: float
     fragmented: float
@@ -46,14 +46,14 @@ class ReplayOutcome:
     seed: int
     arrived: int
     refused: int
-    #: of these, requests for several GPUs, and those that need them together
+    #: refused requests for several GPUs, and those that need their GPUs together
     refused_several: int
     refused_local: int
-    #: GPUs that the refused requests asked for
+    #: number of GPUs in the refused requests
     refused_gpus: float
-    #: per cent of the GPUs at the end; with times, the mean over time
+    #: per cent of the GPUs at the end; the mean over time if tasks have times
     allocated: float
-    #: when demand reached 100 per cent; 0 where it did not, or with times
+    #: allocated per cent when demand reached 100 per cent; 0 if it did not, or if tasks have times
     allocated_at_100: float
     fragmented: float
     samples: tuple[ClusterSample, ...]
@@ -71,7 +71,7 @@ class PolicyReplay:
         self.refused: list[SimulatedTask] = []
 
     def place(self, task: SimulatedTask) -> tuple[int, tuple[int, ...]] | None:
-        """Place one task: its node and GPUs; None when it was refused."""
+        """Place one task; return its node and GPUs, or None if it is refused."""
         fits = self.cluster.fits(task.shape)
         if not fits.any():
             self.refused.append(task)
@@ -82,7 +82,7 @@ class PolicyReplay:
         return node, gpus
 
     def sample(self, at: int) -> ClusterSample:
-        """Sample the cluster as it stands."""
+        """Sample the current state of the cluster."""
         capacity = max(self.cluster.capacity, 1)
         used = self.cluster.capacity - int(self.cluster.idle.sum())
         return ClusterSample(
@@ -90,9 +90,9 @@ class PolicyReplay:
         )
 
     def by_demand(self, tasks: Sequence[SimulatedTask], capacity: int) -> Iterator[ClusterSample]:
-        """Place *tasks*, none of which leaves; a sample for each per cent of demand.
+        """Place *tasks*, which never leave; yield a sample for each per cent of demand.
 
-        :param capacity: what 100 per cent of demand is, in thousandths of a GPU
+        :param capacity: 100 per cent of demand, in thousandths of a GPU
         """
         demand = done = 0
         for task in tasks:
@@ -107,7 +107,7 @@ class PolicyReplay:
     def by_time(self, tasks: Sequence[SimulatedTask]) -> Iterator[ClusterSample]:
         """Place *tasks* when they arrive and end them when they leave.
 
-        A sample for each per cent of the time between the first and the last
+        Yields a sample for each per cent of the time between the first and the last
         arrival.
         """
         order = sorted(tasks, key=lambda task: task.arrives)
@@ -144,7 +144,7 @@ def replay_tasks(
 ) -> ReplayOutcome:
     """Replay *tasks* and sum up.
 
-    :param timed: by the tasks' times; otherwise in their order, and none leaves
+    :param timed: replay by the tasks' times; otherwise in their order, and no task leaves
     """
     samples = list(run.by_time(tasks) if timed else run.by_demand(tasks, capacity))
     last = samples[-1]
@@ -174,16 +174,16 @@ VERSION: Final = 1
 
 @attrs.frozen
 class Scenario:
-    """The machines and tasks that every policy is put to."""
+    """The machines and tasks that every policy replays."""
 
     machines: tuple[SimulatedMachine, ...]
     tasks: tuple[SimulatedTask, ...]
     #: Arrivals, in per cent of the GPUs that are free at first (without
-    #: *added* nodes); None: the tasks come and leave at their own times.
+    #: *added* nodes); None if the tasks come and leave at their own times.
     demand: int | None = 130
-    #: Part of the requests for several GPUs that is given a level by the seed.
+    #: Part of the requests for several GPUs that get a level, chosen by the seed.
     levels: float = 0.0
-    #: The last so many machines are extra: demand is counted without them.
+    #: Number of extra machines at the end of the list: demand is counted without them.
     added: int = 0
 
     @property
@@ -202,10 +202,10 @@ def prepare_scenario(
     levels: float,
     added: int,
 ) -> Scenario:
-    """Put a scenario together.
+    """Build a scenario.
 
     :param whole: round shares up to whole GPUs
-    :raises ValueError: it cannot be simulated; the text says why.
+    :raises ValueError: the scenario cannot be simulated; the text contains the reason.
     """
     scenario = Scenario(
         tuple(machines),
@@ -229,12 +229,12 @@ def prepare_scenario(
 def play_scenario(
     scenario: Scenario, policy: str, seed: int, maker: PolicyMaker | None = None
 ) -> ReplayOutcome:
-    """Play *policy* on one order; the same for the same arguments.
+    """Play *policy* on one order of arrivals; equal arguments give equal outcomes.
 
-    :param maker: makes the policy; default: the one of this name in :data:`policies.POLICIES`.
+    :param maker: makes the policy; by default, the one of this name in :data:`policies.POLICIES`.
 
-    The seed decides the order of the arrivals, which of the requests need a
-    level, the order in which equal nodes are taken, and the policy's own dice.
+    The seed decides the order of the arrivals and of equal nodes, the requests that need
+    a level, and the policy's own random numbers.
     """
     tasks: Sequence[SimulatedTask] = scenario.tasks
     if scenario.levels:
@@ -271,7 +271,7 @@ class FigureSpread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> FigureSpread:
-        """Sum up; there is at least one value."""
+        """The spread of *values*, at least one."""
         return cls(
             statistics.fmean(values),
             statistics.stdev(values) if len(values) > 1 else 0.0,
@@ -280,7 +280,7 @@ class FigureSpread:
         )
 
 
-#: The figures that are summed up, in the order of the table.
+#: The figures of a summary, in the order of the table.
 FIGURES: Final = (
     "allocated",
     "allocated_at_100",
@@ -304,7 +304,7 @@ class Summary:
 
 
 def summarise_outcomes(outcomes: Sequence[ReplayOutcome]) -> list[Summary]:
-    """The policies in the order in which they first occur."""
+    """A summary of each policy, in the order of their first outcomes."""
     by_policy: dict[str, list[ReplayOutcome]] = {}
     for outcome in sorted(outcomes, key=lambda outcome: outcome.seed):
         by_policy.setdefault(outcome.policy, []).append(outcome)
@@ -338,7 +338,7 @@ def build_simulation_document(
 ) -> dict[str, Any]:
     """The results as plain objects.
 
-    :param about: where they come from: inputs, date, machine
+    :param about: the origin of the results: inputs, date, machine
     """
     return {
         "schema": SCHEMA,

@@ -118,7 +118,9 @@ def test_a_server_that_ends_in_the_meantime_lets_the_bind_go_on(
     assert [one[:3] for one in members(neutron)] == [(stranger, GUID, 0x102)]
 
 
-@pytest.mark.parametrize("status", [HANGS, 401, 500, 503])
+@pytest.mark.parametrize(
+    "status", [HANGS, 503, *(pytest.param(code, marks=pytest.mark.slow) for code in (401, 500))]
+)
 def test_nova_that_does_not_answer_frees_nothing(neutron, network, server, port, stranger, status):
     neutron.set_nova(**{server: status})
     found, why = reason(bind(neutron, stranger))

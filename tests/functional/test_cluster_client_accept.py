@@ -135,6 +135,7 @@ class AcceptTest(base.ClusterClientTest):
         said = self.cluster("accept", "one", "--tier", "full", status=1)
         self.assertIn("say --yes", said.err)
 
+    @pytest.mark.slow
     def test_a_new_cluster_is_held_against_floors_of_a_file(self) -> None:
         floors = self.home / "floors"
         floors.write_text('{"cpu_one": 1.5}')
@@ -173,6 +174,7 @@ class AcceptTest(base.ClusterClientTest):
         self.cluster("accept", "train", "--no-record")
         self.assertNotIn("KnownHosts", (self.home / "lines").read_text())
 
+    @pytest.mark.slow
     @pytest.mark.slow
     def test_a_member_that_stays_bad_ends_the_new_cluster(self) -> None:
         self.lay_down("until", "99")

@@ -72,6 +72,7 @@ class AdoptTest(base.ClusterClientTest):
 
 
 class WholeTest(AdoptTest):
+    @pytest.mark.slow
     def test_every_verb(self) -> None:
         """A group as Heat makes it: numbers from 0 on."""
         self.boot_all(0, 1, 2)

@@ -7,8 +7,8 @@ A section for each switch and channel adapter, a line for each port that is conn
     Switch  65 "S-..."   # "MF0;LEAF-01:MQM9701/U1" enhanced port 0 lid 73 lmc 0
     [1] "H-..."[1](guid)   # "node7 mlx5_0" lid 647 4xNDR
 
-An adapter is known by its node description, "HOST RAIL" or the host alone. Ports that are down
-are not in the output at all: what all others of a tier have and one lacks is counted as dead.
+An adapter is identified by its node description, "HOST RAIL" or only the host. The output omits
+ports that are down. So a cable that one switch lacks, and others of its tier have, is dead.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ _RATE: Final = re.compile(r"\b(\d+x[A-Z]+\d*)\b(?:\s*\((FDR10)\))?")
 #: Headings of ``ibnetdiscover -g``.
 _GROUPING: Final = re.compile(r"Chassis \d+(?: \(guid 0x[0-9a-f]+\))?\s*$|Non-Chassis Nodes\s*$")
 _KEY: Final = re.compile(r"(?:vendid|devid|sysimgguid|switchguid|caguid|rtguid)=")
-#: "MF0;NAME:MODEL/CHIP" is what switches with a management unit say of themselves.
+#: "MF0;NAME:MODEL/CHIP", the node description of switches with a management unit.
 _SWITCH: Final = re.compile(r"[^;:]*;([^;:]+):[^;:/]*(/.*)?")
-#: "HOST RAIL", or the host's name alone.
+#: "HOST RAIL", or only the host's name.
 _ADAPTER: Final = re.compile(r"(\S+)(?:\s+(\S+))?")
-#: What adapters and switches are called that nobody has named.
+#: Default node descriptions of adapters and switches.
 _NAMELESS: Final = re.compile(
     r"MT\d+\b|.*\b(?:Mellanox Technologies|Infiniband HCA|Voltaire|QLogic)\b|localhost\b|\(none\)"
     r"|(?:0x)?[0-9a-f]{16}$",
     re.I,
 )
 _AGGREGATION: Final = re.compile(r".*\bAggregation Node\b", re.I)
-#: A switch with fewer than this part of the usual number of hosts, among others that have
-#: hosts, is above them and has a service's adapter or two.
+#: A switch with fewer hosts than this part of its neighbours' median is no leaf. It is above them
+#: and has one or two adapters of a service.
 _FEW: Final = 0.25
 
 
@@ -59,7 +59,7 @@ class _End:
     port: int
     rate: str | None
     line: int
-    #: The node description of who is there.
+    #: The node description of the neighbour, as this line contains it.
     said: str = ""
 
 
@@ -69,7 +69,7 @@ class _Section:
     guid: str
     said: str
     line: int
-    #: Own port -> the other end; None: two lines contradict each other.
+    #: Own port -> the other end; None if two lines contradict each other.
     ends: dict[int, _End | None] = attrs.Factory(dict)
 
 
@@ -77,7 +77,8 @@ def read_ibnetdiscover(
     text: str, name: str, source: str, exclusions: Exclusions = NOTHING
 ) -> FabricReading:
     """Read the output of ibnetdiscover.
-    :raises FabricMapError: there is no switch in it.
+
+    :raises FabricMapError: it contains no switch.
     """
     collector = ProblemCollector()
     sections = _split_into_sections(text, collector)
@@ -112,7 +113,7 @@ def _split_into_sections(text: str, collector: ProblemCollector) -> dict[str, _S
                 collector.wrong(
                     f"{head[3]} is there twice, first in line {sections[head[3]].line}", number
                 )
-                # Its ports are read as the first one's, so that they can contradict it.
+                # Its ports are added to the first section's, so that contradictions show.
                 current = sections[head[3]]
             else:
                 current = _Section(head[1], head[3], head[4], number)
@@ -152,7 +153,7 @@ def _read_port_line(line: str, number: int, section: _Section, collector: Proble
 
 
 def _compare_ends(sections: dict[str, _Section], collector: ProblemCollector) -> None:
-    """Look at each cable from both ends; what one end alone knows is believed, and told."""
+    """Compare both ends of each cable; a cable at only one end counts, and is a problem."""
     adapters = any(section.kind == "Ca" for section in sections.values())
     for section in sections.values():
         for own, end in list(section.ends.items()):
@@ -184,7 +185,7 @@ def _compare_ends(sections: dict[str, _Section], collector: ProblemCollector) ->
 
 
 def _switch_names(sections: dict[str, _Section], exclusions: Exclusions) -> dict[str, str]:
-    """GUID -> the name, which no other has; the GUID where nobody has named the switch."""
+    """GUID of a switch -> a unique name; the GUID itself if the switch has none."""
     short: dict[str, str] = {}
     long: dict[str, str] = {}
     for guid, section in sections.items():
@@ -215,14 +216,17 @@ def _switch_names(sections: dict[str, _Section], exclusions: Exclusions) -> dict
 def _hosts_of_adapters(
     sections: dict[str, _Section], exclusions: Exclusions, collector: ProblemCollector
 ) -> dict[str, tuple[str, str | None]]:
-    """GUID of an adapter -> host and rail; None: the description has the host alone."""
+    """GUID of an adapter -> host and rail; the rail is None if the description has only a host.
+
+    Hosts with a repeated rail are left out: two hosts may have the same name.
+    """
     adapters: dict[str, tuple[str, int]] = {}
     for section in sections.values():
         if section.kind == "Ca":
             adapters[section.guid] = (section.said, section.line)
     for section in sections.values():
         for end in section.ends.values():
-            # Without a section of its own an adapter is still named by the switch.
+            # A line of the switch describes an adapter that has no section of its own.
             if end is not None and end.guid.startswith("H"):
                 adapters.setdefault(end.guid, (end.said, end.line))
     hosts: dict[str, tuple[str, str | None]] = {}
@@ -262,7 +266,7 @@ def _hosts_of_adapters(
 
 
 def _is_nameless(description: str, host: str, rail: str | None, exclusions: Exclusions) -> bool:
-    """Whether a node description names no host."""
+    """Whether a node description does not contain a usable host name."""
     return (
         _NAMELESS.match(description.strip()) is not None
         or wrong_name(host) is not None
@@ -304,7 +308,7 @@ def _graph_of_sections(
     collector: ProblemCollector,
 ) -> Graph:
     ports = _ports_of_adapters(sections, names, hosts)
-    # What is left out does not decide which switches are leaves, either.
+    # Excluded ports and switches do not count for the choice of leaves, either.
     attached = Counter(
         port.switch
         for port in ports
@@ -356,7 +360,7 @@ def _graph_of_sections(
 def _heights_of_switches(
     attached: Counter[str], pairs: Iterable[tuple[str, str]], collector: ProblemCollector
 ) -> dict[str, int]:
-    """Switch -> how far it is above the hosts."""
+    """Switch -> its height above the hosts, 0 for leaves; unconnected switches are missing."""
     beside: dict[str, set[str]] = {}
     for first, neighbour in pairs:
         beside.setdefault(first, set()).add(neighbour)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A map that somebody writes by hand; the operator guide describes the form.
+"""A map that an operator writes by hand; the operator guide describes the form.
 
 ::
 
@@ -25,7 +25,7 @@ from nova_hpc_tools.fabric.problems import FabricMapError, FabricReading, Proble
 from nova_hpc_tools.fabric.reader_text import LineValue, text_of
 from nova_hpc_tools.fabric.readers.stated_domains import Spoken
 
-#: The key that says what it is; its value is the version.
+#: The key that marks the form; its value is the version.
 KEY: Final = "nova_hpc_fabric"
 _VERSION: Final = "1"
 _LEVELS: Final = {level.word: level for level in FabricLevel}
@@ -41,8 +41,8 @@ def read_plain_map(
 ) -> FabricReading:
     """Read the plain form.
 
-    :param name: of the map; None: what the document says, or "fabric".
-    :raises FabricMapError: it is of another version, or has no list of domains.
+    :param name: of the map; None for the name in the document, or "fabric".
+    :raises FabricMapError: the document has another version, or no list of domains.
     """
     version = text_of(document.get(KEY))
     if version != _VERSION:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reader for a text."""
+"""The choice of the reader for a text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nova_hpc_tools.fabric.problems import FabricMapError, FabricReading, Proble
 from nova_hpc_tools.fabric.reader_text import LineValue
 from nova_hpc_tools.fabric.readers import ibnetdiscover, plain, slurm, topograph
 
-#: The forms that are read, as the command calls them.
+#: The forms that are read, with their names on the command line.
 FORMS: Final = ("topograph", "slurm", "ibnetdiscover", "plain")
 _LONGEST: Final = 256 * 1024 * 1024
 _SLURM: Final = re.compile(
@@ -27,23 +27,23 @@ _IB: Final = re.compile(r'^(?:Switch|Ca)\s+\d+\s+"[SH]-[0-9a-f]+"', re.M)
 
 @attrs.frozen
 class ReaderOptions:
-    """The facts that a text does not have itself."""
+    """The facts that the text itself does not contain."""
 
-    #: Name of the map; None: what the text says, or "fabric".
+    #: Name of the map; None for the name in the text, or "fabric".
     name: str | None = None
-    #: One of :data:`FORMS`; None: look.
+    #: One of :data:`FORMS`; None to recognise the form by the text.
     form: str | None = None
     #: Which one of the topologies of Slurm's ``topology.yaml``.
     topology: str | None = None
-    #: What a block of Slurm is.
+    #: Level of a block of Slurm.
     block_level: FabricLevel = FabricLevel.BLOCK
     exclusions: Exclusions = NOTHING
 
 
 def read_fabric_text(text: str, source: str, options: ReaderOptions) -> FabricReading:
-    """Read *text*, whatever of the known forms it has.
+    """Read *text* in any of the known forms.
 
-    :raises FabricMapError: it is none of them; one line.
+    :raises FabricMapError: it has none of them; one line.
     """
     if len(text) > _LONGEST:
         raise FabricMapError(f"it is longer than {_LONGEST} characters")

@@ -21,8 +21,8 @@ _WORD: Final = re.compile(r'([A-Za-z]+)\s*=\s*(?:"([^"]*)"|(\S+))')
 _KEYS: Final = frozenset(
     {"switchname", "switches", "nodes", "linkspeed", "blockname", "blocksizes"}
 )
-#: What ``scontrol show topology`` says beyond these; a line of an aggregated block says nothing
-#: that its blocks do not.
+#: Further keys of ``scontrol show topology``; the line of an aggregated block only repeats facts of
+#: its blocks.
 _SHOWN_KEYS: Final = frozenset({"level", "blockindex", "blocksize", "aggregatedblock"})
 
 
@@ -49,11 +49,10 @@ def read_conf(
     block_level: FabricLevel = FabricLevel.BLOCK,
     exclusions: Exclusions = NOTHING,
 ) -> FabricReading:
-    """Read ``topology.conf``, or what ``scontrol show topology`` prints.
+    """Read ``topology.conf``, or the output of ``scontrol show topology``.
 
-    :param block_level: what a block of Slurm is here; on machines like NVL72 it is an
-        NVLink domain.
-    :raises FabricMapError: it names neither a switch nor a block.
+    :param block_level: the level of a block of Slurm here; an NVLink domain on machines like NVL72.
+    :raises FabricMapError: the text names neither a switch nor a block.
     """
     collector = ProblemCollector()
     parsed = _SlurmTopology()
@@ -64,7 +63,7 @@ def read_conf(
         if rest or unknown:
             collector.wrong(f"this makes no sense: {(rest or unknown[0])[:60]!r}", number)
         if "switchname" in words:
-            # scontrol names all nodes below a switch, at whatever level.
+            # scontrol lists all nodes below a switch, also for switches of higher levels.
             nodes = None if "level" in words and "switches" in words else words.get("nodes")
             parsed.switches.append(
                 _TopologyEntry(words["switchname"], number, nodes, words.get("switches"))
@@ -87,7 +86,7 @@ def read_yaml(
 ) -> FabricReading:
     """Read ``topology.yaml``.
 
-    :param topology: name of the one of its topologies to read; None: the cluster's default.
+    :param topology: name of the topology to read; None for the cluster's default.
     :raises FabricMapError: there is no such topology, or it is neither tree nor block.
     """
     entries = {text_of(entry.get("topology")): entry for entry in document.each()}
@@ -146,7 +145,7 @@ def _explain_other_kind(chosen: LineValue, entries: Mapping[str | None, LineValu
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Number and text of each line that says something; a backslash joins two."""
+    """Number and text of each line with content; a backslash joins two lines."""
     start, held = 0, ""
     for number, line in enumerate(text.splitlines(), 1):
         start = start or number
@@ -215,7 +214,7 @@ def _build_reading(
 def _drop_repeated_entries(
     entries: list[_TopologyEntry], kind: str, collector: ProblemCollector
 ) -> Iterator[_TopologyEntry]:
-    """Each name once; one that is there twice contradicts itself, and the first counts."""
+    """Each name once; a repeated name is a problem, and its first entry counts."""
     seen: dict[str, int] = {}
     for entry in entries:
         if not good_name(entry.name, f"a {kind}", collector, entry.line):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sources that say outright which domain a host is in."""
+"""Sources that contain the domain of each host itself."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from nova_hpc_tools.fabric.problems import FabricReading, ProblemCollector
 
 @attrs.define
 class Spoken:
-    """Collects what is said of each host; what is said in two ways is unknown."""
+    """Collects the domains of each host; contradictory ones are unknown."""
 
     found: ProblemCollector
     exclusions: Exclusions = NOTHING
-    #: Host -> level -> domain and line; None: it was said in two ways.
+    #: Host -> level -> domain and line; the domain is None after a contradiction.
     _said: dict[str, dict[FabricLevel, tuple[str | None, int]]] = attrs.Factory(dict)
     _rails: dict[str, set[str]] = attrs.Factory(dict)
-    #: Names that stand for "not known" -> the hosts that have them.
+    #: Placeholder for "unknown" -> the hosts that have it as a domain.
     _nowhere: dict[str, set[str]] = attrs.Factory(dict)
 
     def host(self, host: str) -> None:
-        """There is such a host."""
+        """Add a host, without a domain yet."""
         self._said.setdefault(host, {})
 
     def put(self, host: str, level: FabricLevel, domain: str, line: int) -> None:
-        """*host* is in *domain*."""
+        """Record that *host* is in *domain*, by this line of the source."""
         by_level = self._said.setdefault(host, {})
         if self.exclusions.leaves_out_switch(domain):
             if self.exclusions.is_placeholder(domain):
@@ -60,7 +60,7 @@ class Spoken:
             )
 
     def rails(self, host: str, names: Iterable[str]) -> None:
-        """*host* has ports of these names."""
+        """Record that *host* has ports of these names."""
         kept = {name for name in names if not self.exclusions.leaves_out_rail(name)}
         self._rails.setdefault(host, set()).update(kept)
 
@@ -71,7 +71,7 @@ class Spoken:
         switches: Iterable[FabricSwitch] = (),
         links: Iterable[FabricLink] = (),
     ) -> FabricReading:
-        """All of it as a map."""
+        """The reading of all collected hosts as a map."""
         note_placeholders(self._nowhere, self.exclusions, self.found)
         places = [
             FabricPlace(

@@ -27,7 +27,7 @@ _DOMAINS: Final = (
     "network.topology.nvidia.com/accelerator",
     "nvlink",
 )
-#: The same of the part of an NVLink domain (since 1.0).
+#: Keys of the label of a sub-domain, a part of an NVLink domain (since 1.0).
 _SUB_DOMAINS: Final = ("accelerator.topograph.run/sub-domain",)
 
 
@@ -172,7 +172,7 @@ def _read_layers(instance: LineValue, host: str, collector: ProblemCollector) ->
         switch = text_of(layer)
         if not switch:
             collector.wrong(f"instance {host!r} has a layer without a name", layer.line)
-            return  # what is above it hangs on nothing
+            return  # the layers above it have no switch below
         if not good_name(switch, f"a layer of {host!r}", collector, layer.line):
             return
         if switch in seen:
@@ -204,10 +204,10 @@ def _read_nodes(block: LineValue, collector: ProblemCollector) -> Iterator[tuple
 def _read_domain_label(
     entry: LineValue, keys: Iterable[str], what: str, collector: ProblemCollector
 ) -> str | None:
-    """The first of the labels *keys* that an entry has; None: it has none, or no good name."""
+    """The first of the labels *keys* that an entry has; None if it has none, or a bad name."""
     groups = [entry.get(name) for name in ("labels", "annotations", "attributes")]
     labels = [text_of(values.get(key)) for values in groups if values for key in keys]
-    # Old models have it beside the labels.
+    # Old models have the domain as a key of the entry itself.
     labels += [text_of(entry.get(key)) for key in keys if key == _DOMAINS[-1]]
     domain = next(filter(None, labels), None)
     if domain is not None and not good_name(domain, what, collector, entry.line):
@@ -218,7 +218,7 @@ def _read_domain_label(
 def _one_each(
     domains: dict[str, dict[str, int]], level: FabricLevel, collector: ProblemCollector
 ) -> dict[str, str]:
-    """Host -> its domain; of whom two are said, it is unknown."""
+    """Host -> its domain; a host with two domains is a problem, and is missing."""
     for host, domain_lines in domains.items():
         if len(domain_lines) > 1:
             names = ", ".join(sorted(domain_lines))
@@ -234,5 +234,5 @@ def _one_each(
 
 
 def _drop_repeated_ports(ports: list[HostPort]) -> tuple[HostPort, ...]:
-    """Each host is said to be on each switch once; a second time says nothing more."""
+    """Each pair of host and switch once, with its first port: a second one adds nothing."""
     return tuple({(port.host, port.switch): port for port in reversed(ports)}.values())

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A map as Slurm reads it: ``topology.conf`` of a tree or of blocks, and ``topology.yaml``.
 
-What each release loads was measured: 22.05 has trees alone; 24.11 has blocks, and ends when
-one of them is smaller than the base size; 26.05 takes such a block, and ``topology.yaml``.
-For a release between two of these the stricter one counts.
+The releases were tested: 22.05 loads only trees. 24.11 also loads blocks, and ends if one of them
+is smaller than the base size. 26.05 loads such a block, too, and ``topology.yaml``. For a release
+between two of these the stricter one counts.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FIRST_BLOCKS: Final[Release] = (23, 11)
 FIRST_YAML: Final[Release] = (26, 5)
 _SMALL_BLOCKS: Final[Release] = (26, 5)
 _RELEASE: Final = re.compile(r"(\d{2})\.(\d{2})(?:[.-].*)?")
-#: What Slurm does not take for a name (slurm.conf(5)).
+#: Words that Slurm does not accept as a name (slurm.conf(5)).
 _WORDS: Final = ("all", "default")
 #: The most characters of a name: as many as a host's can have on Linux (HOST_NAME_MAX).
 _LONGEST: Final = 64
@@ -53,7 +53,10 @@ class TreeSwitch:
 
 
 def parse_release(text: str) -> Release:
-    """The release in e.g. ``24.11`` or ``24.11.5``; ValueError names the form."""
+    """The release in e.g. ``24.11`` or ``24.11.5``.
+
+    :raises ValueError: *text* has another form.
+    """
     match = _RELEASE.fullmatch(text)
     if match is None or not 1 <= int(match[2]) <= 12:
         raise ValueError(f"{text!r} is no release of Slurm like 24.11")
@@ -63,7 +66,7 @@ def parse_release(text: str) -> Release:
 def format_slurm_tree(fabric: FabricMap) -> str:
     """``topology.conf`` for ``TopologyPlugin=topology/tree``, of any release.
 
-    :raises FabricMapError: a host has a name that no node of Slurm can have.
+    :raises FabricMapError: Slurm does not accept the name of a host.
     """
     lines = [_head_comment(fabric)]
     for entry in tree_switches_of(fabric):
@@ -81,7 +84,7 @@ def format_slurm_blocks(
 ) -> str:
     """``topology.conf`` for ``TopologyPlugin=topology/block``.
 
-    :param level: what a block is; None: :func:`block_level`.
+    :param level: level of a block; None for that of :func:`block_level`.
     :raises FabricMapError: *release* has no blocks, or the map has none.
     """
     if release < FIRST_BLOCKS:
@@ -100,9 +103,9 @@ def format_slurm_blocks(
 def format_topology_yaml(
     fabric: FabricMap, release: Release, level: FabricLevel | None = None
 ) -> str:
-    """``topology.yaml`` with a topology ``tree``, the default, and where there are any ``block``.
+    """``topology.yaml`` with the default topology ``tree``, and with ``block`` if there are blocks.
 
-    :raises FabricMapError: *release* does not read it.
+    :raises FabricMapError: *release* does not read this file.
     """
     if release < FIRST_YAML:
         raise FabricMapError(
@@ -141,7 +144,7 @@ def format_topology_yaml(
 
 
 def block_level(fabric: FabricMap) -> FabricLevel | None:
-    """The level that is a block of Slurm: the NVLink domains, else blocks, else leaves."""
+    """The level of Slurm's blocks: the NVLink domains, else blocks, else leaves; None without."""
     for level in (FabricLevel.NVLINK_DOMAIN, FabricLevel.BLOCK, FabricLevel.LEAF):
         if fabric.domains(level):
             return level
@@ -149,11 +152,11 @@ def block_level(fabric: FabricMap) -> FabricLevel | None:
 
 
 def tree_switches_of(fabric: FabricMap) -> list[TreeSwitch]:
-    """The switches of the tree, those with hosts first, each after all that is below it.
+    """The switches of the tree, those with hosts first, each after the switches below it.
 
-    Hosts whose leaf is unknown hang on a switch of their own below the next domain that is
-    known: a switch of Slurm has hosts or switches, not both. Hosts without any domain are
-    in no switch.
+    A switch of Slurm has hosts or switches, not both. So hosts of unknown leaf get an extra switch
+    below their lowest known domain if that domain has switches. Hosts without any domain are
+    below no switch.
     """
     hosts: dict[tuple[FabricLevel, str], list[str]] = {}
     below: dict[tuple[FabricLevel, str], set[tuple[FabricLevel, str]]] = {}
@@ -205,10 +208,10 @@ def _named_blocks_of(
 
 
 def _block_sizes_of(blocks: Iterable[tuple[str, tuple[str, ...]]], release: Release) -> list[int]:
-    """The base size and its doublings, as far as there are so many blocks."""
+    """The base size and its doublings, up to the size of all blocks together."""
     counts = [len(hosts) for _, hosts in blocks]
-    # A release that refuses smaller blocks has the smallest for its base; one that takes
-    # them has the usual one, so that a broken host does not change the sizes.
+    # The base is the smallest block if the release refuses smaller ones. Otherwise it is the
+    # usual size, so that a broken host does not change the sizes.
     usual = max(Counter(counts).items(), key=lambda pair: (pair[1], pair[0]))[0]
     base = usual if release >= _SMALL_BLOCKS else min(counts)
     sizes = [base]
@@ -218,7 +221,7 @@ def _block_sizes_of(blocks: Iterable[tuple[str, tuple[str, ...]]], release: Rele
 
 
 def _slurm_names_of(keys: Iterable[tuple[FabricLevel, str]]) -> dict[tuple[FabricLevel, str], str]:
-    """Each domain's name as Slurm takes it, and no two alike."""
+    """Domain -> a unique name that Slurm accepts."""
     names: dict[tuple[FabricLevel, str], str] = {}
     taken: set[str] = set()
     for key in sorted(set(keys)):
@@ -245,7 +248,7 @@ def _candidate_names(name: str, level: FabricLevel) -> Iterator[str]:
 
 
 def _shorten_to_slurm(name: str) -> str:
-    """A name that Slurm takes as a whole; of a longer one, its beginning and a mark of its own."""
+    """*name* if it is short enough for Slurm; else its start and a hash of the whole name."""
     if len(name) <= _LONGEST:
         return name
     mark = hashlib.sha256(name.encode()).hexdigest()[:8]
@@ -253,7 +256,7 @@ def _shorten_to_slurm(name: str) -> str:
 
 
 def _check_slurm_host(host: str) -> None:
-    # Operators have such hosts (underscores, numbers), and no program reads more into it.
+    # Operators have such hosts (underscores, only digits), and Slurm reads them as plain names.
     plain = host.replace("_", "n")
     wrong = None if plain.isascii() and plain.isdecimal() else explain_wrong_host(plain)
     if wrong is None and host.lower() in _WORDS:

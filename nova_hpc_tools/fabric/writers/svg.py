@@ -21,7 +21,7 @@ _CHIP: Final = 12
 _LINE: Final = 16
 _PAD: Final = 8
 _LETTER: Final = 6.6
-#: Between the switches of a domain and what is below: room for the lines.
+#: Gap between the switches of a domain and the boxes below it: room for the lines.
 _ROOM: Final = 70
 _WIDEST: Final = 1240
 #: Part of the circle of colours from one NVLink domain to the next.
@@ -49,9 +49,9 @@ class _DomainBox:
 
 @attrs.frozen
 class _Paint:
-    """The looks of hosts."""
+    """The appearance of hosts."""
 
-    #: Host -> how many members are on it.
+    #: Host -> number of members on it.
     members: Mapping[str, int]
     #: NVLink domain -> colour of its hosts' edges.
     nvlink: Mapping[str, str]
@@ -63,7 +63,7 @@ def draw_fabric_svg(
     """The SVG text.
 
     :param members: host -> how many members of a cluster are on it; those hosts stand out.
-    :param title: what the picture shows; "" for the map's name.
+    :param title: heading of the picture; "" for the map's name.
     """
     boxes = _outermost_boxes(fabric)
     for box in boxes:

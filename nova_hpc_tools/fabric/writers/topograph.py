@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A map as the engine ``graph`` of topograph writes it (its docs/engines/graph.md)."""
+"""A map in the form of topograph's engine ``graph`` (its docs/engines/graph.md)."""
 
 from __future__ import annotations
 
