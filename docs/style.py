@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The style of the pages: long sentences, and words that say less than others, are counted.
+"""The style of the pages: long sentences, and vague words, are counted.
 
 ``python docs/style.py`` judges all pages against the bounds in ``style.toml`` and names each page
 that has more. ``python docs/style.py admin/adopt`` prints every finding of a page, one a line.
