@@ -187,8 +187,8 @@ class NodeMetrics(_MetricsCommand):
 class CloudMetrics(_MetricsCommand):
     """Give the metrics of the cloud: devices, sets and clusters that still fit, refusals.
 
-    The facts of nova-hpc capacity and nova-hpc device list --all-nodes, as numbers; run it on a
-    host of Nova's scheduler. Shows them, or writes them for node_exporter, or answers
+    The facts of nova-hpc device list --all-nodes, and of nova-hpc capacity, as numbers; run it on
+    a host of Nova's scheduler. Shows them, or writes them for node_exporter, or answers
     scrapes. If only a part of the cloud can be read, there are no numbers: they would be
     wrong. No series names a host or a server. The exit status is 0, or 2 if the cloud
     cannot be read.
