@@ -9,6 +9,7 @@ import random
 from collections.abc import Iterator, Sequence
 
 import attrs
+import pytest
 from nova import objects, test
 from nova.pci import stats as pci_stats
 from nova.virt import hardware
@@ -132,6 +133,7 @@ class UnequalCellsTest(HostStates):
         with serve_flavor(self.flavor, None):
             return hardware.numa_fit_instance_to_host(*arguments, **keywords)
 
+    @pytest.mark.slow
     def test_what_stock_nova_answers(self) -> None:
         """Nova's own function, for the day on which it is right: then the wrap can go."""
         found = collections.Counter(
