@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+import yaml
+
 from nova_hpc.outside.host_names import explain_wrong_host, quote_bad_name
 from nova_hpc.topology.model import Node
 from nova_hpc_tools.adopt import (
@@ -22,6 +24,8 @@ from nova_hpc_tools.adopt import (
 from nova_hpc_tools.adopt.layouts import LayoutFile, Sections
 from nova_hpc_tools.base import CommandError
 
+#: Letters of a message that quotes another program's.
+_QUOTE: Final = 500
 #: Layout -> patterns of the files that the tool reads for a host, in its order (kolla-ansible:
 #: roles/nova-cell/tasks/config.yml; openstack-ansible: variables of Ansible).
 _SOURCES: Final[Mapping[str, Sequence[str]]] = {
@@ -110,14 +114,31 @@ def find_winning_variables(args: argparse.Namespace, node: Node, parts: Sequence
     """
     if args.layout != layout_names.OSA or args.write is None:
         return []
-    return [
-        f"{path}:{number}: {line.strip()} wins over {args.write / override.path} "
-        "and hides all of it: move it into a file below group_vars, and run this command again"
-        for override in _wanted_overrides(args, node, parts)
-        for path in sorted(args.write.glob("user_*.y*ml"))
-        for number, line in enumerate(include_files.read_text_or_empty(path).split("\n"), start=1)
-        if line.partition(":")[0].rstrip() == override.variable
-    ]
+    refusals = []
+    ours = {file.variable: file.path for file in _wanted_overrides(args, node, parts)}
+    for path in sorted(args.write.glob("user_*.y*ml")):
+        try:
+            found = _list_top_keys(include_files.read_text_or_empty(path))
+        except yaml.YAMLError as error:
+            refusals.append(f"{path} is not YAML: {error}"[:_QUOTE])
+            continue
+        refusals += [
+            f"{path}:{number}: {key} wins over {args.write / ours[key]} and hides all of it: "
+            "move it into a file below group_vars, and run this command again"
+            for key, number in found
+            if key in ours
+        ]
+    return refusals
+
+
+def _list_top_keys(text: str) -> list[tuple[str, int]]:
+    """Keys of a YAML mapping, with their lines; none for a file that ansible-vault encrypted.
+
+    The text is not constructed, so tags of Ansible such as ``!vault`` are allowed.
+    """
+    top = yaml.compose(text, Loader=yaml.SafeLoader)
+    pairs = top.value if isinstance(top, yaml.MappingNode) else []
+    return [(str(key.value), key.start_mark.line + 1) for key, _ in pairs]
 
 
 def _wanted_overrides(

@@ -249,8 +249,16 @@ def test_a_variable_that_wins_over_ours(configure, cloud):
     if cloud.layout == "kolla":
         return  # Its tool reads no such file.
     ours = cloud.folder / f"host_vars/{HOST}/nova-hpc.yml"
-    assert f"{path}:2: nova_nova_conf_overrides: wins over {ours} and hides" in err
+    assert f"{path}:2: nova_nova_conf_overrides wins over {ours} and hides" in err
     assert not ours.exists()
+    # As Ansible reads it: a key in quotes, beside a value that the vault has.
+    text = "secret: !vault |\n  $ANSIBLE_VAULT;1.1;AES256\n  3361\n'nova_nova_conf_overrides': {}\n"
+    path.write_text(text, encoding="utf-8")
+    assert f"{path}:4: nova_nova_conf_overrides wins over {ours}" in configure(*words)[2]
+    path.write_text("a: [\n", encoding="utf-8")
+    assert f"{path} is not YAML: " in configure(*words)[2]
+    assert not ours.exists()
+    path.with_name("user_secrets.yml").write_text("$ANSIBLE_VAULT;1.1;AES256\n3361\n")
     path.write_text("nova_nova_conf_overrides_of_ours: {}\n", encoding="utf-8")
     assert configure(*words)[0] == 0
 
