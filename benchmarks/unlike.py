@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bounds of a pass over hosts of which no two are equal, and for requests that fit nowhere.
+"""The bounds of a pass over hosts that all differ, and for requests that fit nowhere.
 
 A cached result of one host never helps another here, as on a cloud after long use. The 99th
 percentile is that of one call on one host. Times are processor times, so that other work on a

@@ -60,7 +60,7 @@ class Job:
     :ivar words: the words behind ``--``; empty for the environment's own command.
     :ivar minutes: approximate time on one idle CPU. The longest jobs start first.
     :ivar alone: whether it keeps all CPUs busy itself; it runs after the other jobs.
-    :ivar leads: whether it waits for one guest after the other, each of which uses a CPU. It runs
+    :ivar leads: whether it waits for one guest after the other, which each use a CPU. It runs
         from the beginning beside the other jobs, which have a lower priority.
     :ivar needs: a program, or a variable of the environment; without it, the job is skipped.
     """

@@ -289,7 +289,7 @@ def _write(path: Path, sections: Mapping[str, Mapping[str, object]]) -> None:
 
 
 def _necessary(made: Stage) -> dict[str, Mapping[str, object]]:
-    """The options for which Placement has no default."""
+    """The options without a default in Placement."""
     return {
         "api": {"auth_strategy": "noauth2"},
         "placement_database": {"connection": made.database_url("placement")},

@@ -145,7 +145,7 @@ class User:
         flight: int = 10,
         limit: float = 3600.0,
     ) -> list[Server]:
-        """Make *members* single creates in each group, of which a limited number is in flight."""
+        """Make *members* single creates in each group, a limited number at a time."""
         todo = {group: [Server(group) for _ in range(members)] for group in groups}
         flying: list[Server] = []
         done: list[Server] = []

@@ -63,7 +63,7 @@ def _role(role: str, ids: tuple[str, str]) -> dict[str, str]:
     return {"role": role, "vendor_id": ids[0], "product_id": ids[1]}
 
 
-#: The aliases by which flavors request the devices of a virtual node.
+#: Aliases for the devices of a virtual node; flavors request these.
 ALIASES: Final = (
     _alias("gpu", qemu.GPU_IDS, "type-PCI"),
     _alias("vf", qemu.VF_IDS, "type-VF"),

@@ -54,7 +54,7 @@ class HostDevice:
     #: Address of its resource provider: the physical function's for a VF.
     provider: str
     location: Location
-    #: A text by which a guest recognizes the device, for example ``MAC 52:54:00:01:00:00``.
+    #: A text that identifies the device in a guest, for example ``MAC 52:54:00:01:00:00``.
     identity: str
 
 
@@ -142,7 +142,7 @@ def remote(machine: node.Node, command: Sequence[str]) -> str:
 
 
 def identity(bars: Iterable[int], macs: Iterable[str]) -> str:
-    """The text by which a guest recognizes its device; the same on host and guest."""
+    """The text that identifies a device; the same on host and guest."""
     for mac in macs:
         return f"MAC {mac.lower()}"
     return f"BAR of {max(bars, default=0) // _MIB} MiB"

@@ -64,7 +64,7 @@ class Offers:
     asked: int
 
     def of(self, root: str | None, interface: object) -> tuple[str, int] | None:
-        """Provider of an adapter, and the number of ports for which it has bandwidth."""
+        """Provider of an adapter, and the number of ports that its bandwidth suffices for."""
         return self.by_interface.get((str(root), str(interface)))
 
 
@@ -116,7 +116,7 @@ def find_bandwidth_offers(
 
 
 def _count_supported_ports(wanted: Bandwidth, provider: str, answer: PlacementAnswer) -> int:
-    """The number of ports for which a provider has the bandwidth."""
+    """The number of ports that the bandwidth of a provider suffices for."""
     return min(
         (answer.free(provider, name) // amount for name, amount in wanted.resources if amount),
         default=0,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Delays full passes of Python's garbage collector while requests are served.
 
-Placement's answer for some thousand hosts has hundreds of thousands of objects, all of which
+Placement's answer for some thousand hosts has hundreds of thousands of objects, which all
 are in use until the request is served. Python counts them as new, and walks over all objects
 of the process once or twice in that time, half a second each, without a result. The passes
 over young objects go on. A full pass follows after a request, at most once per interval, and

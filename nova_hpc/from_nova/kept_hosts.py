@@ -59,7 +59,7 @@ _SETTLED: Final = 5.0
 #: With this number of compute nodes or more, the query reads all versions of the cell.
 _NAMED: Final = 500
 
-#: Number of kinds of requests for which a host keeps derived results.
+#: A host keeps derived results for so many kinds of requests.
 _KEYS: Final = 4
 
 _Made = TypeVar("_Made")

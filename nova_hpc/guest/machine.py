@@ -25,7 +25,7 @@ _ADDRESS: Final = re.compile(
 _HOST_BRIDGE: Final = re.compile(r"pci([0-9a-f]{4,8}):([0-9a-f]{2})", re.ASCII | re.IGNORECASE)
 _SPEED: Final = re.compile(r"(\d{1,4}(?:\.\d)?) ?GT/s", re.ASCII)
 _MEMORY: Final = re.compile(r"MemTotal:\s*(\d{1,15}) kB", re.ASCII)
-#: Classes of kernel devices by which users identify a function.
+#: Classes of kernel devices that identify a function for users.
 _CLASSES: Final = ("infiniband", "net", "nvme", "drm")
 
 

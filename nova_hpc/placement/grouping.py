@@ -125,7 +125,7 @@ class GroupWords:
         return cls(None if value is None or (ports and not devices) else devices, ports)
 
     def deal(self, ports: Iterable[Ports], number: int) -> tuple[Ports, ...]:
-        """The ports under the words by which they are dealt.
+        """The ports, renamed to the words of the flavor that deal them to groups.
 
         :param ports: by the role of their networks.
         :param number: of groups.

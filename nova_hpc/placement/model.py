@@ -156,7 +156,7 @@ class DevicePool:
     #: does not want, which still count for IOMMU units and for the damage.
     serves: frozenset[str]
     unit: str | None = None  # IOMMU unit that is given whole or not at all
-    #: Role of the devices, by which later servers request them; None if unknown.
+    #: Role of the devices, for requests of later servers; None if unknown.
     role: str | None = None
     #: Equal for an adapter and its virtual functions if both are free: a
     #: server cannot have the adapter and some of its functions. None if there is no such pool.

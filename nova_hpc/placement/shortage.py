@@ -176,7 +176,7 @@ class Shortage:
         return ", ".join(parts) or "no devices"
 
     def short_of(self, host: str, counted: Mapping[str, int]) -> str:
-        """The devices of which a host has too few: ``7 of 8 gpu, one is withheld``; "" if none.
+        """The devices that a host lacks: ``7 of 8 gpu, one is withheld``; "" if none.
 
         :param counted: alias -> number of suitable devices that the host's node withholds.
         """

@@ -78,7 +78,7 @@ def rotate_devices(request: Request, host: FreeHost, devices: DeviceSet, seed: i
 
 
 def _profile_of_everything(site: Site) -> Profile:
-    """A profile for which every property matters that any profile could use."""
+    """A profile that uses every property that any profile could use."""
     labels = {item.label for item in (*site.items, *site.rest)} - {None}
     return Profile(
         tuple(FlavorShape({str(label): 1}, cpus=1) for label in sorted(map(str, labels)))

@@ -37,7 +37,7 @@ _LONGEST: Final = (LEDGER.longest or 0) + 1
 _PAUSE: Final = 0.02
 #: Seconds to wait for another process that changes the same file.
 _PATIENCE: Final = 60.0
-#: Bytes by which the file may grow until the free space is checked again.
+#: The file may grow by so many bytes until the free space is checked again.
 _ROOM: Final = 1 << 16
 
 

@@ -126,7 +126,7 @@ def does_provider_stay(
 
     :param used: number of its devices in allocations.
     :param current_time: seconds since the epoch.
-    :param patience: seconds for which an unused provider is kept.
+    :param patience: seconds that an unused provider is kept.
     """
     if used or record is None or record.gone is None:
         return True

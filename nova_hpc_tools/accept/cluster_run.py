@@ -47,7 +47,7 @@ class AcceptedHost:
     """A member to measure.
 
     :ivar server: id of its server.
-    :ivar address: name or address by which other members reach it.
+    :ivar address: name or address that other members use.
     :ivar problem: the reason why it is not measured; empty if it is.
     """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The names by which flavors request devices: ``[pci]alias``."""
+"""The names of devices in flavors: ``[pci]alias``."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class KeyLoss:
 def losses_of_functions(
     before: Iterable[str], after: Iterable[str], node: Node
 ) -> Iterator[KeyLoss]:
-    """The losses of functions for which Nova has taken a foreign entry.
+    """The losses of functions whose entry in Nova is a foreign one.
 
     :param before: one entry each, interfaces translated.
     :param after: the same after the removal.

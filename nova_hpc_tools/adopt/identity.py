@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The marks by which Nova and Placement distinguish the devices of one role from others.
+"""The marks that distinguish the devices of one role from others in Nova and Placement.
 
 Vendor and product are not enough: the virtual functions of all mlx5 adapters have
 the same ids, whatever fabric they are on. Therefore a role has a resource class of

@@ -133,7 +133,7 @@ class IncludeWriter:
                 self.say(f"  {line}")
 
     def find_hidden_options(self, words: Sequence[str], files: Mapping[str, str]) -> list[str]:
-        """Refusals: options for which a file of others, read later, has another value."""
+        """Refusals: options that a file of others, read later, sets to another value."""
         if self.folder is None:
             return []
         services = effective.services_by_part(words)

@@ -159,7 +159,7 @@ def _option_of(word: str, place: str, text: str) -> KernelOption:
     return KernelOption(name.replace("-", "_"), value, place, text)
 
 
-#: Feature -> the file by which the kernel shows that it runs.
+#: Feature -> the file of the kernel that contains a true value while it runs.
 _FEATURES: Final = (("SEV-SNP", "/sys/module/kvm_amd/parameters/sev_snp"),)
 
 

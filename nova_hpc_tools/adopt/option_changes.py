@@ -107,7 +107,7 @@ def find_option_changes(
 
 
 def find_hidden_options(service: ConfiguredService, files: Mapping[Path, str]) -> list[str]:
-    """Find options of *files* for which another file, read later, has another value.
+    """Find options of *files* that another file, read later, sets to another value.
 
     :returns: one refusal each, with the line that wins.
     :raises nova_hpc_tools.adopt.service_settings.ConfigError: its configuration cannot be read.

@@ -184,7 +184,7 @@ def entries_of_functions(
 
 
 def hidden_addresses_of(device_spec: Iterable[str], node: Node) -> dict[str, list[str]]:
-    """Entry without tags -> addresses for which it comes before an entry of ours."""
+    """Entry of others -> addresses that a later entry of ours names, too."""
     texts = list(device_spec)
     entries = [read_spec_entry(text) for text in texts]
     addresses: dict[str, list[str]] = {}

@@ -24,7 +24,7 @@ def check_vgpu_types(node: Node, spec: DeviceSpec) -> Iterator[DoctorFinding]:
     :param spec: the offer of the node.
     """
     untyped = []
-    # Role and report in Placement, by which a request selects -> type in words -> addresses.
+    # Role and report in Placement, which requests select -> type in words -> addresses.
     types: dict[object, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for offer in spec.offers:
         for address in offer.functions:

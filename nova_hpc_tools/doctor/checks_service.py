@@ -31,7 +31,7 @@ class TooOld:
 
 @attrs.frozen
 class Shim:
-    """A fault of the file by which Nova finds the driver."""
+    """A fault of the file that Nova loads the driver from."""
 
     seen: str
     cure: DoctorCure = attrs.field(converter=read_cure)

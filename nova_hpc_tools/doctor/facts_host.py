@@ -20,7 +20,7 @@ from nova_hpc_tools.doctor.checks_host import Frequency, HostFacts, Rule
 _UNSET: Final = 0x20000000
 _RESOURCE: Final = re.compile(r"0x[0-9a-f]+ 0x[0-9a-f]+ (0x[0-9a-f]+)")
 _BARS: Final = 6
-#: Files by which a host writes files of sysfs at boot.
+#: Files that make a host write files of sysfs at boot.
 _BOOT: Final = (
     "etc/udev/rules.d/*.rules",
     "etc/systemd/system/*.service",

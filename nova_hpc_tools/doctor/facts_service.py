@@ -89,7 +89,7 @@ def libvirt_uri_of(nova: Any) -> str:
 
 
 def find_shim_fault(driver: str | None) -> Shim | None:
-    """Find the fault of the file by which Nova finds the driver; None without a fault.
+    """Find the fault of the file that Nova loads the driver from; None without a fault.
 
     :param driver: ``[DEFAULT]compute_driver``; another driver needs no such file.
     """

@@ -34,13 +34,13 @@ _FREE: Final = "free"
 _USED: Final = "in use"
 _WITHHELD: Final = "withheld"
 _STATES: Final = (DeviceState.SUSPECT.value, DeviceState.QUARANTINED.value, _WITHHELD)
-#: Sizes of sets for which the number of hosts is counted.
+#: Hosts are counted for sets of these sizes.
 _SIZES: Final = (1, 2, 4, 8, 16)
 
 
 @attrs.frozen
 class FlavorWish:
-    """The flavors for which numbers are wanted, and the sizes of their clusters."""
+    """The flavors of the wanted numbers, and the sizes of their clusters."""
 
     flavors: tuple[str, ...] = ()
     members: tuple[int, ...] = ()

@@ -141,7 +141,7 @@ class SnapshotDevice:
     resource_class: str | None = None
     traits: frozenset[str] = frozenset()
     used: tuple[FunctionUse, ...] = ()
-    #: The ports for which its functions are kept; None if they are for flavors.
+    #: Its functions are kept for these ports; None if they are for flavors.
     ports: PortAdapter | None = None
 
 

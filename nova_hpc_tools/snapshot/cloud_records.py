@@ -78,7 +78,7 @@ class RecordedHost:
 
 @attrs.frozen
 class ServiceAlias:
-    """An alias by which flavors request devices, from the settings of this machine's services."""
+    """An alias of devices for flavors, from the settings of this machine's services."""
 
     name: str
     resource_class: str

@@ -186,7 +186,7 @@ class HpcLibvirtDriver(LibvirtDriver):
         way_back.check_revert_possible(instance, self.hpc_service, reading)
 
     def _hpc_check_snapshot(self, instance: objects.Instance) -> None:
-        """Refuse a snapshot for which Nova would suspend a guest that must keep running."""
+        """Refuse a snapshot that would make Nova suspend a guest that must keep running."""
         self._hpc_check_shared_snapshot(instance)
         if not suspend.is_answering_for_guest(instance, self.hpc_node.active):
             return

@@ -36,7 +36,7 @@ class NodeProviders:
     def of(cls, ledger: LedgerFile, keep_vanished: float, cleans: bool) -> NodeProviders:
         """Create the providers, with their reservations in *ledger*.
 
-        :param keep_vanished: seconds for which the provider of a vanished device stays.
+        :param keep_vanished: seconds that the provider of a vanished device stays.
         :param cleans: whether devices are cleaned between servers.
         """
         return cls(ProviderReserver(ledger, keep_vanished, cleans))

@@ -27,7 +27,7 @@ from nova_hpc_lab.state import Paths, write
 _UMAD_LIBRARY: Final = "*-linux-gnu/umad2sim/libumad2sim.so"
 #: Seconds that the simulator takes to send a trap for a link that went away.
 _TRAP: Final = 0.1
-#: Least number of nodes for which the simulator has room; unused room costs nothing.
+#: Least room of the simulator, in nodes; unused room costs nothing.
 _LEAST_NODES: Final = 512
 #: Runs the simulator with a pipe for its commands. The shell opens the pipe for both directions, so
 #: that it never ends.

@@ -179,7 +179,7 @@ class Gpu:
 
     @property
     def bar_bytes(self) -> int:
-        """Size of the BAR, by which the guest recognizes its GPU."""
+        """Size of the BAR, which identifies the GPU in the guest."""
         return self.memory_mib << 20
 
     @property

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The steps by which a member of a server group gets its domain, with any number of schedulers.
+"""Steps that give a member of a server group its domain, with any number of schedulers.
 
 A member reads or writes the group's record, takes its ticket, and answers. Every step may be
 the last one of this process, and may meet another scheduler or a reaper at the same place. The

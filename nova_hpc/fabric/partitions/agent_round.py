@@ -48,7 +48,7 @@ from nova_hpc.fabric.partitions.watched_files import WATCH_INTERVAL, WatchedFile
 
 LOG: Final = log.getLogger(__name__)
 
-#: Seconds for which a round keeps looking for rows that are not right yet.
+#: Seconds that a round waits for rows that are not right yet.
 LOOK_BOUND: Final = 1.5
 #: Seconds between two looks: a sweep of a small fabric takes about as long.
 _LOOK_PAUSE: Final = 0.02
@@ -156,7 +156,7 @@ class PartitionAgent:
         copy could have keys of ports that belong to other projects by now. If the fabric never had
         an agent, only the operator may close it: ports in the default partition would be cut off.
 
-        :returns: the rows for which the agent must not work; () if it may.
+        :returns: the rows that forbid the agent to work; () if it may.
         """
         rows = hardening.list_open_rows(self.manager.audit())
         if file_audit.DEFAULT_PARTITION in {row.name for row in rows}:

@@ -173,7 +173,7 @@ def _judge_running(row: AuditRow, running: RunningOptions) -> AuditRow:
 
 
 def list_open_rows(rows: Iterable[AuditRow]) -> tuple[AuditRow, ...]:
-    """The rows for which the agent refuses to work; an unknown state fails closed."""
+    """The rows that make the agent refuse to work; an unknown state fails closed."""
     return tuple(row for row in rows if row.needed and row.state is not AuditState.MET)
 
 

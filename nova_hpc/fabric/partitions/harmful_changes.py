@@ -21,7 +21,7 @@ import attrs
 from nova_hpc.fabric.partitions.backends.base import MemberReading, MemberState, ReadBack
 from nova_hpc.fabric.partitions.members import DesiredPartitions, PartitionMember
 
-#: Seconds for which harm is attributed to a change while some of its rows are not right yet.
+#: Harm is attributed to a change for so many seconds while some of its rows are not right yet.
 _PROBATION: Final = 60.0
 #: Seconds after which the subnet manager has certainly read the file. For that time an open fabric
 #: is attributed to a change even if all of its rows are right.
@@ -162,7 +162,7 @@ class ChangeWatch:
     ) -> None:
         """Forget the changes that worked, and the holds of rows that are right now.
 
-        :param served: *desired* without held rows, for which the reading was made.
+        :param served: *desired* without held rows; the reading was made for these.
         """
         kept = {member.row for member in desired.wanted()}
         wanted = {member.row for member in served.wanted()}

@@ -17,7 +17,7 @@ class PassSpacing:
 
     least: float = 0.1
     most: float = 1.6
-    #: Below ``[hpc_partitions]bind_wait``, the time for which a bind waits for its row.
+    #: Below ``[hpc_partitions]bind_wait``, the time that a bind waits for its row.
     most_of_slow: float = 4.0
     _gap: float = 0.0
     _last: float = float("-inf")

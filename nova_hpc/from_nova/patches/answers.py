@@ -97,7 +97,7 @@ def shorten_fault_reason(reason: str) -> str:
 
 
 def count_asked_servers(spec: objects.RequestSpec) -> int:
-    """The number of servers for which Nova needs hosts now, at once."""
+    """The number of servers that need hosts from Nova now, at once."""
     count: int | None = getattr(spec, _SERVERS, None)
     if count is not None:
         return count

@@ -86,7 +86,7 @@ def install_question_patch() -> None:
 
 @contextlib.contextmanager
 def serve_question(spec: objects.RequestSpec) -> Iterator[None]:
-    """Mark the request for which Nova queries Placement in this thread."""
+    """Mark the request of this thread while Nova queries Placement for it."""
     token = _SPEC.set(spec)
     try:
         yield

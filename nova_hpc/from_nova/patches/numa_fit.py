@@ -109,7 +109,7 @@ def _fit_beside_devices(call: Call) -> Any:
 
 
 def _fit_several_cells(call: Call) -> Any:
-    """Fit a guest of several cells, each of which needs room of its own."""
+    """Fit a guest of several cells; each needs room of its own."""
     given = dict(call.given)
     host, guest = given["host_topology"], Values.of(given["instance_topology"])
     choices = _list_node_choices(current_served_flavor(), given)

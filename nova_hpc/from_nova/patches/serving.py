@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server for which Nova is choosing NUMA nodes and devices at this moment.
+"""The server that Nova is choosing NUMA nodes and devices for at this moment.
 
 Nova's functions get the guest's topology and its PCI requests, and neither names its
 flavor. The callers have it.

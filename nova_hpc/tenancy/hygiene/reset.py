@@ -48,13 +48,13 @@ CURE_OF_MASTERING: Final = (
 _NO_ANSWER: Final = "it did not answer within {:g} seconds"
 #: Seconds for which the writer waits for the group: others of this project look at it.
 _GROUP: Final = 2.0
-#: Seconds for which the writer waits for the lock: list_busy_resets() of another process holds it
+#: Seconds that the writer waits for the lock: list_busy_resets() of another process holds it
 #: for an instant.
 _LOCK: Final = 2.0
 #: Seconds after the deadline at which the writer ends a program by itself, because the service,
 #: which does that first, was killed.
 _SPARE: Final = 2.0
-#: The text by which the kernel resets a device.
+#: The kernel resets a device when this text is written.
 _RESET_TEXT: Final = "1\n"
 _PATH: Final = "/usr/sbin:/usr/bin:/sbin:/bin"
 #: Writes without truncating or creating. It reports the failed step and the error's number in a

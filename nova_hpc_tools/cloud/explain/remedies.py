@@ -219,7 +219,7 @@ def _without_servers(
     request: Request,
     chooser: Chooser,
 ) -> Iterator[Remedy]:
-    """Servers, each of which makes enough room by leaving; otherwise whole nodes."""
+    """Servers that each make enough room by leaving; otherwise whole nodes."""
     servers = {server.uuid: server for server in cloud.servers}
     tried = named = 0
     for node in nodes:

@@ -52,7 +52,7 @@ class Founder(ClusterCloud, Protocol):
     ) -> str:
         """Create the server group, and return its id.
 
-        :param attempt: a text in the group's name by which :meth:`groups_of` finds it again.
+        :param attempt: a text in the group's name; :meth:`groups_of` finds the group by it.
         """
 
     def groups_of(self, attempt: str) -> Sequence[str]:

@@ -35,7 +35,7 @@ _PATIENCE: Final = 30.0
 _MODE: Final = 0o644
 #: The most bytes of a log that are read.
 _MOST_OF_LOG: Final = 1 << 22
-#: Seconds for which a manager is reported after opensm's log mentioned it.
+#: A manager is reported for so many seconds after opensm's log mentioned it.
 _MANAGER_TIME: Final = 300.0
 _COMPLAINT: Final = re.compile(r"^.*(?:PARSE ERROR|retrying with default config).*$", re.MULTILINE)
 

@@ -67,7 +67,7 @@ from nova_hpc.outside.text import printable_text
 
 LOG: Final = log.getLogger(__name__)
 
-#: Seconds for which the list of ports, the longest answer, is not requested again.
+#: Seconds until the list of ports, the longest answer, is requested again.
 _AGE_OF_PORTS: Final = 3.0
 #: The same for qualities of service, which only the agent may change.
 _AGE_OF_QUALITIES: Final = 30.0

@@ -37,7 +37,7 @@ PKEYS: Final = "/resources/pkeys"
 _AT_ONCE: Final = 100
 #: From this release on a partition can be given a name.
 _NAMES_SINCE: Final = (6, 22)
-#: Seconds for which an addition with a lost answer counts: longer than UFM needs for any.
+#: An addition with a lost answer counts for so many seconds: longer than UFM needs for any.
 _LOST_SECONDS: Final = 60.0
 #: An attempt ends if UFM has trouble with its first changes.
 _MOST_TROUBLES: Final = 3
