@@ -80,6 +80,14 @@ class RunningAgent:
         what = f"{rows} are {status}: {[self.server.status(row) for row in rows]}"
         wait_until(lambda: all(self.server.status(row) == status for row in rows), what, seconds)
 
+    def wait_for_alarm(self, *parts):
+        """Wait for an alarm with all parts; the agent raises it after it has set the status."""
+        wait_until(
+            lambda: any(all(part in text for part in parts) for text in list(self.alarms)),
+            f"an alarm with {parts}: {self.alarms}",
+            20,
+        )
+
 
 @contextlib.contextmanager
 def running_agent(site, timeout=3.0, **options):

@@ -13,9 +13,9 @@ from nova_hpc.fabric.partitions.members import ACTIVE, DOWN, ERROR
 from nova_hpc_lab.fabric import subnet_manager
 from tests.fabric import intruder
 from tests.fabric.bare_fabric import wait_until
-from tests.fabric.matrix import guid_text
+from tests.fabric.matrix import FabricView, guid_text
 from tests.fabric.opensm.agent_site import running_agent
-from tests.fabric.opensm.opensm_site import A, B, keys
+from tests.fabric.opensm.opensm_site import A, B, keys, running_site
 
 INTRUDER = str(Path(intruder.__file__))
 
@@ -63,7 +63,7 @@ def test_a_hung_adapter_costs_no_other_port_its_key(site, view):
             )
         found.wait_for([2], ACTIVE, 60)
         assert all(found.server.seen[row] == [DOWN, ACTIVE] for row in (1, *range(4, 8)))
-        assert any("is up and does not answer" in text for text in found.alarms)
+        found.wait_for_alarm("is up and does not answer")
         assert not any("undone" in text for text in found.alarms)
 
 
@@ -81,7 +81,7 @@ def test_a_node_that_writes_its_own_table_is_one_faulty_port(site, view, entry):
         found.wait_for([3], seconds=10)
         found.wait_for([1], ERROR)
         name = f"port {guid_text(node.guid)} has the P_Key {entry:#06x} in its own table"
-        assert any(name in text for text in found.alarms)
+        found.wait_for_alarm(name)
         assert found.server.seen[2] == found.server.seen[3] == [DOWN, ACTIVE]
         assert not any("undone" in text or "fabric is open" in text for text in found.alarms)
         assert view.tables([guid_text(node.guid)])[guid_text(node.guid)][1] == [0x7FFF, 0x8101]
@@ -127,12 +127,23 @@ def test_a_settled_member_that_loses_its_key_stops_nobody(site, view):
         assert not any("undone" in text for text in found.alarms)
 
 
-def test_a_managers_port_gets_no_key_and_is_never_active(site, view):
-    """Row 4: its own port, and that of a manager that stands by on a host."""
+def test_a_managers_port_gets_no_key_and_is_never_active():
+    """Row 4: its own port, and that of a manager that stands by on a host.
+
+    The fabric is this test's own. A standby that waits only 200 ms for the master's answer becomes
+    master, too, on a busy machine, and the two need up to a minute to agree.
+    """
+    with running_site() as site, contextlib.closing(FabricView(site.fabric)) as view:
+        check_managers_ports(site, view)
+
+
+def check_managers_ports(site, view):
     manager = site.fabric.net.all_ports()[0]
     standby, other = site.fabric.net.ports[:2]
     paths = site.fabric.paths
     files = subnet_manager.prepare_manager(paths, "opensm2")
+    with files.config.open("a") as options:
+        options.write("transaction_timeout 2000\n")
     service = subnet_manager.opensm_service(paths, "opensm2", standby.name)
     with running_agent(site, timeout=2.0) as found:
         wait_until(lambda: found.agent.status.managers == (manager.guid,), "it is known")
@@ -148,15 +159,14 @@ def test_a_managers_port_gets_no_key_and_is_never_active(site, view):
                 lambda: standby.guid in found.agent.status.managers, "the standby is known", 60
             )
             wait_until(lambda: found.server.status(3) in (DOWN, ERROR), "it is not ACTIVE")
-            wait_until(lambda: keys(view, standby.guid) == [set()], "it has no key")
+            wait_until(lambda: keys(view, standby.guid) == [set()], "it has no key", 60)
         finally:
             service.process.stop(10.0)
             site.fabric.free_places()
         assert found.server.seen[2] == [DOWN, ACTIVE]
-        assert [text for text in found.alarms if "is a subnet manager's" in text]
+        found.wait_for_alarm("is a subnet manager's")
         text = guid_text(manager.guid)
         assert 0x8101 not in (view.tables([text])[text][1] or [])
-    files.pid_file.unlink(missing_ok=True)
 
 
 def test_a_port_whose_link_is_gone_is_an_alarm_and_no_longer_active(site, view):
@@ -169,10 +179,7 @@ def test_a_port_whose_link_is_gone_is_an_alarm_and_no_longer_active(site, view):
         site.fabric.tell_simulator(f'Unlink "{gone.name}"')
         try:
             found.wait_for([1], ERROR, 60)
-            assert any(
-                "port port1 of Neutron" in text and "is not on the fabric" in text
-                for text in found.alarms
-            )
+            found.wait_for_alarm("port port1 of Neutron", "is not on the fabric")
         finally:
             site.fabric.tell_simulator(f'ReLink "{gone.name}"')
         found.wait_for([1], ACTIVE, 60)
@@ -195,7 +202,7 @@ def test_a_link_that_opensm_does_not_bring_up_is_an_alarm_and_no_longer_active(s
             assert view.tables([text])[text][1] == [0x7FFF, 0x8101]
             found.wait_for([1], ERROR, 60)
             name = f"port port1 of Neutron: the link of port {text} is coming up"
-            wait_until(lambda: any(name in text for text in found.alarms), "the alarm", 20)
+            found.wait_for_alarm(name)
         found.wait_for([1], ACTIVE, 60)
         assert found.server.seen[2] == [DOWN, ACTIVE]
 
@@ -211,7 +218,7 @@ def test_a_key_that_opensm_does_not_take_is_named(site, view):
             found.server.unbind(1)
             found.wake.set()
             name = "port port1 of Neutron is no member of P_Key 0x0101 any more"
-            wait_until(lambda: any(name in text for text in found.alarms), "the alarm", 20)
+            found.wait_for_alarm(name)
             assert keys(view, port.guid) == [{0x8101}]
             assert 1 in found.server.rows
         wait_until(lambda: 1 not in found.server.rows, "its row is gone", 20)
