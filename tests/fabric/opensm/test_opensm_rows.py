@@ -130,11 +130,32 @@ def test_a_settled_member_that_loses_its_key_stops_nobody(site, view):
 def test_a_managers_port_gets_no_key_and_is_never_active():
     """Row 4: its own port, and that of a manager that stands by on a host.
 
-    The fabric is this test's own. A standby that waits only 200 ms for the master's answer becomes
-    master, too, on a busy machine, and the two need up to a minute to agree.
+    The fabric is this test's own: a second manager is a burden for the tests after it. It waits 2 s
+    for the master's answer, so that it does not become master on a busy machine.
     """
     with running_site() as site, contextlib.closing(FabricView(site.fabric)) as view:
         check_managers_ports(site, view)
+
+
+def has_no_key_or_restart(site, view, port):
+    """Whether a port's keys are gone; starts opensm again if it makes no sweep any more.
+
+    It waits without end for an answer of the standby that ibsim has lost; see
+    :mod:`tests.fabric.own_network`.
+    """
+    with contextlib.suppress(AssertionError):
+        wait_until(lambda: keys(view, port.guid) == [set()], "it has no key")
+        return True
+    log = site.fabric.files.log
+    begun = log.stat().st_size
+    site.fabric.hang_up()
+    with contextlib.suppress(AssertionError):
+        wait_until(lambda: "SUBNET UP" in log.read_text(errors="replace")[begun:], "a sweep")
+        return False
+    site.fabric.kill("opensm")
+    site.fabric.free_places()
+    site.fabric.start("opensm")
+    return False
 
 
 def check_managers_ports(site, view):
@@ -159,7 +180,7 @@ def check_managers_ports(site, view):
                 lambda: standby.guid in found.agent.status.managers, "the standby is known", 60
             )
             wait_until(lambda: found.server.status(3) in (DOWN, ERROR), "it is not ACTIVE")
-            wait_until(lambda: keys(view, standby.guid) == [set()], "it has no key", 60)
+            wait_until(lambda: has_no_key_or_restart(site, view, standby), "it has no key", 120)
         finally:
             service.process.stop(10.0)
             site.fabric.free_places()
