@@ -9,15 +9,8 @@ from pathlib import Path
 
 from benchmarks import hosts, measure
 from nova_hpc.placement.choose import choose_device_sets
-from nova_hpc.placement.model import (
-    AffinityPolicy,
-    DeviceGroup,
-    FreeHost,
-    Request,
-    Want,
-    WantedCell,
-)
-from nova_hpc.topology.level import Level
+from nova_hpc.placement.model import DeviceGroup, FreeHost, Request, Want, WantedCell
+from nova_hpc_common.level import AffinityPolicy, Level
 
 PART = "one host"
 #: A file below the folder that NOVA_HPC_TEST_DATA names.

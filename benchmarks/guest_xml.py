@@ -9,8 +9,8 @@ from nova.virt.libvirt import config as vconfig
 
 from benchmarks import measure
 from nova_hpc.guest_tree import Abi, TopologyMode, TreeDevice, plan_guest_pci_tree, windows
-from nova_hpc.topology.level import Location
 from nova_hpc.topology.model import Bar
+from nova_hpc_common.level import Location
 from virt_driver_patches.domain import pcie_tree
 from virt_driver_patches.domain.guest_domain import GuestDomainXml
 

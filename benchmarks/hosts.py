@@ -9,7 +9,7 @@ import attrs
 
 from nova_hpc.placement.model import DevicePool, FreeHost, HostNode
 from nova_hpc.topology import lstopo
-from nova_hpc.topology.level import Location
+from nova_hpc_common.level import Location
 
 #: Base class and sub-class of 3D controllers, which the GPUs are.
 _GPU_CLASS = "0302"

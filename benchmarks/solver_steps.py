@@ -23,7 +23,6 @@ import time
 import attrs
 
 from nova_hpc.placement.model import (
-    AffinityPolicy,
     DeviceGroup,
     DevicePool,
     FreeHost,
@@ -40,7 +39,7 @@ from nova_hpc.placement.solver.domains import survey_host
 from nova_hpc.placement.solver.problem import SearchProblem
 from nova_hpc.placement.solver.solve import Solver
 from nova_hpc.placement.solver.spanning import LinkedSets, read_linked_sets
-from nova_hpc.topology.level import Level, Location
+from nova_hpc_common.level import AffinityPolicy, Level, Location
 
 
 def case(rng: random.Random) -> tuple[Request, FreeHost]:

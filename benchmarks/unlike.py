@@ -20,7 +20,6 @@ from benchmarks import hosts, measure
 from benchmarks.engine import gpus, pairs
 from nova_hpc.placement.choose import choose_device_sets
 from nova_hpc.placement.model import (
-    AffinityPolicy,
     DeviceGroup,
     DevicePool,
     DeviceSet,
@@ -33,7 +32,7 @@ from nova_hpc.placement.model import (
 )
 from nova_hpc.placement.profile import FlavorShape, Profile
 from nova_hpc.placement.solver.costs import PassWork
-from nova_hpc.topology.level import Level
+from nova_hpc_common.level import AffinityPolicy, Level
 
 PART = "one host of many that are unlike"
 #: The highest 99th percentile of one host, in milliseconds.

@@ -23,10 +23,10 @@ from cliff.formatters import commaseparated
 from cliff.lister import Lister
 from cliff.show import ShowOne
 
-from nova_hpc.outside.text import printable_lines
+from nova_hpc_common.output.printing import InertOutput
+from nova_hpc_common.output.standard_streams import OutletError, Outlets, open_outlets
+from nova_hpc_common.outside.text import printable_lines
 from nova_hpc_tools import command_help
-from nova_hpc_tools.outlet import OutletError, Outlets, open_outlets
-from nova_hpc_tools.printing import InertOutput
 
 #: Exit status for bad input and failed commands; argparse uses it for bad options.
 BAD_INPUT: Final = 2

@@ -16,11 +16,11 @@ from typing import Any, Final
 from cliff.app import App
 from cliff.command import Command
 
+from nova_hpc_common.output.printing import InertStream, inert_streams
+from nova_hpc_common.output.standard_streams import fill_descriptors, open_outlets
 from nova_hpc_tools import command_help
 from nova_hpc_tools.command_index import CommandIndex, PrintCompletion
 from nova_hpc_tools.dropped import RENAMED, list_replacements
-from nova_hpc_tools.outlet import fill_descriptors, open_outlets
-from nova_hpc_tools.printing import InertStream, inert_streams
 
 NAMESPACE: Final = "nova_hpc.command"
 _USAGE: Final = 2
@@ -144,7 +144,7 @@ def _raise_interrupt(signum: int, frame: object) -> None:
 
 def _installed_version() -> str:
     try:
-        return importlib.metadata.version("nova-hpc")
+        return importlib.metadata.version("nova-hpc-tools")
     except importlib.metadata.PackageNotFoundError:
         return "unknown"
 

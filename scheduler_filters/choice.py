@@ -24,7 +24,7 @@ from nova_hpc.placement.judge import judge_claimed_devices
 from nova_hpc.placement.model import ChoiceAnswer, DeviceMiss, DeviceSet, Nvlink, Request, Unmet
 from nova_hpc.placement.solver.costs import PassWork
 from nova_hpc.placement.spread import rotate_devices
-from nova_hpc.topology.level import Location
+from nova_hpc_common.level import Location
 from scheduler_filters import nova_fit
 
 CONF = cfg.CONF

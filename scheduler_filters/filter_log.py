@@ -15,9 +15,9 @@ from oslo_log import log as logging
 
 from nova_hpc.from_nova.hosts import HostView
 from nova_hpc.from_nova.log_throttle import LOG_THROTTLE, format_held_back
-from nova_hpc.outside.name_lists import join_first
 from nova_hpc.placement.model import DeviceMiss
 from nova_hpc.placement.solver.costs import PassWork
+from nova_hpc_common.outside.name_lists import join_first
 
 LOG = logging.getLogger(__name__)
 

@@ -34,7 +34,7 @@ from nova_hpc.from_nova.patches import answers
 from nova_hpc.from_nova.patches import scheduler as scheduler_patches
 from nova_hpc.placement import flavor as hpc_flavor
 from nova_hpc.placement.grouping import FlavorError
-from nova_hpc.placement.model import AffinityPolicy
+from nova_hpc_common.level import AffinityPolicy
 
 CONF = cfg.CONF
 LOG = logging.getLogger(__name__)

@@ -13,8 +13,8 @@ from typing import Any, Final
 from nova import objects
 
 from nova_hpc.placement import flavor as hpc_flavor
-from nova_hpc.placement.model import AffinityPolicy
 from nova_hpc.wire import stats
+from nova_hpc_common.level import AffinityPolicy
 
 NONE_GIVES: Final = (
     "No host that can serve the server gives the memory of hpc:shared_memory; use a flavor "

@@ -78,7 +78,7 @@ tell_uv() {
 
 # One environment for the cloud's services, the command and the tests' driver.
 # Debian's own interpreter: a copy of this environment runs inside the node.
-_want=$(cat "$_top"/{tools/setup.sh,setup.cfg,requirements.txt,lab/pyproject.toml,constraints.txt} | sha256sum)
+_want=$(cat "$_top"/{tools/setup.sh,setup.cfg,requirements.txt,wheels.txt,*/pyproject.toml,extras/*/pyproject.toml,constraints.txt} | sha256sum)
 if [ "$(cat "$NOVA_HPC_VENV/.nova-hpc" 2>/dev/null)" != "$_want" ]; then
     say "Making the Python environment in $NOVA_HPC_VENV"
     /usr/bin/python3 -m venv --clear "$NOVA_HPC_VENV"
@@ -87,20 +87,20 @@ if [ "$(cat "$NOVA_HPC_VENV/.nova-hpc" 2>/dev/null)" != "$_want" ]; then
     tell_uv
     _uv=("$NOVA_HPC_VENV/bin/uv" pip install -q -p "$NOVA_HPC_VENV/bin/python" --compile-bytecode)
     if "${_uv[@]}" -c "$_top/constraints.txt" "${_tools[@]}" tox-uv; then
-        "${_uv[@]}" -c "$_top/constraints.txt" -e "$_top" -e "$_top/lab"
+        (cd "$_top" && "${_uv[@]}" -c constraints.txt -r wheels.txt -e .)
     else
         say "uv does not reach the packages here; pip installs them"
         "$NOVA_HPC_VENV/bin/pip" install -q -c "$_top/constraints.txt" "${_tools[@]}"
-        "$NOVA_HPC_VENV/bin/pip" install -q -c "$_top/constraints.txt" -e "$_top" -e "$_top/lab"
+        (cd "$_top" && "$NOVA_HPC_VENV/bin/pip" install -q -c constraints.txt -r wheels.txt -e .)
     fi
     printf '%s\n' "$_want" >"$NOVA_HPC_VENV/.nova-hpc"
 else
     tell_uv
 fi
 # The checkout may have moved since. Asked from elsewhere: the folder that one is in always counts.
-_where="import nova_hpc, nova_hpc_lab; print(nova_hpc.__path__[0], nova_hpc_lab.__path__[0])"
-[ "$(cd / && "$NOVA_HPC_VENV/bin/python" -c "$_where" 2>/dev/null)" = "$_top/nova_hpc $_top/lab/nova_hpc_lab" ] ||
-    "$NOVA_HPC_VENV/bin/pip" install -q --no-deps -e "$_top" -e "$_top/lab"
+_where="import nova_hpc, nova_hpc_lab, nova_hpc_ufm as ufm; print(*(m.__path__[0] for m in (nova_hpc, nova_hpc_lab, ufm)))"
+[ "$(cd / && "$NOVA_HPC_VENV/bin/python" -c "$_where" 2>/dev/null)" = "$_top/nova_hpc $_top/lab/nova_hpc_lab $_top/extras/nova_hpc_ufm" ] ||
+    (cd "$_top" && "$NOVA_HPC_VENV/bin/pip" install -q --no-deps -r wheels.txt -e .)
 # uv takes the first interpreter that is no virtual environment's, and virtualenv Debian's own. That
 # is built with optimisation by profile; one of a version manager may need half as much CPU again.
 export PATH=$NOVA_HPC_VENV/bin:/usr/bin:$PATH

@@ -24,12 +24,12 @@ import attrs
 
 from benchmarks.acceptance.faults import FAULTS, NOTHING, Fault
 from benchmarks.acceptance.places import made_places, make_place
-from nova_hpc.guest.accept.probes import QUICK, list_probes
-from nova_hpc.guest.accept.ratio import SLOW
-from nova_hpc.guest.accept.result import AcceptanceResult
-from nova_hpc.guest.accept.sample import AcceptanceError
-from nova_hpc.guest.accept.session import end_on_signals
-from nova_hpc.guest.accept.tools import adopt_orphans
+from nova_hpc_guest.accept.probes import QUICK, list_probes
+from nova_hpc_guest.accept.ratio import SLOW
+from nova_hpc_guest.accept.result import AcceptanceResult
+from nova_hpc_guest.accept.sample import AcceptanceError
+from nova_hpc_guest.accept.session import end_on_signals
+from nova_hpc_guest.accept.tools import adopt_orphans
 from nova_hpc_tools.accept.beside_run import BesideTerms, measure_beside
 
 #: The trials that the documentation shows.

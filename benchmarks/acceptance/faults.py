@@ -21,7 +21,7 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.guest.accept.gpus import list_gpu_users
+from nova_hpc_guest.accept.gpus import list_gpu_users
 
 #: Variable in the environment of both places, with the folder of a trial's files.
 FOLDER: Final = "NOVA_HPC_TRIAL"

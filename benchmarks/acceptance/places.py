@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.acceptance.faults import FOLDER, HERE, NOTHING, PEER, PEER_ADDRESS, ROUTER
-from nova_hpc.guest.accept.probes import QUICK
-from nova_hpc.guest.build import single_file
-from nova_hpc_tools.accept.remote_member import RemoteMember
+from nova_hpc_client.accept.remote_member import RemoteMember
+from nova_hpc_guest.accept.probes import QUICK
+from nova_hpc_guest.build import single_file
 
 _TOP = Path(__file__).resolve().parents[2]
 _NETWORK = f"""

@@ -20,9 +20,9 @@ import attrs
 
 from benchmarks.concurrency import nova_process
 from benchmarks.concurrency.model import Cloud
-from nova_hpc.topology.level import Location
 from nova_hpc.wire import stats
 from nova_hpc.wire.tags import Tags
+from nova_hpc_common.level import Location
 
 GPU_CLASS = "CUSTOM_HPC_GPU"
 GPU = ("10de", "20b2")

@@ -11,9 +11,9 @@ import attrs
 
 from benchmarks.concurrency.computes import layout
 from benchmarks.concurrency.model import Cloud
-from nova_hpc.topology.level import Level, Location
-from nova_hpc_tools.simulate import scenario
-from nova_hpc_tools.simulate.model import SimulatedMachine, SimulatedTask, TaskShape
+from nova_hpc_common.level import Level, Location
+from nova_hpc_simulate import scenario
+from nova_hpc_simulate.model import SimulatedMachine, SimulatedTask, TaskShape
 
 #: GPUs of a server -> number of pods in openb's list multigpu50 that request them.
 SHARES: Final = {1: 6989, 2: 222, 4: 206, 8: 556}

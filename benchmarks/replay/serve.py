@@ -18,7 +18,7 @@ from benchmarks.concurrency import computes, nova_process, scheduler
 from benchmarks.concurrency.model import BROKEN, PLACED, REFUSED, Cloud, Variant
 from benchmarks.concurrency.stage import Stage
 from benchmarks.replay import day
-from nova_hpc.topology.level import Level
+from nova_hpc_common.level import Level
 
 #: ``[pci]alias`` of all processes.
 ALIASES = [

@@ -21,7 +21,7 @@ import attrs
 from benchmarks import report
 from benchmarks.shared_memory.machines import Machines, start_machines
 from benchmarks.shared_memory.root_disk import COMPILERS, prepare_root_disk
-from nova_hpc.guest.accept.ratio import LEAST_PAIRS, compare_pairs
+from nova_hpc_guest.accept.ratio import LEAST_PAIRS, compare_pairs
 
 SIZES: Final = (8, 4096, 65536, 1 << 20, 4 << 20)
 _START: Final[Mapping[str, str]] = {

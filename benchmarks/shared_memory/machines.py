@@ -16,9 +16,9 @@ import attrs
 
 from benchmarks.emulated import MachineError, clock_words, make_network, ssh_words, wait_for_line
 from benchmarks.shared_memory.root_disk import RootDisk
-from nova_hpc.guest import terms
 from nova_hpc.placement.segment_shape import SegmentShape
 from nova_hpc.tenancy.segments import label
+from nova_hpc_guest import terms
 
 NETWORK: Final = "nova-hpc-shm"
 SHAPE: Final = SegmentShape(part_mib=64, parts=2)

@@ -11,7 +11,7 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.guest.build import single_file
+from nova_hpc_guest.build import single_file
 
 HERE: Final = Path(__file__).parent
 SHM: Final = HERE.parents[1] / "shm"

@@ -56,7 +56,7 @@ man_pages = [
 copybutton_exclude = ".linenos, .gp, .go"
 
 autoprogram_cliff_application = "nova-hpc"
-autoprogram_cliff_app_dist_name = "nova-hpc"
+autoprogram_cliff_app_dist_name = "nova-hpc-tools"
 # Options are typed as they are printed: two hyphens are no dash.
 smartquotes = False
 

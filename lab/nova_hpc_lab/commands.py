@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from cliff.command import Command
 
-from nova_hpc.outside.text import printable_lines
+from nova_hpc_common.outside.text import printable_lines
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -56,7 +56,7 @@ class _LabCommand(Command):
                 raise
             raise RuntimeError(
                 f"the Python module {err.name} is not installed; install all that the lab"
-                " needs: pip install nova_hpc-*.whl nova_hpc_lab-*.whl"
+                " needs: pip install nova_hpc*.whl"
             ) from err
 
     def existing(self) -> Cloud:
@@ -68,7 +68,7 @@ class _LabCommand(Command):
 
     def console(self) -> Console:
         """The console for tables; for a pipe, it is wide enough for all of them."""
-        from nova_hpc_tools.printing import InertConsole
+        from nova_hpc_common.output.printing import InertConsole
 
         # The lab's texts have markup; texts of others are escaped when they are inserted.
         found = InertConsole(file=self.app.stdout, markup=True)

@@ -20,8 +20,8 @@ import attrs
 
 from nova_hpc.topology import function_places
 from nova_hpc.topology.cpuset import parse_list
-from nova_hpc.topology.level import Distance, Level, Location, common_level, distance_between
 from nova_hpc.topology.model import NumaNode, PciFunction
+from nova_hpc_common.level import Distance, Level, Location, common_level, distance_between
 from nova_hpc_lab.evidence import Evidence, HostDevice, identity
 from nova_hpc_lab.node import GuestReport
 

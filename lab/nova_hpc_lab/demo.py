@@ -20,7 +20,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from nova_hpc.topology.level import Level, common_level
+from nova_hpc_common.level import Level, common_level
 from nova_hpc_lab import bootstrap, compare, evidence, node, observe, report
 from nova_hpc_lab.cloud import Cloud
 from nova_hpc_lab.errors import LabError

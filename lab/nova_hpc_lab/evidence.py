@@ -13,8 +13,8 @@ import attrs
 from lxml import etree
 
 from nova_hpc.topology.cpuset import parse_list
-from nova_hpc.topology.level import Level, Location
 from nova_hpc.wire.decision import Decision
+from nova_hpc_common.level import Level, Location
 from nova_hpc_lab import config, node, observe
 from nova_hpc_lab.errors import LabError
 from nova_hpc_lab.node import python_env

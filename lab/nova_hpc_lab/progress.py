@@ -16,8 +16,8 @@ import attrs
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
+from nova_hpc_common.output.printing import InertConsole
 from nova_hpc_lab.errors import InterruptedStepError, LabError
-from nova_hpc_tools.printing import InertConsole
 
 #: Called by a step with a line on its progress, and the part that is done, or None if unknown.
 Report = Callable[[str, float | None], None]

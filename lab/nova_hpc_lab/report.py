@@ -13,7 +13,7 @@ from rich.console import Console, Group
 from rich.markup import escape
 from rich.table import Table
 
-from nova_hpc.outside.text import printable_text
+from nova_hpc_common.outside.text import printable_text
 from nova_hpc_lab import bootstrap, config, machines, node, observe
 from nova_hpc_lab.cloud import Cloud, ServiceStatus
 from nova_hpc_tools.adopt import identity

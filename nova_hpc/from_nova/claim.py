@@ -18,10 +18,10 @@ from nova_hpc.placement.grouping import PORT
 from nova_hpc.placement.model import DevicePool, FreeHost, HostNode, Ports
 from nova_hpc.placement.server import ServerSpec
 from nova_hpc.tenancy.health import OfferedFunction
-from nova_hpc.topology.level import Location
 from nova_hpc.topology.model import AddressError, Node, PciFunction, normalise_address
 from nova_hpc.wire import tags
 from nova_hpc.wire.tags import Tags
+from nova_hpc_common.level import Location
 
 LOG = logging.getLogger(__name__)
 

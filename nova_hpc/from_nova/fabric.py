@@ -20,8 +20,8 @@ from nova_hpc.fabric import aggregates
 from nova_hpc.fabric.model import FabricLevel, FabricPlace
 from nova_hpc.from_nova import fabric_fit
 from nova_hpc.from_nova.log_throttle import LOG_THROTTLE, format_held_back
-from nova_hpc.outside.name_lists import join_first
 from nova_hpc.placement.flavor import Fabric
+from nova_hpc_common.outside.name_lists import join_first
 
 CONF = cfg.CONF
 LOG = logging.getLogger(__name__)

@@ -27,8 +27,8 @@ from nova_hpc.from_nova.server import ServerTask, WantedDevice
 from nova_hpc.placement.model import DevicePool
 from nova_hpc.placement.roles import Played, RoleConflictError, bind_alias_roles
 from nova_hpc.placement.server import most_counted_name
-from nova_hpc.topology.level import Location
 from nova_hpc.wire import tags as hpc_tags
+from nova_hpc_common.level import Location
 
 #: Nova gives these two to every device, so they are not in the tags.
 EVERYWHERE: Final = frozenset({"COMPUTE_MANAGED_PCI_DEVICE", "OWNER_NOVA"})

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from nova_hpc.guest.terms import PKEY
 from nova_hpc.guest_tree.guest_document import PortPartition
 from nova_hpc.topology.model import try_normalise_address
+from nova_hpc.wire.guest_terms import PKEY
 
 
 def read_port_partitions(vifs: Iterable[Mapping[str, Any]]) -> dict[str, PortPartition]:

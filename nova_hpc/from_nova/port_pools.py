@@ -30,7 +30,6 @@ from nova_hpc.placement import roles
 from nova_hpc.placement.choose import choose_device_sets
 from nova_hpc.placement.flavor import FlavorError
 from nova_hpc.placement.model import (
-    AffinityPolicy,
     DeviceMiss,
     DevicePool,
     DeviceSet,
@@ -41,8 +40,8 @@ from nova_hpc.placement.model import (
     WantedCell,
 )
 from nova_hpc.placement.server import ServerSpec
-from nova_hpc.topology.level import Location
 from nova_hpc.wire import tags as hpc_tags
+from nova_hpc_common.level import AffinityPolicy, Location
 
 _NETWORK: Final = pci_request.PCI_NET_TAG
 

@@ -31,7 +31,7 @@ from nova_hpc.placement import profile as profiles
 from nova_hpc.placement import shape_mix
 from nova_hpc.placement.grouping import FlavorError
 from nova_hpc.placement.profile import FlavorShape, Profile
-from nova_hpc.topology.level import Level
+from nova_hpc_common.level import Level
 
 CONF = cfg.CONF
 LOG = logging.getLogger(__name__)

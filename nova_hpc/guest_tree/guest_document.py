@@ -3,7 +3,7 @@
 
 Neither contains a name, an address or a serial number of the host: switches and
 root complexes get numbers of the guest's own, which start at 0 in every guest. The
-user guide describes the schema; :mod:`nova_hpc.guest.document` reads it.
+user guide describes the schema; :mod:`nova_hpc_guest.document` reads it.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 
 import attrs
 
-from nova_hpc.guest import terms
 from nova_hpc.topology import classes, nccl, peer, peer_wish
 from nova_hpc.topology.model import Node, PciFunction
 from nova_hpc.topology.peer_wish import PeerWish
+from nova_hpc.wire import guest_terms as terms
 from nova_hpc.wire.guest_texts import GUEST_DOCUMENT
 
 

@@ -8,7 +8,7 @@ import enum
 import attrs
 
 from nova_hpc.guest_tree.windows import Span, pack_spans
-from nova_hpc.topology.level import Location
+from nova_hpc_common.level import Location
 
 
 class TreePartKind(enum.Enum):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """From the devices' places on the host to the guest's tree.
 
-The rule: :func:`nova_hpc.topology.level.distance_between` gives the same result for
+The rule: :func:`nova_hpc_common.level.distance_between` gives the same result for
 every pair of devices in the guest and on the host. The tree is the smallest
 with this property: levels of switches without a branch are left out, and a
 device that shares no switch with another of this guest has a port of its own.

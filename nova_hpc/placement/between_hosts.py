@@ -39,7 +39,7 @@ import attrs
 
 from nova_hpc.placement.model import DevicePool, FreeHost, HostNode, Request
 from nova_hpc.placement.profile import FlavorShape, Profile
-from nova_hpc.topology.level import Level
+from nova_hpc_common.level import Level
 
 #: Hosts are equally good if their damage differs by less than this part of a device; then
 #: closer devices decide.

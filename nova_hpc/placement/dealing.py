@@ -26,7 +26,7 @@ from nova_hpc.placement.model import (
     Request,
     Want,
 )
-from nova_hpc.topology.level import Location
+from nova_hpc_common.level import Location
 
 #: Begins the key and the pools of blanks, which stand for missing ports.
 _BLANK: Final = "\0"

@@ -17,17 +17,9 @@ import attrs
 from nova_hpc.placement import grouping
 from nova_hpc.placement.group_isolation import GROUP_POLICY, ISOLATE
 from nova_hpc.placement.grouping import FlavorError as FlavorError
-from nova_hpc.placement.model import (
-    AffinityPolicy,
-    DeviceGroup,
-    Nvlink,
-    Ports,
-    Request,
-    Want,
-    WantedCell,
-)
+from nova_hpc.placement.model import DeviceGroup, Nvlink, Ports, Request, Want, WantedCell
 from nova_hpc.placement.solver.demand import MAX_NAMES
-from nova_hpc.topology.level import Level
+from nova_hpc_common.level import AffinityPolicy, Level
 
 PREFIX: Final = "hpc:"
 AFFINITY: Final = "hpc:affinity"

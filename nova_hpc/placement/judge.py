@@ -13,7 +13,6 @@ import attrs
 
 from nova_hpc.placement.choose import choose_device_sets
 from nova_hpc.placement.model import (
-    AffinityPolicy,
     ChoiceAnswer,
     DeviceMiss,
     DevicePool,
@@ -25,7 +24,7 @@ from nova_hpc.placement.model import (
 )
 from nova_hpc.placement.solver.domains import locations_by_pool
 from nova_hpc.placement.solver.operator_reasons import PLACES
-from nova_hpc.topology.level import Level, Location, common_level
+from nova_hpc_common.level import AffinityPolicy, Level, Location, common_level
 
 
 def judge_claimed_devices(

@@ -14,17 +14,10 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.topology.level import Distance, Level, Location
+from nova_hpc_common.level import AffinityPolicy, Distance, Level, Location
 
 #: Most devices of one alias in one server: more than any host has.
 MAX_COUNT: Final = 1024
-
-
-class AffinityPolicy(enum.Enum):
-    """``hpc:affinity_policy``: the reaction if the level cannot be reached."""
-
-    REQUIRED = "required"
-    PREFERRED = "preferred"
 
 
 class Nvlink(enum.Enum):

@@ -28,7 +28,7 @@ from typing import Final
 import attrs
 
 from nova_hpc.placement.model import HostNode, WantedCell
-from nova_hpc.topology.level import Level
+from nova_hpc_common.level import Level
 
 
 def _sort_counts(counts: Mapping[str, int]) -> dict[str, int]:

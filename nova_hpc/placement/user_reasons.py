@@ -25,10 +25,10 @@ from nova_hpc.placement.flavor import (
     numa_policies,
 )
 from nova_hpc.placement.group_isolation import GROUP_POLICY
-from nova_hpc.placement.model import AffinityPolicy, DeviceMiss, Request, Unmet, Want
+from nova_hpc.placement.model import DeviceMiss, Request, Unmet, Want
 from nova_hpc.placement.shortage import HostWish, Shortage, WishSign, WishSource
 from nova_hpc.placement.solver.operator_reasons import PLACES
-from nova_hpc.topology.level import Level
+from nova_hpc_common.level import AffinityPolicy, Level
 
 #: The next level that differs for most hosts.
 _WIDER: Final = {

@@ -38,9 +38,9 @@ from typing import Any, Final
 
 import attrs
 
-from nova_hpc.outside.name_lists import join_first
 from nova_hpc.tenancy.sign import HealthSign, Symptom
 from nova_hpc.wire.ledger import DeviceState, LedgerDevice, Trial
+from nova_hpc_common.outside.name_lists import join_first
 
 #: Signs that only an operator can resolve.
 AT_ONCE: Final = frozenset({HealthSign.FAILED})

@@ -29,7 +29,7 @@ from nova_hpc.topology import atomic_files, handles
 from nova_hpc.topology.model import normalise_address
 from nova_hpc.wire import ledger as wire
 from nova_hpc.wire.ledger import LEDGER, DeviceState, Ledger, Trial
-from nova_hpc.wire.version import LaterError, WireError
+from nova_hpc_common.wire.version import LaterError, WireError
 
 _WHAT: Final = "ledger"
 #: One character more than the longest accepted text.

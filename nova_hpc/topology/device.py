@@ -15,7 +15,6 @@ from typing import Final, TypeVar
 
 import attrs
 
-from nova_hpc.guest.rdma_devices import find_smi_devices
 from nova_hpc.topology import confspace, cpuset, vfio
 from nova_hpc.topology.confspace import ConfigSpace
 from nova_hpc.topology.files import FileError, FileTree, Folder
@@ -29,6 +28,7 @@ from nova_hpc.topology.model import (
     RdmaPort,
     normalise_address,
 )
+from nova_hpc.topology.rdma_types import find_smi_devices
 
 #: Directory of the kernel with all functions of all buses.
 DEVICES: Final = "/sys/bus/pci/devices"
@@ -214,7 +214,7 @@ class _SysfsDevice(_Attributes):
 
         A failure of one property never hides the others: it is a reason, and the function is
         then unknown. RDMA devices of type SMI are left out: they are planes of another device
-        (:mod:`nova_hpc.guest.rdma_devices`).
+        (:mod:`nova_hpc.topology.rdma_types`).
         """
         config = confspace.parse_config_space(self.attempt(self._config, b""))
         class_code = self.code("class", 6) or config.class_code

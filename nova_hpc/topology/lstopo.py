@@ -14,7 +14,6 @@ from typing import Any, Final
 import attrs
 from lxml import etree
 
-from nova_hpc.guest.rdma_devices import find_smi_devices
 from nova_hpc.topology import cpuset
 from nova_hpc.topology.files import show_path
 from nova_hpc.topology.function_places import Raw, place_functions
@@ -28,6 +27,7 @@ from nova_hpc.topology.model import (
     PciFunction,
     normalise_address,
 )
+from nova_hpc.topology.rdma_types import find_smi_devices
 
 #: Bytes; the XML of the largest machines is a few MiB.
 LARGEST: Final = 1 << 25

@@ -16,8 +16,8 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.topology.level import Location
 from nova_hpc.topology.vfio import GENERIC, Vfio, is_known_vfio_driver
+from nova_hpc_common.level import Location
 
 #: Domain (4 digits, up to 8 behind VMD or Hyper-V), bus, device, function.
 ADDRESS: Final = re.compile(

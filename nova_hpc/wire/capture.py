@@ -14,7 +14,7 @@ from collections.abc import Collection
 from typing import Final
 
 from nova_hpc.topology.files import FileError, FileTree
-from nova_hpc.wire.version import WireDocument, WireError
+from nova_hpc_common.wire.version import WireDocument, WireError
 
 CAPTURE: Final = WireDocument(
     name="capture manifest",
@@ -65,7 +65,7 @@ def write_capture_note(replaced: Collection[str]) -> str:
 def read_capture_note(text: object) -> frozenset[str]:
     """The kinds that were replaced, including kinds of later releases.
 
-    :raises nova_hpc.wire.version.LaterError: only a later release reads it.
+    :raises nova_hpc_common.wire.version.LaterError: only a later release reads it.
     :raises WireError: it is broken.
     """
     kinds = CAPTURE.load(text).get("replaced")

@@ -12,11 +12,15 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.placement.model import AffinityPolicy
-from nova_hpc.topology.level import Level
 from nova_hpc.topology.peer import PeerReason
 from nova_hpc.topology.peer_wish import PeerWish
-from nova_hpc.wire.version import LONGEST_METADATA, WireDocument, WireError, write_compact_json
+from nova_hpc_common.level import AffinityPolicy, Level
+from nova_hpc_common.wire.version import (
+    LONGEST_METADATA,
+    WireDocument,
+    WireError,
+    write_compact_json,
+)
 
 DECISION: Final = WireDocument(
     name="decision",

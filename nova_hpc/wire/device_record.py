@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from nova_hpc.wire.tags import DEVICE_TAGS
-from nova_hpc.wire.version import WireDocument, WireError, write_compact_json
+from nova_hpc_common.wire.version import WireDocument, WireError, write_compact_json
 
 DEVICE_RECORD: Final = WireDocument(
     name="device record",

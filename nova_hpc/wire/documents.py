@@ -16,14 +16,15 @@ from nova_hpc.wire.device_record import DEVICE_RECORD
 from nova_hpc.wire.guest_abi import GUEST_ABI
 from nova_hpc.wire.guest_texts import GUEST_DOCUMENT, NCCL_TOPOLOGY
 from nova_hpc.wire.ledger import LEDGER
-from nova_hpc.wire.member_verdict import MEMBER_VERDICT
 from nova_hpc.wire.partitions import DESIRED_PARTITIONS
-from nova_hpc.wire.position import POSITION
-from nova_hpc.wire.server_devices import SERVER_DEVICES
 from nova_hpc.wire.stats import STATS
 from nova_hpc.wire.tags import DEVICE_TAGS
 from nova_hpc.wire.unplug import UNPLUG
-from nova_hpc.wire.version import LONGEST_METADATA, WireDocument
+from nova_hpc_common.wire.cluster_wish import CLUSTER_LABEL, CLUSTER_WISH
+from nova_hpc_common.wire.member_verdict import MEMBER_VERDICT
+from nova_hpc_common.wire.position import POSITION
+from nova_hpc_common.wire.server_devices import SERVER_DEVICES
+from nova_hpc_common.wire.version import LONGEST_METADATA, WireDocument
 
 SNAPSHOT: Final = WireDocument(
     name="snapshot",
@@ -82,28 +83,7 @@ FABRIC_MAP: Final = WireDocument(
     longest=1 << 28,
     cure="write it again: nova-hpc fabric export --format json",
 )
-CLUSTER_LABEL: Final = WireDocument(
-    name="cluster label",
-    lives="name of the cluster's server group",
-    writer="nova_hpc.wire.cluster_wish:to_group_name",
-    readers=("nova_hpc.wire.cluster_wish:from_group_name",),
-    # Version 2 is written only for clusters with a head.
-    reads=(1, 2),
-    key="v",
-    limit=LONGEST_METADATA,
-)
-CLUSTER_WISH: Final = WireDocument(
-    name="cluster wish",
-    lives="metadata['hpc_cluster'] of each member, and hpc_cluster_2 to _9",
-    writer="nova_hpc.wire.cluster_wish:write_cluster_wish",
-    readers=("nova_hpc.wire.cluster_wish:read_cluster_wish",),
-    # The same versions as the label.
-    reads=(1, 2),
-    key="v",
-    limit=9 * (LONGEST_METADATA - 2),
-)
-
-_ACCEPT: Final = "nova_hpc.guest.accept"
+_ACCEPT: Final = "nova_hpc_guest.accept"
 ACCEPTANCE: Final = WireDocument(
     name="acceptance",
     lives="the output of nova-hpc-guest accept, and /run/nova-hpc/acceptance.json of the guest",
@@ -132,7 +112,7 @@ ACCEPTANCE_BASELINE: Final = WireDocument(
     cure="measure again: nova-hpc-guest accept --save-baseline FILE",
 )
 
-_GPU: Final = "nova_hpc.guest.gpu.records"
+_GPU: Final = "nova_hpc_guest.gpu.records"
 GPU_SHARE: Final = WireDocument(
     name="GPU share",
     lives="metadata['hpc_gpu_share'] of the GPU server",
@@ -162,8 +142,8 @@ HOST_LIST: Final = WireDocument(
     name="host list",
     lives="metadata['hpc_hosts'] of each member, and hpc_hosts_2 to _99",
     # Members read it, with only the standard library.
-    writer="nova_hpc.guest.host_list:write_host_list",
-    readers=("nova_hpc.guest.host_list:read_host_list",),
+    writer="nova_hpc_guest.host_list:write_host_list",
+    readers=("nova_hpc_guest.host_list:read_host_list",),
     key="v",
     limit=99 * (LONGEST_METADATA - 3),
 )

@@ -28,7 +28,7 @@ from nova_hpc.fabric.model import (
 from nova_hpc.wire import strict
 from nova_hpc.wire.documents import FABRIC_MAP
 from nova_hpc.wire.strict import WrongError
-from nova_hpc.wire.version import WireError, show_json_value
+from nova_hpc_common.wire.version import WireError, show_json_value
 
 _LONGEST: Final = 1000
 

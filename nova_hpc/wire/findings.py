@@ -65,6 +65,6 @@ def write_findings(document: Findings) -> str:
 def read_findings(text: object) -> Findings:
     """Read the document.
 
-    :raises nova_hpc.wire.version.WireError: it is broken, or only a later release reads it.
+    :raises nova_hpc_common.wire.version.WireError: it is broken, or only a later release reads it.
     """
     return strict.read_document(FINDINGS, text, _CONVERTER, Findings, {"findings": "finding"})

@@ -13,7 +13,7 @@ from typing import Any, Final
 import attrs
 
 from nova_hpc.placement.segment_shape import FEWEST_PARTS, MOST_PARTS, SegmentShape
-from nova_hpc.wire.version import (
+from nova_hpc_common.wire.version import (
     LONGEST_METADATA,
     LaterError,
     WireDocument,

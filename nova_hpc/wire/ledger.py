@@ -59,7 +59,7 @@ from nova_hpc.wire import announcements, reservation
 from nova_hpc.wire.announcements import Accepted, Maintenance
 from nova_hpc.wire.reservation import ReservedProvider
 from nova_hpc.wire.values import cut_reason, require_finite, require_type, require_type_or_none
-from nova_hpc.wire.version import WireDocument
+from nova_hpc_common.wire.version import WireDocument
 
 LEDGER: Final = WireDocument(
     name="ledger",
@@ -377,8 +377,8 @@ def read_ledger(text: str) -> Ledger:
     A damaged entry counts as a device that a server has used and that no server
     may have: its problem is in the result.
 
-    :raises nova_hpc.wire.version.LaterError: only a later release reads it.
-    :raises nova_hpc.wire.version.WireError: it is not a ledger at all.
+    :raises nova_hpc_common.wire.version.LaterError: only a later release reads it.
+    :raises nova_hpc_common.wire.version.WireError: it is not a ledger at all.
     """
     body = LEDGER.load(text)
     devices = body.get("devices")

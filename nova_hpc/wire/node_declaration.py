@@ -32,7 +32,7 @@ from nova_hpc.topology.model import ADDRESS, normalise_address
 from nova_hpc.wire import strict
 from nova_hpc.wire.documents import NODE_DECLARATION
 from nova_hpc.wire.rail_wish import RailWish, check_rails, rails_as_lists
-from nova_hpc.wire.version import WireError, show_json_value
+from nova_hpc_common.wire.version import WireError, show_json_value
 
 #: Address of ``whole_pf`` that stands for every adapter.
 EVERY: Final = "all"
@@ -134,7 +134,7 @@ def page_kib(size: str) -> int:
 def read_declaration(text: object) -> NodeDeclaration:
     """Read the file.
 
-    :raises nova_hpc.wire.version.LaterError: only a later release reads it.
+    :raises nova_hpc_common.wire.version.LaterError: only a later release reads it.
     :raises WireError: it is broken; the text names the place. No part of it counts.
     """
     document = _parse_yaml_document(text)

@@ -25,7 +25,7 @@ from nova_hpc.wire.strict import (
     number_field,
     structure_document,
 )
-from nova_hpc.wire.version import WireDocument, WireError, show_json_value
+from nova_hpc_common.wire.version import WireDocument, WireError, show_json_value
 
 DESIRED_PARTITIONS: Final = WireDocument(
     name="desired partitions",
@@ -104,7 +104,7 @@ def write_desired(desired: DesiredPartitions) -> dict[str, Any]:
 def read_desired(data: object) -> DesiredPartitions:
     """Read the document.
 
-    :raises nova_hpc.wire.version.LaterError: only a later release reads it.
+    :raises nova_hpc_common.wire.version.LaterError: only a later release reads it.
     :raises WireError: it is broken: the desired partitions are unknown.
     """
     if not isinstance(data, dict) or data.get("schema") != DESIRED_PARTITIONS.schema:

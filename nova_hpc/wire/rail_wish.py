@@ -9,7 +9,7 @@ from typing import Any, Final
 import attrs
 
 from nova_hpc.topology.model import ADDRESS, normalise_address
-from nova_hpc.wire.version import show_json_value
+from nova_hpc_common.wire.version import show_json_value
 
 #: Part of the name of a rail's physical network that stands for its number.
 RAIL_NUMBER: Final = "{n}"

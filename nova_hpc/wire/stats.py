@@ -28,7 +28,7 @@ from typing import Any, Final
 
 import attrs
 
-from nova_hpc.wire.version import WireDocument, WireError, write_compact_json
+from nova_hpc_common.wire.version import WireDocument, WireError, write_compact_json
 
 STATS: Final = WireDocument(
     name="statistics document",

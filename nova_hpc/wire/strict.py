@@ -21,7 +21,7 @@ import attrs
 import cattrs
 from cattrs import cols, gen
 
-from nova_hpc.wire.version import WireDocument, WireError, show_json_value
+from nova_hpc_common.wire.version import WireDocument, WireError, show_json_value
 
 #: Reads one value, or raises :class:`WrongError`; cattrs also passes the type.
 Hook = Callable[[Any, Any], Any]
@@ -230,7 +230,7 @@ def read_document(
 ) -> _Class:
     """The *text* of a document as its class.
 
-    :raises nova_hpc.wire.version.LaterError: only a later release reads it.
+    :raises nova_hpc_common.wire.version.LaterError: only a later release reads it.
     :raises WireError: it is broken.
     """
     data = document.load(text)

@@ -15,8 +15,8 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.topology.level import Location
-from nova_hpc.wire.version import WireDocument, WireError
+from nova_hpc_common.level import Location
+from nova_hpc_common.wire.version import WireDocument, WireError
 
 DEVICE_TAGS: Final = WireDocument(
     name="device tags",

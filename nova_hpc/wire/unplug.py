@@ -12,7 +12,7 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.wire.version import LONGEST_METADATA, WireDocument, write_compact_json
+from nova_hpc_common.wire.version import LONGEST_METADATA, WireDocument, write_compact_json
 
 UNPLUG: Final = WireDocument(
     name="unplug mark",
@@ -43,7 +43,7 @@ class Unplug:
 def read_unplug(text: object) -> Unplug | None:
     """Read a stored text; None if there is none, so that there was no request.
 
-    :raises nova_hpc.wire.version.WireError: it cannot be read: a request is possible.
+    :raises nova_hpc_common.wire.version.WireError: it cannot be read: a request is possible.
     """
     if text is None:
         return None

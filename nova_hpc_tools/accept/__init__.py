@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures from outside whether a cluster, or a server beside its host, is as fast as expected."""
+"""Measures beside its host whether a server is as fast as expected."""

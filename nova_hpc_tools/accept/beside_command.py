@@ -13,17 +13,19 @@ from typing import Any, ClassVar, Final
 
 from rich.status import Status
 
-from nova_hpc.guest.accept.baseline import read_baseline
-from nova_hpc.guest.accept.facts import GuestFacts
-from nova_hpc.guest.accept.options import BUDGETS
-from nova_hpc.guest.accept.probes import QUICK
-from nova_hpc.guest.accept.refusal import Refusal, refuse_busy_machine
-from nova_hpc.guest.accept.result import AcceptanceResult, write_acceptance
-from nova_hpc.guest.accept.sample import AcceptanceError
-from nova_hpc.guest.accept.session import end_on_signals, read_floors
-from nova_hpc.guest.accept.tools import adopt_orphans
-from nova_hpc.guest.accept.views import format_result
-from nova_hpc.guest.files import Root
+from nova_hpc_client.accept.remote_member import RemoteMember
+from nova_hpc_common.output.printing import InertConsole
+from nova_hpc_guest.accept.baseline import read_baseline
+from nova_hpc_guest.accept.facts import GuestFacts
+from nova_hpc_guest.accept.options import BUDGETS
+from nova_hpc_guest.accept.probes import QUICK
+from nova_hpc_guest.accept.refusal import Refusal, refuse_busy_machine
+from nova_hpc_guest.accept.result import AcceptanceResult, write_acceptance
+from nova_hpc_guest.accept.sample import AcceptanceError
+from nova_hpc_guest.accept.session import end_on_signals, read_floors
+from nova_hpc_guest.accept.tools import adopt_orphans
+from nova_hpc_guest.accept.views import format_result
+from nova_hpc_guest.files import Root
 from nova_hpc_tools import base
 from nova_hpc_tools.accept.beside_run import (
     PROBES,
@@ -32,11 +34,9 @@ from nova_hpc_tools.accept.beside_run import (
     measure_beside,
 )
 from nova_hpc_tools.accept.guest_place import GuestPlace, GuestPlaceError, read_guest_place
-from nova_hpc_tools.accept.remote_member import RemoteMember
 from nova_hpc_tools.base import CommandAnswer, CommandError
 from nova_hpc_tools.doctor import libvirt_domains
 from nova_hpc_tools.doctor.libvirt_domains import DomainUnreadError
-from nova_hpc_tools.printing import InertConsole
 
 _COLUMNS: Final = ("Probe", "Unit", "Host", "Guest", "Ratio", "Low", "High", "Floor", "Verdict")
 _LONGEST: Final = 1 << 24
@@ -181,7 +181,7 @@ def _build_host_command(place: GuestPlace) -> _CommandWords:
         words.append(f"--membind={','.join(map(str, place.nodes))}")
     else:
         words.append("--localalloc")
-    return _CommandWords([*words, sys.executable, "-m", "nova_hpc.guest.command"])
+    return _CommandWords([*words, sys.executable, "-m", "nova_hpc_guest.command"])
 
 
 def _build_guest_command(text: str) -> _CommandWords:

@@ -14,19 +14,19 @@ from typing import Any, Final, Protocol
 
 import attrs
 
-from nova_hpc.guest.accept.baseline import AcceptanceBaseline, build_key
-from nova_hpc.guest.accept.diagnosis import Diagnosis, find_causes
-from nova_hpc.guest.accept.evidence import BESIDE, FILE, AcceptanceRow, gather_evidence, judge_probe
-from nova_hpc.guest.accept.facts import GuestFacts
-from nova_hpc.guest.accept.options import BUDGETS, PAIRS
-from nova_hpc.guest.accept.probes import PROBE_OF, QUICK, Probe
-from nova_hpc.guest.accept.ratio import LEAST_PAIRS, UNDECIDED
-from nova_hpc.guest.accept.refusal import Refusal, refuse_emulation
-from nova_hpc.guest.accept.result import AcceptanceResult
-from nova_hpc.guest.accept.rounds import MOST_ROUNDS, make_experiment, run_series
-from nova_hpc.guest.accept.sample import AcceptanceError, Sample
-from nova_hpc.guest.compare import GuestFinding
-from nova_hpc_tools.accept.remote_member import RemoteMember
+from nova_hpc_client.accept.remote_member import RemoteMember
+from nova_hpc_guest.accept.baseline import AcceptanceBaseline, build_key
+from nova_hpc_guest.accept.diagnosis import Diagnosis, find_causes
+from nova_hpc_guest.accept.evidence import BESIDE, FILE, AcceptanceRow, gather_evidence, judge_probe
+from nova_hpc_guest.accept.facts import GuestFacts
+from nova_hpc_guest.accept.options import BUDGETS, PAIRS
+from nova_hpc_guest.accept.probes import PROBE_OF, QUICK, Probe
+from nova_hpc_guest.accept.ratio import LEAST_PAIRS, UNDECIDED
+from nova_hpc_guest.accept.refusal import Refusal, refuse_emulation
+from nova_hpc_guest.accept.result import AcceptanceResult
+from nova_hpc_guest.accept.rounds import MOST_ROUNDS, make_experiment, run_series
+from nova_hpc_guest.accept.sample import AcceptanceError, Sample
+from nova_hpc_guest.compare import GuestFinding
 
 #: Probes that a host and its guest can both run.
 PROBES: Final = ("cpu_one", "cpu_all", "mem_stream", "mem_random", "timer_p99", "clock")

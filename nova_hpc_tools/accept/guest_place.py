@@ -9,9 +9,9 @@ from typing import Final
 import attrs
 from lxml import etree
 
-from nova_hpc.guest.accept.facts import read_cpu_list
-from nova_hpc.guest.accept.refusal import Refusal
-from nova_hpc.guest.compare import GuestFinding
+from nova_hpc_guest.accept.facts import read_cpu_list
+from nova_hpc_guest.accept.refusal import Refusal
+from nova_hpc_guest.compare import GuestFinding
 
 _LONGEST: Final = 1 << 24
 _SET: Final = re.compile(r"[0-9,^-]{1,4096}", re.ASCII)

@@ -18,11 +18,11 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.outside.name_lists import join_first
-from nova_hpc.topology.level import Location
 from nova_hpc.topology.model import Node, PciFunction, address_key
 from nova_hpc.topology.roles import Roles
 from nova_hpc.wire.tags import Tags
+from nova_hpc_common.level import Location
+from nova_hpc_common.outside.name_lists import join_first
 from nova_hpc_tools.adopt import identity, nova_rules, nvlink_sets, spec_address, spec_entries
 from nova_hpc_tools.adopt.declaration import Declaration
 

@@ -14,10 +14,10 @@ from typing import Any, Final
 import attrs
 import yaml
 
-from nova_hpc.outside.name_lists import join_first
 from nova_hpc.topology.model import Node
 from nova_hpc.topology.roles import Roles
 from nova_hpc.topology.vfio import Vfio
+from nova_hpc_common.outside.name_lists import join_first
 from nova_hpc_tools.adopt import configured, entry_losses, nova_rules, spec_entries
 from nova_hpc_tools.adopt.configured import Configured, Loss
 from nova_hpc_tools.adopt.device_spec import DeviceSpec

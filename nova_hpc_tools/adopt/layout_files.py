@@ -11,8 +11,8 @@ from typing import Final
 
 import yaml
 
-from nova_hpc.outside.host_names import explain_wrong_host, quote_bad_name
 from nova_hpc.topology.model import Node
+from nova_hpc_common.outside.host_names import explain_wrong_host, quote_bad_name
 from nova_hpc_tools.adopt import (
     declaration_file,
     include_files,

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from nova_hpc.topology import classes
-from nova_hpc.topology.level import Level, common_level
 from nova_hpc.topology.model import Node, PciFunction
 from nova_hpc.topology.nvlink import SWITCH_ROLE
 from nova_hpc.topology.roles import Roles
+from nova_hpc_common.level import Level, common_level
 from nova_hpc_tools import class_names
 from nova_hpc_tools.adopt import nvlink_sets
 from nova_hpc_tools.adopt.cures import (

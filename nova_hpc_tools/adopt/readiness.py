@@ -11,10 +11,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
-from nova_hpc.outside.name_lists import join_first
 from nova_hpc.topology.model import HugePages, Node, NumaNode, PciFunction, address_key
 from nova_hpc.topology.roles import Roles
 from nova_hpc.wire.node_declaration import NodeWishes, page_kib
+from nova_hpc_common.outside.name_lists import join_first
 from nova_hpc_tools.adopt import kernel_words, page_memory
 from nova_hpc_tools.adopt.cures import DECLARATION, WRITE, DoctorCure
 from nova_hpc_tools.adopt.declared_vfs import count_declared_vfs

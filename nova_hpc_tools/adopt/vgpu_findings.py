@@ -7,9 +7,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Final
 
-from nova_hpc.outside.name_lists import join_first
 from nova_hpc.topology import classes
 from nova_hpc.topology.model import Node
+from nova_hpc_common.outside.name_lists import join_first
 from nova_hpc_tools.adopt.cures import DECLARATION, WRITE, DoctorCure
 from nova_hpc_tools.adopt.device_spec import DeviceSpec
 from nova_hpc_tools.adopt.findings import DoctorFinding, join_first_few

@@ -14,11 +14,11 @@ import attrs
 from nova_hpc.cluster.plan.tree import natural_sort_key
 from nova_hpc.fabric.aggregates import read_aggregate_place
 from nova_hpc.fabric.model import FabricMap, FabricPlace
-from nova_hpc.outside.name_lists import join_first
+from nova_hpc_common.outside.name_lists import join_first
 from nova_hpc_tools.base import CommandAnswer, Count, ListCommand
 from nova_hpc_tools.cloud.capacity import Capacity, measure_capacity
+from nova_hpc_tools.cloud.cluster_capacity import AtLevel, count_clusters_by_level
 from nova_hpc_tools.cloud.explain_command import direct_ports
-from nova_hpc_tools.cluster.capacity import AtLevel, count_clusters_by_level
 from nova_hpc_tools.fabric import map_files
 from nova_hpc_tools.fabric.problems import FabricMapError
 from nova_hpc_tools.snapshot import Snapshot, SnapshotError, cloud_readers

@@ -18,7 +18,8 @@ from nova_hpc.fabric.aggregates import read_aggregate_place
 from nova_hpc.fabric.model import FabricLevel, FabricPlace
 from nova_hpc.placement.flavor import FABRIC, FABRIC_POLICY, has_hpc_keys
 from nova_hpc.placement.grouping import FlavorError
-from nova_hpc.placement.model import AffinityPolicy, DeviceSet, Request
+from nova_hpc.placement.model import DeviceSet, Request
+from nova_hpc_common.level import AffinityPolicy
 from nova_hpc_tools import snapshot
 from nova_hpc_tools.cloud.explain import find_flavor, find_nodes, judge_node
 from nova_hpc_tools.cloud.explain.remedies import Chooser

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import attrs
 
-from nova_hpc.outside.text import printable_text
+from nova_hpc_common.outside.text import printable_text
 from nova_hpc_tools.fabric.nova_aggregates import FabricCloud, NovaApiError
 
 #: 2.56: a cold migration names its host; 2.59: migrations have UUIDs; 2.64: rules of server

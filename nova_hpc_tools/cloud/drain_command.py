@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import attrs
 
-from nova_hpc.outside.text import printable_text, shell_command
 from nova_hpc.placement.flavor import has_fabric_keys, has_hpc_keys
+from nova_hpc_common.outside.text import printable_text, shell_command
 from nova_hpc_tools.adopt import source_options
 from nova_hpc_tools.base import CommandAnswer, CommandError, Count, ListCommand
 from nova_hpc_tools.cloud import drain, server_moves

@@ -10,9 +10,10 @@ from rich.console import Console
 from rich.text import Text
 from rich.tree import Tree
 
-from nova_hpc.outside.name_lists import join_first
 from nova_hpc.placement.grouping import GROUP, takes_ports
 from nova_hpc.placement.model import Request
+from nova_hpc_common.output.printing import InertConsole
+from nova_hpc_common.outside.name_lists import join_first
 from nova_hpc_tools.cloud import gang_answer
 from nova_hpc_tools.cloud.explain.model import (
     AssignedDevices,
@@ -22,8 +23,7 @@ from nova_hpc_tools.cloud.explain.model import (
     PlacedServer,
     ServerReport,
 )
-from nova_hpc_tools.cluster.group_fit import GroupFit
-from nova_hpc_tools.printing import InertConsole
+from nova_hpc_tools.cloud.group_fit import GroupFit
 from nova_hpc_tools.snapshot import SnapshotDevice, SnapshotNode
 from nova_hpc_tools.snapshot.unplaced_requests import UnplacedRequest
 

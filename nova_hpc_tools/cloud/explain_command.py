@@ -24,7 +24,7 @@ from nova_hpc_tools.cloud.explain.model import (
     ServerReport,
 )
 from nova_hpc_tools.cloud.explain.server_report import NoServerError, explain_server
-from nova_hpc_tools.cluster.group_fit import GroupFit, assess_group_fit
+from nova_hpc_tools.cloud.group_fit import GroupFit, assess_group_fit
 from nova_hpc_tools.snapshot import (
     Snapshot,
     SnapshotError,

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.text import Text
 
 from nova_hpc.cluster.plan import GangPlan
-from nova_hpc.outside.name_lists import join_first
-from nova_hpc_tools.cluster.group_fit import DomainFit, GroupFit
+from nova_hpc_common.outside.name_lists import join_first
+from nova_hpc_tools.cloud.group_fit import DomainFit, GroupFit
 
 #: Domains that are named; the others are counted.
 _SHOWN: Final = 8

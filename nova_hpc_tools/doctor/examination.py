@@ -14,7 +14,7 @@ from oslo_config import cfg
 
 from nova_hpc.tenancy.hygiene.cleaner import OwnResets
 from nova_hpc.topology.peer_wish import PeerWish
-from nova_hpc.wire.version import WireError
+from nova_hpc_common.wire.version import WireError
 from nova_hpc_tools.adopt import (
     configure_options,
     configured,

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from nova_hpc.outside.name_lists import join_first
 from nova_hpc.topology.model import ADDRESS
 from nova_hpc.wire.findings import WireFinding
+from nova_hpc_common.outside.name_lists import join_first
 from nova_hpc_tools.adopt import layout_names
 
 #: Most devices, or nodes, in one line.

@@ -9,7 +9,7 @@ from typing import Final
 
 from nova_hpc.wire import findings as document
 from nova_hpc.wire.findings import WireFinding
-from nova_hpc.wire.version import WireError
+from nova_hpc_common.wire.version import WireError
 from nova_hpc_tools.adopt.cures import CommandRun, CuredCommand, DoctorCure
 from nova_hpc_tools.adopt.findings import CHECKS, DoctorFinding, Severity
 from nova_hpc_tools.adopt.layout_cures import render_cure

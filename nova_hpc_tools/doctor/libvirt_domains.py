@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from nova_hpc.outside.host_names import is_uuid
-from nova_hpc.outside.text import printable_text
 from nova_hpc.tenancy import guest_domains
 from nova_hpc.tenancy.guest_domains import LIST_ALL, NodeGuestDomains
+from nova_hpc_common.outside.host_names import is_uuid
+from nova_hpc_common.outside.text import printable_text
 
 #: Major, minor and release.
 Version = tuple[int, int, int]

@@ -12,8 +12,8 @@ from typing import Any, Final
 from stevedore import extension
 
 from nova_hpc.fabric.model import FabricLevel, FabricMap, FabricPlace
-from nova_hpc.outside.text import printable_text
 from nova_hpc.wire import fabric_map
+from nova_hpc_common.outside.text import printable_text
 from nova_hpc_tools.adopt import include_files
 from nova_hpc_tools.base import CommandAnswer, CommandError, ListCommand
 from nova_hpc_tools.fabric import difference, map_files, nova_aggregates

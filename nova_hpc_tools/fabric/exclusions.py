@@ -10,7 +10,7 @@ from typing import Any, Final
 import attrs
 
 from nova_hpc.fabric.model import FabricLevel, FabricMap
-from nova_hpc.outside.name_lists import join_first
+from nova_hpc_common.outside.name_lists import join_first
 from nova_hpc_tools.fabric.problems import ProblemCollector
 
 #: Names that mean "unknown" in the output of other programs (topograph's is "no-topology").

@@ -36,7 +36,7 @@ from nova_hpc.fabric.model import (
     Rail,
     wrong_name,
 )
-from nova_hpc.outside.name_lists import join_first
+from nova_hpc_common.outside.name_lists import join_first
 from nova_hpc_tools.fabric.exclusions import NOTHING, Exclusions, note_placeholders
 from nova_hpc_tools.fabric.problems import FabricReading, ProblemCollector
 from nova_hpc_tools.fabric.switch_groups import SwitchGroups, group_switches, separate_switches

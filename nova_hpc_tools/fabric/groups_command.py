@@ -7,7 +7,7 @@ import argparse
 
 import attrs
 
-from nova_hpc.outside.text import printable_text
+from nova_hpc_common.outside.text import printable_text
 from nova_hpc_tools import base
 from nova_hpc_tools.adopt import source_options
 from nova_hpc_tools.base import CommandAnswer

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from nova_hpc.fabric.model import FabricLevel, FabricMap
-from nova_hpc.outside.name_lists import cut_after
-from nova_hpc.outside.text import printable_text
 from nova_hpc.wire import fabric_map
 from nova_hpc.wire.documents import FABRIC_MAP
-from nova_hpc.wire.version import WireError
+from nova_hpc_common.outside.name_lists import cut_after
+from nova_hpc_common.outside.text import printable_text
+from nova_hpc_common.wire.version import WireError
 from nova_hpc_tools.fabric.exclusions import Exclusions, exclude_places
 from nova_hpc_tools.fabric.map_outline import find_crossed_leaves
 from nova_hpc_tools.fabric.merge import merge_readings

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from nova_hpc.outside.text import printable_text
+from nova_hpc_common.outside.text import printable_text
 from nova_hpc_tools.fabric import sync
 from nova_hpc_tools.fabric.problems import FabricMapError
 from nova_hpc_tools.fabric.sync import CloudAggregate, SyncStep

@@ -16,10 +16,10 @@ from nova_hpc.fabric.partitions.port_inventory import (
     parse_inventory,
     render_inventory,
 )
-from nova_hpc.outside.text import printable_text
 from nova_hpc.topology import sysfs
 from nova_hpc.topology.files import describe_file_error
 from nova_hpc.topology.model import InventoryError, Node, PciFunction
+from nova_hpc_common.outside.text import printable_text
 from nova_hpc_tools.adopt import include_files
 from nova_hpc_tools.base import CommandAnswer, CommandError, ListCommand
 

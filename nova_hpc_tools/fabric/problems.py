@@ -9,7 +9,7 @@ from typing import Final
 import attrs
 
 from nova_hpc.fabric.model import FabricMap
-from nova_hpc.outside.name_lists import cut_after
+from nova_hpc_common.outside.name_lists import cut_after
 from nova_hpc_tools.fabric.map_outline import find_crossed_leaves
 
 #: The most problems that are kept of one source; a truncated file has thousands.

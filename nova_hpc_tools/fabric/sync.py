@@ -16,7 +16,7 @@ import attrs
 
 from nova_hpc.fabric import aggregates as ours
 from nova_hpc.fabric.model import FabricLevel, FabricMap, FabricPlace, wrong_name
-from nova_hpc.outside.name_lists import join_first
+from nova_hpc_common.outside.name_lists import join_first
 from nova_hpc_tools.fabric import map_aggregates
 
 #: Kinds of steps, as in the output.

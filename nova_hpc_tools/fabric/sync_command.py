@@ -11,11 +11,11 @@ from typing import Final
 
 from nova_hpc.fabric import aggregates
 from nova_hpc.fabric.model import FabricMap
-from nova_hpc.outside.text import printable_text
+from nova_hpc_common.output.hostlist import compress_hostlist
+from nova_hpc_common.outside.text import printable_text
 from nova_hpc_tools.base import CommandAnswer, ListCommand
 from nova_hpc_tools.fabric import difference, map_files, nova_aggregates, sync
 from nova_hpc_tools.fabric.command import format_differences, refuse_problems
-from nova_hpc_tools.fabric.hostlist import compress_hostlist
 from nova_hpc_tools.fabric.nova_aggregates import FabricCloud, NovaApiError
 from nova_hpc_tools.fabric.problems import NO_HOST, FabricMapError
 from nova_hpc_tools.fabric.sync import SyncPlan, SyncStep

@@ -18,6 +18,7 @@ from nova_hpc.topology.files import FileTree, show_path
 from nova_hpc.topology.model import InventoryError, Node, PciFunction
 from nova_hpc.topology.peer_wish import PeerWish
 from nova_hpc.wire import inventory
+from nova_hpc_common.output.printing import InertConsole
 from nova_hpc_tools.adopt import service_settings, source_options
 from nova_hpc_tools.base import PICTURES, CommandAnswer, ListCommand
 from nova_hpc_tools.inventory import (
@@ -28,7 +29,6 @@ from nova_hpc_tools.inventory import (
     peer_text,
     text,
 )
-from nova_hpc_tools.printing import InertConsole
 
 if TYPE_CHECKING:
     from nova_hpc_tools.inventory.standing import NodeSettings

@@ -16,9 +16,9 @@ import attrs
 
 from nova_hpc.topology import classes
 from nova_hpc.topology.cpuset import format_list
-from nova_hpc.topology.level import Distance, distance_between
 from nova_hpc.topology.model import BridgeKind, Node, PciFunction
 from nova_hpc.topology.peer import PeerPath, peer_path_between
+from nova_hpc_common.level import Distance, distance_between
 
 SCHEMA: Final = "nova-hpc/matrix"
 VERSION: Final = 1

@@ -10,14 +10,14 @@ from typing import Final
 
 from rich.progress import track
 
-from nova_hpc.outside.name_lists import join_first
 from nova_hpc.topology import sysfs
 from nova_hpc.topology.files import show_path
 from nova_hpc.topology.model import InventoryError, Node
+from nova_hpc_common.output.printing import InertConsole
+from nova_hpc_common.outside.name_lists import join_first
 from nova_hpc_tools.base import CommandAnswer, CommandError
 from nova_hpc_tools.inventory import fleet_document as report
 from nova_hpc_tools.inventory import kinds, node_archive
-from nova_hpc_tools.printing import InertConsole
 
 _SUFFIX: Final = ".tar.xz"
 #: Exit status if an archive could not be read; the report covers the others.

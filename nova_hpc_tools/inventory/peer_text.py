@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from nova_hpc.outside.name_lists import join_first
 from nova_hpc.topology import peer, peer_wish
 from nova_hpc.topology.model import Node
 from nova_hpc.topology.peer import PeerPair, PeerPath, PeerReason
 from nova_hpc.topology.peer_wish import PeerWish
+from nova_hpc_common.outside.name_lists import join_first
 
 _WHERE: Final = {
     PeerPath.SWITCH: "below the switch",

@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from nova_hpc.guest.show import format_size
 from nova_hpc.placement.model import DevicePool, FreeHost
 from nova_hpc.topology.cpuset import format_list
-from nova_hpc.topology.level import Location
 from nova_hpc.topology.model import BridgeKind, Node, NumaNode, PciFunction
+from nova_hpc_common.level import Location
+from nova_hpc_guest.show import format_size
 from nova_hpc_tools import class_names
 from nova_hpc_tools.adopt.device_spec import DeviceSpec
 from nova_hpc_tools.inventory.standing import NONE, FunctionStanding, Offer

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from nova_hpc.guest.show import format_size
-from nova_hpc.outside.name_lists import cut_after
 from nova_hpc.topology import peer
 from nova_hpc.topology.cpuset import format_list
 from nova_hpc.topology.model import BridgeKind, HugePages, Node, NumaNode, PcieLink, PciFunction
+from nova_hpc_common.outside.name_lists import cut_after
+from nova_hpc_guest.show import format_size
 from nova_hpc_tools import class_names
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from nova_hpc.wire.ledger import DeviceState
 from nova_hpc_tools import snapshot
 from nova_hpc_tools.cloud.capacity import Capacity, measure_capacity
 from nova_hpc_tools.cloud.capacity_command import read_synced_map
-from nova_hpc_tools.cluster.capacity import count_clusters_by_level
+from nova_hpc_tools.cloud.cluster_capacity import count_clusters_by_level
 from nova_hpc_tools.metrics import catalogue
 from nova_hpc_tools.metrics.samples import OTHER, MetricSample, label_roles, list_count_samples
 from nova_hpc_tools.snapshot import Snapshot, SnapshotError, SnapshotNode, cloud_readers

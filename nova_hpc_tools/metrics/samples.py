@@ -15,7 +15,7 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.outside.text import printable_text
+from nova_hpc_common.outside.text import printable_text
 from nova_hpc_tools.metrics.catalogue import MetricKind
 
 #: Characters of the longest value of a label.

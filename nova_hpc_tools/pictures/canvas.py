@@ -15,7 +15,7 @@ from typing import Any, Final
 import attrs
 from lxml import etree
 
-from nova_hpc.outside.text import printable_text
+from nova_hpc_common.outside.text import printable_text
 from nova_hpc_tools.pictures.model import TileState
 
 SVG: Final = "http://www.w3.org/2000/svg"

@@ -9,7 +9,7 @@ from typing import Final
 
 from lxml import etree
 
-from nova_hpc.topology.level import Level
+from nova_hpc_common.level import Level
 from nova_hpc_tools.pictures.canvas import (
     STATE_CLASSES,
     Block,

@@ -9,7 +9,7 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.topology.level import Level
+from nova_hpc_common.level import Level
 from nova_hpc_tools.pictures.model import HostTile, Largest
 
 #: Sizes of sets that are counted, as far as some host has so many.

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import attrs
 
-from nova_hpc.topology.level import Level
+from nova_hpc_common.level import Level
 
 
 class TileState(enum.Enum):

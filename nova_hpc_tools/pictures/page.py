@@ -13,8 +13,8 @@ from typing import Final
 import attrs
 from lxml import etree
 
-from nova_hpc.outside.name_lists import cut_after
-from nova_hpc.outside.text import printable_text
+from nova_hpc_common.outside.name_lists import cut_after
+from nova_hpc_common.outside.text import printable_text
 from nova_hpc_tools.pictures import draw_cloud, draw_node
 from nova_hpc_tools.pictures.canvas import (
     FONT,

@@ -8,7 +8,7 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.topology.level import Location
+from nova_hpc_common.level import Location
 from nova_hpc_tools.pictures.model import DeviceTile, PlaceBox
 
 #: Equal devices of a place beyond which they are one tile with a count.

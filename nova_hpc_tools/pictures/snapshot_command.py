@@ -11,11 +11,12 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.topology.level import Level
+from nova_hpc_common.level import Level
+from nova_hpc_common.output import hostlist
 from nova_hpc_tools.base import PICTURES, CommandAnswer, ListCommand
 from nova_hpc_tools.cloud.capacity_command import read_synced_map
 from nova_hpc_tools.cloud.explain import find_nodes
-from nova_hpc_tools.fabric import hostlist, map_files
+from nova_hpc_tools.fabric import map_files
 from nova_hpc_tools.fabric.problems import FabricMapError
 from nova_hpc_tools.pictures import draw_cloud, page, snapshot_view
 from nova_hpc_tools.pictures.model import CloudPicture, GroupNote, HostTile, LeafBox, RoleRow

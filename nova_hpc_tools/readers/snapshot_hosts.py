@@ -21,11 +21,11 @@ from nova_hpc.from_nova import pools as reader
 from nova_hpc.from_nova.providers import DeviceKind, Free
 from nova_hpc.from_nova.server import ServerTask
 from nova_hpc.placement.model import DevicePool, HostNode
-from nova_hpc.topology.level import Location
 from nova_hpc.wire import decision as hpc_decision
 from nova_hpc.wire import device_record as hpc_record
 from nova_hpc.wire import stats as hpc_stats
 from nova_hpc.wire import tags as hpc_tags
+from nova_hpc_common.level import Location
 from nova_hpc_tools.snapshot import (
     FunctionUse,
     Server,

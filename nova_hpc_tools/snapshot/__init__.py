@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 
-from nova_hpc.outside import text as text_of_others
 from nova_hpc.placement import profile as profiles
 from nova_hpc.placement import roles as hpc_roles
 from nova_hpc.placement.model import (
@@ -26,9 +25,10 @@ from nova_hpc.placement.model import (
     WantedCell,
 )
 from nova_hpc.placement.server import ServerSpec
-from nova_hpc.topology.level import Location
 from nova_hpc.wire.decision import Decision
 from nova_hpc.wire.decision import read_decision as read_decision
+from nova_hpc_common.level import Location
+from nova_hpc_common.outside import text as text_of_others
 from nova_hpc_tools.snapshot import direct_ports
 from nova_hpc_tools.snapshot.direct_ports import DirectPorts, PortAdapter
 

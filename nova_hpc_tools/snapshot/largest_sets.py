@@ -17,15 +17,8 @@ import attrs
 
 from nova_hpc.placement import profile as profiles
 from nova_hpc.placement.choose import choose_device_sets
-from nova_hpc.placement.model import (
-    MAX_COUNT,
-    AffinityPolicy,
-    DeviceGroup,
-    FreeHost,
-    Request,
-    Want,
-)
-from nova_hpc.topology.level import Level
+from nova_hpc.placement.model import MAX_COUNT, DeviceGroup, FreeHost, Request, Want
+from nova_hpc_common.level import AffinityPolicy, Level
 
 #: Kinds of hosts whose results are cached; a large cloud has few kinds at any moment.
 _MOST_KINDS: Final = 4096

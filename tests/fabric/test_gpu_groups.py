@@ -9,11 +9,11 @@ import types
 import pytest
 import requests
 
-from nova_hpc_tools.cluster.life_cycle.run import ClusterCloudError, Pace
-from nova_hpc_tools.gpu import cleaning, model, refusals
-from nova_hpc_tools.gpu.cloud import ProjectView
-from nova_hpc_tools.openstack.gpu_cloud import SdkShareCloud
-from nova_hpc_tools.openstack.rest import RestClient
+from nova_hpc_client.cluster.life_cycle.run import ClusterCloudError, Pace
+from nova_hpc_client.gpu import cleaning, model, refusals
+from nova_hpc_client.gpu.cloud import ProjectView
+from nova_hpc_client.openstack.gpu_cloud import SdkShareCloud
+from nova_hpc_client.openstack.rest import RestClient
 from tests.fabric.neutron_stage import BLUE, RED, ROLES
 
 SHARE = "0f4b3c2a-1111-4222-8333-444455556666"

@@ -28,8 +28,8 @@ from oslo_serialization import jsonutils
 from nova_hpc import conf as hpc_conf
 from nova_hpc.from_nova import kept_hosts, log_throttle, profile
 from nova_hpc.from_nova.contention import CONTENTION
-from nova_hpc.topology.level import Level, Location, common_level
 from nova_hpc.wire import tags
+from nova_hpc_common.level import Level, Location, common_level
 from nova_hpc_tools.readers import snapshot
 from scheduler_filters import hpc_topology_filter
 from tests.functional import fixtures

@@ -19,9 +19,9 @@ import fixtures
 from nova.tests.fixtures import libvirt as fakelibvirt
 from nova.virt.libvirt import driver as libvirt_driver
 
-from nova_hpc.topology.level import Location
 from nova_hpc.wire import stats
 from nova_hpc.wire.tags import Tags
+from nova_hpc_common.level import Location
 
 GPU_VENDOR, GPU_PRODUCT = "10de", "20b2"
 NIC_VENDOR, PF_PRODUCT, VF_PRODUCT = "15b3", "101d", "101e"

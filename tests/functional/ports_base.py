@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 
 from oslo_utils import uuidutils
 
-from nova_hpc.guest import document, terms
-from nova_hpc.topology.level import Distance, Location, distance_between
+from nova_hpc_common.level import Distance, Location, distance_between
+from nova_hpc_guest import document, terms
 from tests.functional import fixtures
 from tests.functional.driver_base import DriverTest
 from tests.functional.fixtures import Shape, Switch

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nova_hpc.guest.accept.result import read_acceptance
+from nova_hpc_guest.accept.result import read_acceptance
 from nova_hpc_tools.accept.guest_place import read_guest_place
 from nova_hpc_tools.doctor import libvirt_domains
 from nova_hpc_tools.doctor.libvirt_domains import DomainUnreadError

@@ -8,11 +8,10 @@ import threading
 import pytest
 import yaml
 
-from nova_hpc.placement.model import AffinityPolicy
-from nova_hpc.topology.level import Level
-from nova_hpc.wire import position, server_devices
-from nova_hpc.wire.position import Position
-from nova_hpc.wire.server_devices import ServerDevices
+from nova_hpc_common.level import AffinityPolicy, Level
+from nova_hpc_common.wire import position, server_devices
+from nova_hpc_common.wire.position import Position
+from nova_hpc_common.wire.server_devices import ServerDevices
 from tests.functional.cluster_client import base
 
 

@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
-from nova_hpc.guest.accept.facts import GuestFacts
-from nova_hpc.guest.accept.first_sample import FirstSample, write_first_sample
-from nova_hpc.guest.accept.options import SERVED
-from nova_hpc.guest.accept.sample import Reading, Sample, write_sample
-from nova_hpc.wire import member_verdict
+from nova_hpc_common.wire import member_verdict
+from nova_hpc_guest.accept.facts import GuestFacts
+from nova_hpc_guest.accept.first_sample import FirstSample, write_first_sample
+from nova_hpc_guest.accept.options import SERVED
+from nova_hpc_guest.accept.sample import Reading, Sample, write_sample
 from tests.functional.cluster_client import base
 
 #: Of each three the member that is asked second is slow, until so many have been asked.

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from nova_hpc_tools.cluster import hostfiles
+from nova_hpc_client.cluster import hostfiles
 from tests.functional.cluster_client import base
 from tests.unit import hostile
 

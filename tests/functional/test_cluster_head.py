@@ -12,7 +12,7 @@ import pytest
 import yaml
 from nova import context, objects
 
-from nova_hpc.guest import cluster_files, host_list
+from nova_hpc_guest import cluster_files, host_list
 from tests.functional.cluster_client import base
 
 #: Of Nova's own fixture for Glance.

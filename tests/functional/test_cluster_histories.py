@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from nova_hpc.guest import host_list
+from nova_hpc_guest import host_list
 from tests.functional import test_cluster_snapshots
 from tests.functional.cluster_client import base
 

@@ -18,7 +18,7 @@ import pytest
 from nova import context
 from nova.api.metadata import base as metadata
 
-from nova_hpc.guest import command, host_list
+from nova_hpc_guest import command, host_list
 from tests.functional.cluster_client import base
 
 OWN = b"#!/bin/sh\necho of the user \xc3\xa9\n"

@@ -7,8 +7,8 @@ import attrs
 from oslo_serialization import jsonutils
 
 from nova_hpc.tenancy.stage.device_stage import DeviceStage, StagePhase, load_stage
-from nova_hpc.topology.level import Level
 from nova_hpc.wire.ledger import DeviceState
+from nova_hpc_common.level import Level
 from tests.functional import fixtures
 from tests.functional.cleaning_base import CleaningBase
 

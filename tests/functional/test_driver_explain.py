@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from nova_hpc.topology.level import Distance, Level
+from nova_hpc_common.level import Distance, Level
 from nova_hpc_tools.cloud.explain import explain_flavor
 from nova_hpc_tools.cloud.explain.model import FlavorQuestion
 from nova_hpc_tools.cloud.explain.server_report import explain_server

@@ -15,7 +15,7 @@ from nova import objects
 from nova.tests.fixtures import libvirt as fakelibvirt
 from nova.virt.libvirt import guest as libvirt_guest
 
-from nova_hpc.topology.level import Distance, distance_between
+from nova_hpc_common.level import Distance, distance_between
 from tests.functional import fixtures
 from tests.functional.driver_base import DriverTest
 from tests.unit.virt import tree_reader

@@ -20,9 +20,9 @@ from nova.tests.functional.api import client
 from nova_hpc.fabric.aggregates import SALT_KEY
 from nova_hpc.fabric.model import FabricMap, FabricPlace, Rail
 from nova_hpc.from_nova import fabric_position
-from nova_hpc.guest import command
-from nova_hpc.wire import position, server_devices
-from nova_hpc.wire.position import Position
+from nova_hpc_common.wire import position, server_devices
+from nova_hpc_common.wire.position import Position
+from nova_hpc_guest import command
 from nova_hpc_tools.fabric.map_aggregates import aggregates_of
 from tests.functional import fixtures
 from tests.functional.driver_base import DriverTest

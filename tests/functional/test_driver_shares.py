@@ -6,7 +6,7 @@ from __future__ import annotations
 from lxml import etree
 from nova.tests import fixtures as nova_fixtures
 
-from nova_hpc.topology.level import Distance
+from nova_hpc_common.level import Distance
 from tests.functional import fixtures
 from tests.functional.base import client
 from tests.functional.test_driver_mirror import MIRROR, PAIR, MirrorBase

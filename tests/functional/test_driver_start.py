@@ -10,10 +10,9 @@ from nova import objects
 
 from nova_hpc.from_nova import gate, nova_sources
 from nova_hpc.from_nova.cache import Once
-from nova_hpc.placement.model import AffinityPolicy
-from nova_hpc.topology.level import Level
 from nova_hpc.wire import decision
 from nova_hpc.wire.decision import Decision
+from nova_hpc_common.level import AffinityPolicy, Level
 from tests.functional import base, fixtures
 from tests.functional.driver_base import DriverTest
 

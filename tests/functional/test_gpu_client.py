@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from nova_hpc.guest.gpu import announcements, records
+from nova_hpc_guest.gpu import announcements, records
 from tests.functional.cluster_client.base import OTHER_PROJECT
 from tests.functional.gpu_client import base
 

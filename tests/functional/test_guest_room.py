@@ -7,8 +7,8 @@ import pytest
 from nova.virt.libvirt.driver import MIN_LIBVIRT_MAXPHYSADDR
 
 from nova_hpc.guest_tree import TreeDevice, needs, windows
-from nova_hpc.topology.level import Location
 from nova_hpc.topology.model import Bar
+from nova_hpc_common.level import Location
 from virt_driver_patches.driver import guest_topology
 from virt_driver_patches.errors import ClaimRefused
 

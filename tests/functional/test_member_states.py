@@ -10,8 +10,8 @@ from nova.api.openstack import common
 from nova.compute import api, power_state, task_states, vm_states
 from nova.objects import fields
 
-from nova_hpc_tools.cluster.members import server_state
-from nova_hpc_tools.cluster.members.server_state import STATUSES, Standing
+from nova_hpc_client.cluster.members import server_state
+from nova_hpc_client.cluster.members.server_state import STATUSES, Standing
 
 TASKS = (None, *fields.InstanceTaskState.ALL)
 

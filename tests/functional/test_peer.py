@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from nova_hpc.guest import document, terms
 from nova_hpc.topology import confspace
+from nova_hpc_guest import document, terms
 from tests.functional import fixtures
 from tests.functional.driver_base import DriverTest
 from tests.functional.driver_fixtures import FakeSysfs

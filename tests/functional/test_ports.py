@@ -10,12 +10,11 @@ import random
 import pytest
 
 from nova_hpc.conf.roles import DEFAULT_ROLES
-from nova_hpc.placement.model import AffinityPolicy
-from nova_hpc.topology.level import Distance, Level
 from nova_hpc.topology.roles import parse_roles
 from nova_hpc.topology.sysfs import read_sysfs_node
 from nova_hpc.wire.decision import Decision
 from nova_hpc.wire.node_declaration import read_declaration
+from nova_hpc_common.level import AffinityPolicy, Distance, Level
 from nova_hpc_tools.adopt.configured import Configured
 from nova_hpc_tools.adopt.declaration import Declaration
 from nova_hpc_tools.adopt.device_spec import build_device_spec

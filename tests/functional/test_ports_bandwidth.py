@@ -12,7 +12,7 @@ from nova.objects import fields
 from nova.virt.libvirt import host as libvirt_host
 from oslo_utils import uuidutils
 
-from nova_hpc.topology.level import Distance
+from nova_hpc_common.level import Distance
 from tests.functional import base
 from tests.functional.fixtures import Shape
 from tests.functional.ports_base import ONE, RAIL, PortsTest

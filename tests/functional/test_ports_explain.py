@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import attrs
 
-from nova_hpc.topology.level import Level
+from nova_hpc_common.level import Level
 from nova_hpc_tools.cloud.explain import explain_asked, explain_flavor
 from nova_hpc_tools.cloud.explain.model import FlavorQuestion
 from nova_hpc_tools.cloud.explain.server_report import explain_server

@@ -9,7 +9,7 @@ import fixtures as plain_fixtures
 from nova.objects import fields
 from nova.virt.libvirt import host as libvirt_host
 
-from nova_hpc.topology.level import Distance
+from nova_hpc_common.level import Distance
 from tests.functional.fixtures import Shape
 from tests.functional.ports_base import ONE, RAIL, PortsTest
 

@@ -16,7 +16,7 @@ from benchmarks.concurrency.computes import layout
 from benchmarks.concurrency.model import Cloud
 from benchmarks.replay import day
 from benchmarks.replay.__main__ import holds
-from nova_hpc.topology.level import Level
+from nova_hpc_common.level import Level
 
 CLOUD = Cloud(20, switches=4, gpus=2, functions=2)
 

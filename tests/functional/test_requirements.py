@@ -17,12 +17,12 @@ from keystoneauth1 import noauth, session
 from nova.tests.functional import integrated_helpers
 from openstack import connection
 
+from nova_hpc_requirements import trial
+from nova_hpc_requirements.catalog import REQUIREMENTS
+from nova_hpc_requirements.judging import choose_requirements, judge_requirement
+from nova_hpc_requirements.step_context import NAME, StepContext, StepOptions
+from nova_hpc_requirements.step_table import run_step
 from nova_hpc_tools import main
-from nova_hpc_tools.requirements import trial
-from nova_hpc_tools.requirements.catalog import REQUIREMENTS
-from nova_hpc_tools.requirements.judging import choose_requirements, judge_requirement
-from nova_hpc_tools.requirements.step_context import NAME, StepContext, StepOptions
-from nova_hpc_tools.requirements.step_table import run_step
 from tests.requirement_shapes import list_shape_faults
 
 IMAGE = "155d900f-4e14-4e4c-a73d-069cbf4541e6"

@@ -8,7 +8,7 @@ from nova import context as nova_context
 from nova import objects
 from oslo_serialization import jsonutils
 
-from nova_hpc.topology.level import Level
+from nova_hpc_common.level import Level
 from tests.functional import base, fixtures
 from tests.functional.fixtures import Shape, Switch
 

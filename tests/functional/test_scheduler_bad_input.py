@@ -11,11 +11,11 @@ from nova import context as nova_context
 from nova import objects
 
 from nova_hpc.from_nova import placement_answer, providers
-from nova_hpc.topology.level import Level
 from nova_hpc.wire import stats as hpc_stats
+from nova_hpc_common.level import Level
+from nova_hpc_simulate import inputs
 from nova_hpc_tools.cloud import capacity, explain
 from nova_hpc_tools.readers import node_health, records, snapshot
-from nova_hpc_tools.simulate import inputs
 from scheduler_filters import choice, hpc_topology_filter
 from tests.functional import base, fixtures
 from tests.functional.fixtures import Shape, Switch

@@ -13,7 +13,7 @@ from nova import context as nova_context
 from nova import objects
 from oslo_utils.fixture import uuidsentinel as uuids
 
-from nova_hpc.topology.level import Level
+from nova_hpc_common.level import Level
 from nova_hpc_tools.cloud.capacity import measure_flavor
 from nova_hpc_tools.cloud.explain import explain_asked, explain_flavor
 from nova_hpc_tools.cloud.explain.model import FlavorQuestion, FlavorReport, ServerReport

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from nova_hpc.topology.level import Level
+from nova_hpc_common.level import Level
 from tests.functional import base, fixtures
 from tests.functional.fixtures import Shape, Switch
 

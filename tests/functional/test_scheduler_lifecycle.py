@@ -10,7 +10,7 @@ from nova import context as nova_context
 from nova import objects
 from nova.compute import api as compute_api
 
-from nova_hpc.topology.level import Level, common_level
+from nova_hpc_common.level import Level, common_level
 from tests.functional import base, fixtures
 from tests.functional.driver_base import DriverTest
 from tests.functional.fixtures import Shape, Switch

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from oslo_serialization import jsonutils
 
-from nova_hpc.topology.level import Level, common_level
+from nova_hpc_common.level import Level, common_level
 from tests.functional import driver_base, fixtures
 from tests.functional.fixtures import Shape, Switch
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from nova_hpc.topology.level import Level
+from nova_hpc_common.level import Level
 from tests.functional import fixtures
 from tests.functional.driver_base import DriverTest
 

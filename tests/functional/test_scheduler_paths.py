@@ -12,7 +12,7 @@ import pytest
 from nova.scheduler.manager import SchedulerManager
 
 from nova_hpc.from_nova import placement_answer
-from nova_hpc.topology.level import Level
+from nova_hpc_common.level import Level
 from scheduler_filters import again, hpc_topology_filter
 from tests.functional import base, fixtures
 from tests.functional.fixtures import Shape, Switch

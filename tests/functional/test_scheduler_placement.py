@@ -12,7 +12,7 @@ from nova.scheduler.manager import SchedulerManager
 from oslo_utils import uuidutils
 
 from nova_hpc.from_nova.contention import CONTENTION
-from nova_hpc.topology.level import Level
+from nova_hpc_common.level import Level
 from tests.functional import base, fixtures
 from tests.functional.fixtures import Shape, Switch
 

@@ -13,7 +13,7 @@ from nova_hpc import conf as hpc_conf
 from nova_hpc.from_nova import pools, profile
 from nova_hpc.placement import shape_mix
 from nova_hpc.placement.profile import DEFAULT, FlavorShape
-from nova_hpc.topology.level import Level
+from nova_hpc_common.level import Level
 from tests.functional import fixtures
 
 CONF = cfg.CONF

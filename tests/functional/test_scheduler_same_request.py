@@ -25,7 +25,7 @@ from nova_hpc.from_nova import server
 from nova_hpc.from_nova.claim import ServerClaim
 from nova_hpc.placement.grouping import FlavorError
 from nova_hpc.placement.model import Request
-from nova_hpc.topology.level import Level
+from nova_hpc_common.level import Level
 from nova_hpc_tools.cloud.explain import explain_flavor
 from nova_hpc_tools.cloud.explain.model import FlavorQuestion
 from nova_hpc_tools.readers import snapshot

@@ -18,7 +18,7 @@ from typing import IO, Final
 import attrs
 
 from benchmarks import emulated
-from nova_hpc.guest import build
+from nova_hpc_guest import build
 from tests.gpu.guest_disk import UP, GuestDisk
 from tests.gpu.two_guests import CLIENT_ADDRESS, CLIENT_ID, SHARE_ADDRESS, SHARE_ID
 

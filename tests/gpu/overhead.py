@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from nova_hpc.guest.gpu import port_rule
+from nova_hpc_guest.gpu import port_rule
 from tests.gpu import two_guests
 from tests.gpu.engine_root import prepare_engine_root
 

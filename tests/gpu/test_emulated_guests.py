@@ -13,7 +13,7 @@ import time
 
 import pytest
 
-from nova_hpc.guest.gpu import port_rule, units
+from nova_hpc_guest.gpu import port_rule, units
 from tests.gpu import two_guests
 from tests.gpu.emulated_guests import OTHER_ADDRESS, is_open_to_others, start_emulated_guests
 from tests.gpu.guest_disk import prepare_guest_disk

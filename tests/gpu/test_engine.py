@@ -117,7 +117,7 @@ def test_another_release_is_refused_by_name(attached):
     _, client = attached
     engines = client.root / "etc/nova-hpc/gpu-engines"
     engines.mkdir()
-    shipped = (two_guests.HERE.parents[1] / "nova_hpc/guest/gpu/engines/pocl.ini").read_text()
+    shipped = (two_guests.HERE.parents[1] / "nova_hpc_guest/gpu/engines/pocl.ini").read_text()
     older = re.sub("(?m)^release_file = .*$", "release = 5.0", shipped)
     assert older != shipped
     (engines / "pocl.ini").write_text(older)

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from nova_hpc.guest import build
-from nova_hpc.guest.gpu import mps, records, units
-from nova_hpc.guest.gpu.port_rule import port_of_address
+from nova_hpc_guest import build
+from nova_hpc_guest.gpu import mps, records, units
+from nova_hpc_guest.gpu.port_rule import port_of_address
 from tests.gpu.systemd_machine import boot_machine, can_boot
 from tests.gpu.two_guests import wait_for
 

@@ -25,9 +25,9 @@ from typing import IO, Final
 
 import attrs
 
-from nova_hpc.guest import build
-from nova_hpc.guest.gpu import announcements, records
-from nova_hpc.guest.gpu.port_rule import port_of_address
+from nova_hpc_guest import build
+from nova_hpc_guest.gpu import announcements, records
+from nova_hpc_guest.gpu.port_rule import port_of_address
 
 HERE: Final = Path(__file__).parent
 SHARE_ID: Final = "0f4b3c2a-1111-4222-8333-444455556666"

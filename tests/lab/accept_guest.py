@@ -5,7 +5,7 @@ It is :mod:`tests.lab.nested_guest` with Debian's packages. Each start makes a h
 as servers of a cloud do.
 """
 
-from nova_hpc.guest.build import single_file
+from nova_hpc_guest.build import single_file
 from tests.lab import nested_guest
 
 IMAGE = "accept-guest"

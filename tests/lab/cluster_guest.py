@@ -6,7 +6,7 @@ for cloud-init, which runs a boothook before sshd starts, and a loop for
 ``nova-hpc-cluster.timer``.
 """
 
-from nova_hpc.guest.build import single_file
+from nova_hpc_guest.build import single_file
 from tests.lab import mpi_guest, nested_guest
 
 IMAGE = "cluster-guest"

@@ -9,7 +9,7 @@ tried here but in ``tests/gpu/test_emulated_guests.py``.
 import shutil
 from pathlib import Path
 
-from nova_hpc.guest.build import single_file
+from nova_hpc_guest.build import single_file
 from tests.gpu import two_guests, unit_runner
 from tests.gpu.engine_root import prepare_engine_root
 from tests.lab import nested_guest

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.shared_memory.root_disk import COMPILERS, SHM
-from nova_hpc.guest.build import single_file
+from nova_hpc_guest.build import single_file
 from tests.lab import nested_guest, shared_guest
 from tests.lab.nested_guest import run_program
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import attrs
 
-from nova_hpc.guest.build import single_file
+from nova_hpc_guest.build import single_file
 from nova_hpc_lab.node import python_env
 from nova_hpc_lab.node.initramfs import add_modules, base_archive, module_files
 

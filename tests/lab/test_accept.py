@@ -20,7 +20,7 @@ from pathlib import Path
 import attrs
 import pytest
 
-from nova_hpc.wire import member_verdict
+from nova_hpc_common.wire import member_verdict
 from nova_hpc_lab import cloud
 from tests.lab import accept_guest, guest_network, nested_guest
 from tests.lab.guest_network import GuestAwayError

@@ -14,7 +14,7 @@ import time
 import attrs
 import pytest
 
-from nova_hpc.guest.gpu import attached, port_rule, units
+from nova_hpc_guest.gpu import attached, port_rule, units
 from tests.lab import gpu_guest, guest_network, nested_guest
 from tests.lab.guest_network import GuestAwayError, GuestNetwork
 

@@ -21,12 +21,12 @@ from pathlib import Path
 
 import pytest
 
-from nova_hpc.guest import build, host_list, terms
-from nova_hpc.guest.host_list import HostList, ListedHost
-from nova_hpc.wire.cluster_wish import ClusterWish
-from nova_hpc.wire.mounts import parse_mount
-from nova_hpc_tools.cluster import wish as wishes
-from nova_hpc_tools.cluster.wish import Secrets
+from nova_hpc_client.cluster import wish as wishes
+from nova_hpc_client.cluster.wish import Secrets
+from nova_hpc_common.wire.cluster_wish import ClusterWish
+from nova_hpc_common.wire.mounts import parse_mount
+from nova_hpc_guest import build, host_list, terms
+from nova_hpc_guest.host_list import HostList, ListedHost
 
 pytestmark = pytest.mark.slow
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from nova_hpc.topology.level import Distance
+from nova_hpc_common.level import Distance
 from nova_hpc_lab import compare, evidence
 
 FLAVOR = {

@@ -13,7 +13,7 @@ import attrs
 import pytest
 import yaml
 
-from nova_hpc.topology.level import Level, common_level
+from nova_hpc_common.level import Level, common_level
 from nova_hpc_lab import compare, evidence, observe
 from nova_hpc_lab.fabric import net as nets
 from nova_hpc_lab.fabric import partition_services

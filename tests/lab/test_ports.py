@@ -9,7 +9,7 @@ import json
 
 import pytest
 
-from nova_hpc.topology.level import Level, common_level
+from nova_hpc_common.level import Level, common_level
 from nova_hpc_lab import evidence, observe
 from nova_hpc_lab.node import qemu
 from nova_hpc_lab.node.shape import Shape

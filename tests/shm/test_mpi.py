@@ -10,10 +10,10 @@ from pathlib import Path
 import attrs
 import pytest
 
-from nova_hpc.guest import shared_settings
-from nova_hpc.guest.files import Root
-from nova_hpc.guest.shared_memory import list_network_devices
-from nova_hpc.guest.shared_settings import NetworkDevices, build_shared_settings
+from nova_hpc_guest import shared_settings
+from nova_hpc_guest.files import Root
+from nova_hpc_guest.shared_memory import list_network_devices
+from nova_hpc_guest.shared_settings import NetworkDevices, build_shared_settings
 from tests.shm.stand import MPICH, OPENMPI, make_segment, make_stand
 
 DISTRIBUTION, NEWEST = "the distribution's", "PyPI's newest"

@@ -13,11 +13,11 @@ from typing import Any, Final
 
 from lxml import etree
 
-from nova_hpc.guest.terms import PREFIX
 from nova_hpc.guest_tree import guest_document
 from nova_hpc.topology.model import Node
 from nova_hpc.topology.nccl import Processor
 from nova_hpc.topology.peer_wish import PeerWish
+from nova_hpc.wire.guest_terms import PREFIX
 from virt_driver_patches.domain.guest_domain import GuestDomainXml
 
 #: An argument of QEMU has at most 128 KiB, and commas in it are doubled.

@@ -33,9 +33,9 @@ from nova_hpc.guest_tree import (
 )
 from nova_hpc.guest_tree import plan_guest_pci_tree as make_plan
 from nova_hpc.placement import flavor as flavors
-from nova_hpc.topology.level import Location
 from nova_hpc.topology.model import Node, PciFunction
 from nova_hpc.wire import guest_abi
+from nova_hpc_common.level import Location
 from virt_driver_patches.domain import address_space, fwcfg, pcie_tree
 from virt_driver_patches.domain.guest_domain import GuestDomainXml
 from virt_driver_patches.driver import device_checks, peer_reading

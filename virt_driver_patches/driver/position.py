@@ -16,9 +16,9 @@ from oslo_log import log as logging
 from nova_hpc.from_nova.claim import ServerClaim, instance_has_hpc_keys
 from nova_hpc.placement import flavor as flavors
 from nova_hpc.wire import decision as wire_decision
-from nova_hpc.wire import position, server_devices
-from nova_hpc.wire.position import Position
-from nova_hpc.wire.server_devices import ServerDevices
+from nova_hpc_common.wire import position, server_devices
+from nova_hpc_common.wire.position import Position
+from nova_hpc_common.wire.server_devices import ServerDevices
 from virt_driver_patches.driver import device_checks
 from virt_driver_patches.driver.node import HpcNode
 from virt_driver_patches.driver.reading import NodeReading

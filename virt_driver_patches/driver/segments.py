@@ -21,7 +21,6 @@ from nova_hpc.from_nova import sharing_group
 from nova_hpc.guest_tree import Abi, TopologyMode
 from nova_hpc.placement import flavor as flavors
 from nova_hpc.placement.flavor import FlavorError, SharedMemoryWish
-from nova_hpc.placement.model import AffinityPolicy
 from nova_hpc.placement.segment_shape import SegmentShape, count_parts
 from nova_hpc.tenancy.guest_domains import DomainCondition
 from nova_hpc.tenancy.segments import segment_choice, segment_record
@@ -33,6 +32,7 @@ from nova_hpc.tenancy.segments.segment_choice import (
 )
 from nova_hpc.tenancy.segments.segment_file import SegmentError
 from nova_hpc.wire import stats
+from nova_hpc_common.level import AffinityPolicy
 from virt_driver_patches.domain import segment_device
 from virt_driver_patches.domain.guest_domain import GuestDomainXml
 from virt_driver_patches.driver import guest_topology

@@ -20,7 +20,7 @@ from oslo_log import log as logging
 from nova_hpc.from_nova.claim import instance_has_hpc_keys
 from nova_hpc.wire import unplug
 from nova_hpc.wire.unplug import Unplug
-from nova_hpc.wire.version import WireError
+from nova_hpc_common.wire.version import WireError
 from virt_driver_patches.domain import attach
 from virt_driver_patches.errors import ClaimRefused
 

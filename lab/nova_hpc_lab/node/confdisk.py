@@ -27,7 +27,15 @@ from nova_hpc_lab.node.qemu import GPU_IDS, GUEST_ADDRESS, NVME_IDS, WIDE_GPU_ID
 from nova_hpc_lab.node.shape import RAIL_NETWORK, Adapter, Gpu, Shape
 from nova_hpc_lab.state import write
 
-_PACKAGES: Final = ("nova_hpc", "nova_hpc_tools", "scheduler_filters", "virt_driver_patches")
+_NOT_INSTALLED: Final = "the project is not installed; run: pip install nova_hpc*.whl"
+#: Distribution -> its packages that a compute node imports.
+_PARTS: Final = {
+    "nova-hpc": ("nova_hpc", "scheduler_filters", "virt_driver_patches"),
+    "nova-hpc-client": ("nova_hpc_client",),
+    "nova-hpc-common": ("nova_hpc_common",),
+    "nova-hpc-guest": ("nova_hpc_guest",),
+    "nova-hpc-tools": ("nova_hpc_tools",),
+}
 _INSIDE: Final = Path(__file__).parent / "inside"
 _SIZE: Final = "48M"
 
@@ -148,22 +156,12 @@ def _keys(target: Path, folder: Path) -> None:
 def _project(target: Path) -> None:
     """Copy this process's packages of the project, compiled, with their entry points."""
     target.mkdir()
-    for name in _PACKAGES:
-        shutil.copytree(
-            _folder(name), target / name, ignore=shutil.ignore_patterns("__pycache__", "*.swp")
-        )
-    try:
-        metadata = importlib.metadata.distribution("nova-hpc")
-    except importlib.metadata.PackageNotFoundError as err:
-        raise LabError(
-            "the project is not installed; run: pip install nova_hpc-*.whl nova_hpc_lab-*.whl"
-        ) from err
-    texts = {name: metadata.read_text(name) for name in ("METADATA", "entry_points.txt")}
-    information = target / f"nova_hpc-{metadata.version}.dist-info"
-    information.mkdir()
-    for name, text in texts.items():
-        if text is not None:
-            (information / name).write_text(text)
+    for distribution, packages in _PARTS.items():
+        for name in packages:
+            shutil.copytree(
+                _folder(name), target / name, ignore=shutil.ignore_patterns("__pycache__", "*.swp")
+            )
+        _copy_metadata(distribution, target)
     compileall.compile_dir(
         target,
         quiet=2,
@@ -174,13 +172,24 @@ def _project(target: Path) -> None:
     )
 
 
+def _copy_metadata(distribution: str, target: Path) -> None:
+    try:
+        metadata = importlib.metadata.distribution(distribution)
+    except importlib.metadata.PackageNotFoundError as err:
+        raise LabError(_NOT_INSTALLED) from err
+    information = target / f"{distribution.replace('-', '_')}-{metadata.version}.dist-info"
+    information.mkdir()
+    for name in ("METADATA", "entry_points.txt"):
+        text = metadata.read_text(name)
+        if text is not None:
+            (information / name).write_text(text)
+
+
 def _folder(package: str) -> Path:
     """The folder of a package of the project, found without an import: two packages need Nova."""
     found = importlib.util.find_spec(package)
     if found is None or found.origin is None:
-        raise LabError(
-            "the project is not installed; run: pip install nova_hpc-*.whl nova_hpc_lab-*.whl"
-        )
+        raise LabError(_NOT_INSTALLED)
     return Path(found.origin).parent
 
 

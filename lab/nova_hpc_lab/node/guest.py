@@ -10,7 +10,7 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.guest.build import single_file
+from nova_hpc_guest.build import single_file
 from nova_hpc_lab.node import cache
 from nova_hpc_lab.node.image import GUEST_MODULES, find_image
 from nova_hpc_lab.node.initramfs import add_modules, add_tree, base_archive

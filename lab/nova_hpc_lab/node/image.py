@@ -17,7 +17,7 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.guest.build import single_file
+from nova_hpc_guest.build import single_file
 from nova_hpc_lab.errors import LabError
 from nova_hpc_lab.node import cache, debian, emulator, python_env
 from nova_hpc_lab.node.contract import Progress

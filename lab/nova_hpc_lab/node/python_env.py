@@ -29,11 +29,12 @@ PREFIX: Final = "/opt/nova-hpc/venv"
 #: The folder of the project's own packages, on the configuration disk.
 PROJECT: Final = "/opt/nova-hpc/config/project"
 
-_PROJECT_NAME: Final = "nova-hpc"
+# The project's own distributions, whose packages are on the configuration disk.
+_OWN: Final = ("nova-hpc", "nova-hpc-common", "nova-hpc-guest", "nova-hpc-tools")
 # Distributions that a compute node imports.
 _ROOTS: Final = ("nova", "libvirt-python", "pymysql", "python-memcached")
 # Only the consoles' proxies need numpy, which is as large as all other packages together.
-_LEFT_OUT: Final = frozenset({"numpy", _PROJECT_NAME})
+_LEFT_OUT: Final = frozenset({"numpy", *_OWN})
 _TESTS: Final = ("nova/tests/", "nova/locale/")
 
 _SCRIPTS: Final = {
@@ -85,10 +86,10 @@ def distributions(venv: Path) -> dict[str, importlib.metadata.Distribution]:
     if "nova" not in installed:
         raise LabError(
             f"the environment {venv} holds no Nova; install all that the lab needs: "
-            "pip install nova_hpc-*.whl nova_hpc_lab-*.whl"
+            "pip install nova_hpc*.whl"
         )
     chosen: dict[str, importlib.metadata.Distribution] = {}
-    waiting = [(name, "") for name in (*_ROOTS, _PROJECT_NAME)]
+    waiting = [(name, "") for name in (*_ROOTS, *_OWN)]
     seen = set()
     while waiting:
         name, extra = waiting.pop()
@@ -201,7 +202,7 @@ def for_guest(root: Path, command: bytes) -> dict[str, bytes]:
     """The files that a guest needs to run *command*.
 
     :param root: a Debian root file system with Python, used with ``chroot``.
-    :param command: the packed command, see :func:`nova_hpc.guest.build.single_file`.
+    :param command: the packed command, see :func:`nova_hpc_guest.build.single_file`.
     :returns: path without a leading slash -> content.
     :raises LabError: the command does not run there.
     """

@@ -35,8 +35,8 @@ from nova_hpc.placement import numa_choice
 from nova_hpc.placement import roles as hpc_roles
 from nova_hpc.placement.model import DevicePool, HostNode
 from nova_hpc.placement.server import ServerSpec
-from nova_hpc.topology.level import Location
 from nova_hpc.wire import tags as hpc_tags
+from nova_hpc_common.level import Location
 
 LOG = logging.getLogger(__name__)
 

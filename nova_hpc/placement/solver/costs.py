@@ -17,7 +17,7 @@ from nova_hpc.placement.profile import Limits
 from nova_hpc.placement.solver.classes import DomainClass, Many
 from nova_hpc.placement.solver.domains import TIDY, Rank
 from nova_hpc.placement.solver.problem import Layout, SearchProblem
-from nova_hpc.topology.level import Level
+from nova_hpc_common.level import Level
 
 #: Maximum of steps in the exact search of one call of choose_device_sets(), a fraction of a
 #: second: pairs of states that are merged, and states that are visited.

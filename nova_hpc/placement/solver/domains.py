@@ -16,7 +16,7 @@ import attrs
 
 from nova_hpc.placement.model import DevicePool, FreeHost, HostNode
 from nova_hpc.placement.solver.demand import Demand
-from nova_hpc.topology.level import Level, Location
+from nova_hpc_common.level import Level, Location
 
 #: The name of a domain; equal keys at one rank are the same place.
 Key = tuple[str, ...]

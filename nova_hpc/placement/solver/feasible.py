@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 
 import attrs
 
-from nova_hpc.placement.model import AffinityPolicy, Request
+from nova_hpc.placement.model import Request
 from nova_hpc.placement.solver.cells import list_seatings
 from nova_hpc.placement.solver.counts import build_regions
 from nova_hpc.placement.solver.demand import Demand
@@ -23,6 +23,7 @@ from nova_hpc.placement.solver.spanning import (
     iterate_unit_choices,
     split_wide_units,
 )
+from nova_hpc_common.level import AffinityPolicy
 
 
 def list_stages(request: Request) -> list[SearchStage]:

@@ -17,7 +17,7 @@ from nova_hpc.placement.profile import Limits
 from nova_hpc.placement.solver.domains import TIDY, Item, Key, Members, Rank, node_region
 from nova_hpc.placement.solver.problem import SearchProblem
 from nova_hpc.placement.solver.spanning import LinkedSets
-from nova_hpc.topology.level import Distance, Level
+from nova_hpc_common.level import Distance, Level
 
 #: The longest path in a domain of each rank.
 DISTANCES: Final = (

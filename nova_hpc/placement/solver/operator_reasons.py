@@ -12,7 +12,7 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.placement.model import AffinityPolicy, DeviceMiss, Nvlink, Request, Unmet, WantedCell
+from nova_hpc.placement.model import DeviceMiss, Nvlink, Request, Unmet, WantedCell
 from nova_hpc.placement.solver.cells import fits_on_node, lack_of_node, list_seatings
 from nova_hpc.placement.solver.counts import ZERO, Cost, build_regions
 from nova_hpc.placement.solver.demand import Demand
@@ -23,7 +23,7 @@ from nova_hpc.placement.solver.spanning import (
     iterate_unit_choices,
     split_wide_units,
 )
-from nova_hpc.topology.level import Distance, Level
+from nova_hpc_common.level import AffinityPolicy, Distance, Level
 
 PLACES: Final = {
     Level.SWITCH: "under one switch",

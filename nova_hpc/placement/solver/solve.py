@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 
 import attrs
 
-from nova_hpc.placement.model import AffinityPolicy, DeviceSet, Nvlink, Pick
+from nova_hpc.placement.model import DeviceSet, Nvlink, Pick
 from nova_hpc.placement.solver import operator_reasons
 from nova_hpc.placement.solver.classes import (
     CLOSED,
@@ -32,7 +32,7 @@ from nova_hpc.placement.solver.spanning import (
     iterate_set_choices,
     iterate_unit_choices,
 )
-from nova_hpc.topology.level import Level
+from nova_hpc_common.level import AffinityPolicy, Level
 
 #: Limits for the places of groups: widest rank of a group, and of a group with its cell.
 Reach = tuple[Rank, Rank]

@@ -29,7 +29,6 @@ from pathlib import Path
 from typing import Final
 
 from nova_hpc.fabric.partitions.keys import derive_guid, format_guid
-from nova_hpc.outside.text import printable_text
 from nova_hpc.tenancy.adapters.function_changes import (
     FunctionChange,
     NoBackendError,
@@ -47,6 +46,7 @@ from nova_hpc.tenancy.adapters.virtual_functions import AdapterBackends, look_at
 from nova_hpc.topology.device import DEVICES
 from nova_hpc.topology.files import FileError, FileTree
 from nova_hpc.topology.model import AddressError, normalise_address
+from nova_hpc_common.outside.text import printable_text
 
 _RDMA: Final = "/sys/class/infiniband"
 _FUNCTION: Final = re.compile(r"virtfn\d{1,5}", re.ASCII)

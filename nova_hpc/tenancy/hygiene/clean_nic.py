@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from nova_hpc.guest.rdma_devices import find_smi_devices
 from nova_hpc.tenancy.hygiene.clean_errors import UnableError, UncleanError
+from nova_hpc.topology.rdma_types import find_smi_devices
 
 #: Keys of a pin -> file of the device's RDMA device.
 PINS: Final = {"firmware": "fw_ver", "board": "board_id"}

@@ -31,7 +31,6 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from nova_hpc.outside.text import printable_text
 from nova_hpc.tenancy import holders
 from nova_hpc.tenancy.hygiene.own_reset import OwnReset, ResetFile, ResetProgram
 from nova_hpc.tenancy.programs import ends_in_time
@@ -40,6 +39,7 @@ from nova_hpc.topology.device import DEVICES
 from nova_hpc.topology.files import FileError, FileTree
 from nova_hpc.topology.model import normalise_address
 from nova_hpc.topology.vfio import Vfio, vfio_of_driver
+from nova_hpc_common.outside.text import printable_text
 
 #: It also works on a locked-down kernel, which refuses writes to ``config``.
 CURE_OF_MASTERING: Final = (

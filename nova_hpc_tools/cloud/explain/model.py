@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import attrs
 
 from nova_hpc.placement.model import DeviceSet, Request, Unmet
-from nova_hpc.topology.level import Distance, Level
 from nova_hpc.wire.decision import Decision
+from nova_hpc_common.level import Distance, Level
 from nova_hpc_tools.snapshot import Flavor, Server, SnapshotDevice, SnapshotNode
 from nova_hpc_tools.snapshot.direct_ports import DirectPorts
 from nova_hpc_tools.snapshot.unplaced_requests import UnplacedRequest

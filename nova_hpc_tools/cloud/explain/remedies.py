@@ -18,16 +18,9 @@ from nova_hpc.placement import between_hosts
 from nova_hpc.placement.choose import choose_device_sets
 from nova_hpc.placement.flavor import AFFINITY, GROUP, NUMA_POLICY
 from nova_hpc.placement.grouping import FlavorError, GroupWords
-from nova_hpc.placement.model import (
-    AffinityPolicy,
-    ChoiceAnswer,
-    DevicePool,
-    DeviceSet,
-    FreeHost,
-    Request,
-)
+from nova_hpc.placement.model import ChoiceAnswer, DevicePool, DeviceSet, FreeHost, Request
 from nova_hpc.placement.profile import Profile
-from nova_hpc.topology.level import Level
+from nova_hpc_common.level import AffinityPolicy, Level
 from nova_hpc_tools import snapshot
 from nova_hpc_tools.cloud.explain.model import Remedy
 from nova_hpc_tools.snapshot import Flavor, FlavorWant, Server, Snapshot, SnapshotNode

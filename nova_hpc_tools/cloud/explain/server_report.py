@@ -10,11 +10,10 @@ import attrs
 
 from nova_hpc.placement.choose import choose_device_sets
 from nova_hpc.placement.flavor import has_hpc_keys
-from nova_hpc.placement.model import AffinityPolicy
 from nova_hpc.topology import peer, peer_wish
-from nova_hpc.topology.level import Distance, Location, common_level, distance_between
 from nova_hpc.topology.model import address_key
 from nova_hpc.wire.decision import Decision
+from nova_hpc_common.level import AffinityPolicy, Distance, Location, common_level, distance_between
 from nova_hpc_tools import snapshot
 from nova_hpc_tools.cloud.explain.model import AssignedDevices, NodeChoice, ServerReport
 from nova_hpc_tools.snapshot import Server, Snapshot, SnapshotDevice, SnapshotError, SnapshotNode

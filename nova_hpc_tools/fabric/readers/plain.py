@@ -18,9 +18,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from nova_hpc.fabric.model import TREE, FabricLevel, FabricLink, FabricSwitch
+from nova_hpc_common.output.hostlist import HostListError, expand_hostlist
 from nova_hpc_tools.fabric.exclusions import NOTHING, Exclusions
 from nova_hpc_tools.fabric.graph import good_name
-from nova_hpc_tools.fabric.hostlist import HostListError, expand_hostlist
 from nova_hpc_tools.fabric.problems import FabricMapError, FabricReading, ProblemCollector
 from nova_hpc_tools.fabric.reader_text import LineValue, text_of
 from nova_hpc_tools.fabric.readers.stated_domains import Spoken

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from nova_hpc.fabric.model import FabricLevel
+from nova_hpc_common.output.hostlist import HostListError, expand_hostlist
 from nova_hpc_tools.fabric.exclusions import NOTHING, Exclusions
 from nova_hpc_tools.fabric.graph import Cables, Graph, HostPort, build_map_from_graph, good_name
-from nova_hpc_tools.fabric.hostlist import HostListError, expand_hostlist
 from nova_hpc_tools.fabric.problems import FabricMapError, FabricReading, ProblemCollector
 from nova_hpc_tools.fabric.reader_text import LineValue, text_of
 

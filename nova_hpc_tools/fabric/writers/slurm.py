@@ -19,9 +19,9 @@ import attrs
 import yaml
 
 from nova_hpc.fabric.model import TREE, FabricLevel, FabricMap
-from nova_hpc.outside.host_names import explain_wrong_host
-from nova_hpc.outside.text import printable_text
-from nova_hpc_tools.fabric.hostlist import compress_hostlist
+from nova_hpc_common.output.hostlist import compress_hostlist
+from nova_hpc_common.outside.host_names import explain_wrong_host
+from nova_hpc_common.outside.text import printable_text
 from nova_hpc_tools.fabric.map_outline import outline_map
 from nova_hpc_tools.fabric.problems import FabricMapError
 

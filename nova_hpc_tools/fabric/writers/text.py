@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 import attrs
 
 from nova_hpc.fabric.model import OF_NVLINK, TREE, FabricLevel, FabricMap
+from nova_hpc_common.output.hostlist import compress_hostlist
 from nova_hpc_tools.fabric.graph import speed_of_rate
-from nova_hpc_tools.fabric.hostlist import compress_hostlist
 from nova_hpc_tools.fabric.map_outline import outline_map
 
 

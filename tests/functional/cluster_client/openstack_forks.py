@@ -19,8 +19,8 @@ from openstackclient.compute import client as _compute  # noqa: F401  imported o
 from openstackclient.image import client as _image  # noqa: F401
 from openstackclient.network import client as _network  # noqa: F401
 
-from nova_hpc_tools.openstack.v1 import cluster_changes as _life  # noqa: F401
-from nova_hpc_tools.openstack.v1 import gpu_slots as _gpu  # noqa: F401
+from nova_hpc_client.openstack.v1 import cluster_changes as _life  # noqa: F401
+from nova_hpc_client.openstack.v1 import gpu_slots as _gpu  # noqa: F401
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import fixtures
 
-from nova_hpc.guest.gpu import records
+from nova_hpc_guest.gpu import records
 from tests.functional.cluster_client import base
 from tests.functional.cluster_client.base import IMAGE, NETWORK, Said
 from tests.functional.gpu_client.filter_front import FilterFront

@@ -14,7 +14,7 @@ from nova import context as nova_context
 from nova import exception, objects
 from nova.virt.libvirt import event as libvirtevent
 
-from nova_hpc.topology.level import Level, Location
+from nova_hpc_common.level import Level, Location
 from tests.functional import fixtures
 from tests.functional.driver_base import DriverTest
 from tests.functional.lifecycle import book, seen

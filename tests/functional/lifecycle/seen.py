@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import attrs
 
-from nova_hpc.topology.level import Distance, Level, Location, common_level, distance_between
+from nova_hpc_common.level import Distance, Level, Location, common_level, distance_between
 
 #: Host, PCI address on it.
 Device = tuple[str, str]

@@ -15,7 +15,7 @@ import attrs
 from nova import objects
 from nova.virt import hardware
 
-from nova_hpc.topology.level import Level, Location, common_level
+from nova_hpc_common.level import Level, Location, common_level
 from tests.functional.fixtures import Shape, Switch
 
 #: What of a NUMA node is free.

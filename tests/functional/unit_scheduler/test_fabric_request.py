@@ -12,7 +12,7 @@ from nova_hpc.cluster.group_domain.model import Size
 from nova_hpc.fabric.model import FabricLevel
 from nova_hpc.from_nova import fabric, fabric_nearness, fabric_records, placement_answer
 from nova_hpc.placement.flavor import Fabric
-from nova_hpc.placement.model import AffinityPolicy
+from nova_hpc_common.level import AffinityPolicy
 
 LEAF = {
     "hpc_fabric:version": "1",

@@ -15,9 +15,9 @@ from oslo_utils.fixture import uuidsentinel as uuids
 from nova_hpc import conf as hpc_conf
 from nova_hpc.from_nova import hosts, server
 from nova_hpc.from_nova.profile import CloudProfile
-from nova_hpc.placement.model import AffinityPolicy, DeviceGroup, DeviceMiss, Request
+from nova_hpc.placement.model import DeviceGroup, DeviceMiss, Request
 from nova_hpc.placement.profile import DEFAULT
-from nova_hpc.topology.level import Level
+from nova_hpc_common.level import AffinityPolicy, Level
 from scheduler_filters import choice, filter_log
 from tests.functional import fixtures
 from tests.functional.unit_scheduler.states import HostStates, guest_cell, pool, spec

@@ -31,7 +31,7 @@ from nova_hpc import conf as hpc_conf
 from nova_hpc.from_nova import contract, profile, providers
 from nova_hpc.from_nova.patches.serving import serve_flavor
 from nova_hpc.from_nova.server import no_image
-from nova_hpc.topology.level import Level
+from nova_hpc_common.level import Level
 from scheduler_filters import hpc_topology_filter
 from tests.functional import fixtures
 from tests.functional.unit_scheduler import small_hosts

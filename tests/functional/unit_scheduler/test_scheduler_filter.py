@@ -14,8 +14,8 @@ from nova_hpc import conf as hpc_conf
 from nova_hpc.from_nova import contract, providers
 from nova_hpc.from_nova.patches import answers
 from nova_hpc.placement import user_reasons
-from nova_hpc.placement.model import AffinityPolicy, DeviceGroup, Request, Unmet, Want
-from nova_hpc.topology.level import Level
+from nova_hpc.placement.model import DeviceGroup, Request, Unmet, Want
+from nova_hpc_common.level import AffinityPolicy, Level
 from scheduler_filters import hpc_topology_filter
 from tests.functional.unit_scheduler.states import HostStates, pool, spec
 

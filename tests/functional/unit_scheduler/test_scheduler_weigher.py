@@ -12,7 +12,7 @@ from oslo_utils.fixture import uuidsentinel as uuids
 
 from nova_hpc import conf as hpc_conf
 from nova_hpc.placement.model import DeviceSet
-from nova_hpc.topology.level import Distance, Level
+from nova_hpc_common.level import Distance, Level
 from scheduler_filters import choice, hpc_packing_weigher
 from tests.functional.unit_scheduler.states import spec
 

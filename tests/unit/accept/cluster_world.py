@@ -14,21 +14,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from nova_hpc.guest import command
-from nova_hpc.guest.accept.facts import GuestFacts
-from nova_hpc.guest.accept.first_sample import FirstSample, write_first_sample
-from nova_hpc.guest.accept.sample import Reading, Sample, write_sample
-from nova_hpc_tools.accept.cluster_result import ClusterAcceptance
-from nova_hpc_tools.accept.cluster_run import AcceptedHost, ClusterMeasuring, ClusterTerms
-from nova_hpc_tools.accept.launchers import Reach
-from nova_hpc_tools.accept.remote_member import RemoteMember
-from nova_hpc_tools.cluster.hostfiles import MemberHost
+from nova_hpc_client.accept.cluster_result import ClusterAcceptance
+from nova_hpc_client.accept.cluster_run import AcceptedHost, ClusterMeasuring, ClusterTerms
+from nova_hpc_client.accept.launchers import Reach
+from nova_hpc_client.accept.remote_member import RemoteMember
+from nova_hpc_client.cluster.hostfiles import MemberHost
+from nova_hpc_guest import command
+from nova_hpc_guest.accept.facts import GuestFacts
+from nova_hpc_guest.accept.first_sample import FirstSample, write_first_sample
+from nova_hpc_guest.accept.sample import Reading, Sample, write_sample
 from tests.unit.guest.accept_world import AcceptWorld
 
 TOP = Path(command.__file__).parents[2]
 _GUEST = f"""#!/bin/sh
 verb=$1; shift
-exec env PYTHONPATH={TOP} {sys.executable} -m nova_hpc.guest.command \\
+exec env PYTHONPATH={TOP} {sys.executable} -m nova_hpc_guest.command \\
     "$verb" --root ROOT --skip device "$@"
 """
 _LAID_DOWN = """#!/bin/sh

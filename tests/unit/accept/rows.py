@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from nova_hpc.guest.accept.evidence import REST, AcceptanceRow
+from nova_hpc_guest.accept.evidence import REST, AcceptanceRow
 from tests.unit.guest import accept_cases
 
 

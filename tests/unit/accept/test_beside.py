@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.guest.accept.baseline import build_key, read_baseline, write_baseline
-from nova_hpc.guest.accept.facts import GuestFacts
-from nova_hpc.guest.accept.result import read_acceptance, write_acceptance
-from nova_hpc.guest.accept.sample import AcceptanceError, Reading, Sample
+from nova_hpc_client.accept.remote_member import RemoteMember
+from nova_hpc_guest.accept.baseline import build_key, read_baseline, write_baseline
+from nova_hpc_guest.accept.facts import GuestFacts
+from nova_hpc_guest.accept.result import read_acceptance, write_acceptance
+from nova_hpc_guest.accept.sample import AcceptanceError, Reading, Sample
 from nova_hpc_tools.accept.beside_run import BesideTerms, measure_against_file, measure_beside
 from nova_hpc_tools.accept.guest_place import GuestPlaceError, read_guest_place
-from nova_hpc_tools.accept.remote_member import RemoteMember
 from tests.unit.accept.cluster_world import ClusterWorld
 
 DOMAIN = """<domain type="{kind}"><name>instance-1</name><vcpu>{vcpus}</vcpu>

@@ -15,12 +15,12 @@ from pathlib import Path
 import attrs
 import pytest
 
-from nova_hpc.guest.accept.first_sample import read_first_sample, write_first_sample
-from nova_hpc.guest.accept.refusal import Refusal
-from nova_hpc.wire.member_verdict import read_member_verdict
-from nova_hpc_tools.accept import cluster_views
-from nova_hpc_tools.accept.cluster_result import ClusterAcceptance, MemberAcceptance
-from nova_hpc_tools.accept.cluster_run import ClusterMeasuring, ClusterTerms
+from nova_hpc_client.accept import cluster_views
+from nova_hpc_client.accept.cluster_result import ClusterAcceptance, MemberAcceptance
+from nova_hpc_client.accept.cluster_run import ClusterMeasuring, ClusterTerms
+from nova_hpc_common.wire.member_verdict import read_member_verdict
+from nova_hpc_guest.accept.first_sample import read_first_sample, write_first_sample
+from nova_hpc_guest.accept.refusal import Refusal
 from tests.unit.accept.cluster_world import TOP, ClusterWorld
 from tests.unit.guest.accept_world import list_processes
 

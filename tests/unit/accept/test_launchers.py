@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from nova_hpc_tools.accept.launchers import Reach
-from nova_hpc_tools.accept.remote_calls import (
+from nova_hpc_client.accept.launchers import Reach
+from nova_hpc_client.accept.remote_calls import (
     LONGEST,
     RemoteCall,
     explain_end,
     run_calls,
     started_calls,
 )
-from nova_hpc_tools.cluster.hostfiles import MemberHost
+from nova_hpc_client.cluster.hostfiles import MemberHost
 from tests.unit.guest.accept_world import list_processes
 
 #: Ends the words of programs that nobody else runs: not another run of these tests, either.
@@ -98,8 +98,8 @@ def test_a_call_has_a_limit() -> None:
 
 
 def test_a_call_that_ignores_everything_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nova_hpc_tools.accept.remote_calls._GRACE", 0.2)
-    monkeypatch.setattr("nova_hpc_tools.accept.remote_calls._PATIENCE", 0.2)
+    monkeypatch.setattr("nova_hpc_client.accept.remote_calls._GRACE", 0.2)
+    monkeypatch.setattr("nova_hpc_client.accept.remote_calls._PATIENCE", 0.2)
     text = f"trap '' TERM HUP INT; while :; do sleep 0.3{OWN}; done"
     (end,) = run_calls([["/bin/sh", "-c", text]], 0.3)
     assert end.problem is not None

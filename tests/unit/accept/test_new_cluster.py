@@ -8,19 +8,19 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from nova_hpc.guest.accept.facts import GuestFacts
-from nova_hpc.guest.accept.refusal import Refusal
-from nova_hpc.guest.accept.result import AcceptanceResult
-from nova_hpc.wire.cluster_wish import ClusterWish, Nic
-from nova_hpc.wire.member_verdict import KEY
-from nova_hpc_tools.accept.cluster_result import ClusterAcceptance, MemberAcceptance
-from nova_hpc_tools.accept.new_cluster import settle_cluster
-from nova_hpc_tools.cluster.life_cycle import commands
-from nova_hpc_tools.cluster.life_cycle import run as life_cycle_run
-from nova_hpc_tools.cluster.life_cycle.commands import Nearness
-from nova_hpc_tools.cluster.life_cycle.run import ClusterCloudError, ClusterError, Pace
-from nova_hpc_tools.cluster.members.model import Cluster, number_members
-from nova_hpc_tools.cluster.wish import Secrets
+from nova_hpc_client.accept.cluster_result import ClusterAcceptance, MemberAcceptance
+from nova_hpc_client.accept.new_cluster import settle_cluster
+from nova_hpc_client.cluster.life_cycle import commands
+from nova_hpc_client.cluster.life_cycle import run as life_cycle_run
+from nova_hpc_client.cluster.life_cycle.commands import Nearness
+from nova_hpc_client.cluster.life_cycle.run import ClusterCloudError, ClusterError, Pace
+from nova_hpc_client.cluster.members.model import Cluster, number_members
+from nova_hpc_client.cluster.wish import Secrets
+from nova_hpc_common.wire.cluster_wish import ClusterWish, Nic
+from nova_hpc_common.wire.member_verdict import KEY
+from nova_hpc_guest.accept.facts import GuestFacts
+from nova_hpc_guest.accept.refusal import Refusal
+from nova_hpc_guest.accept.result import AcceptanceResult
 from tests.unit.accept.rows import acceptance_row
 from tests.unit.cluster.model_cloud import ModelCloud
 

@@ -12,7 +12,7 @@ import json
 import re
 from pathlib import Path
 
-from nova_hpc.guest.accept.options import add_accept_options
+from nova_hpc_guest.accept.options import add_accept_options
 
 TOP = Path(__file__).parents[3]
 CHECK = TOP / "etc/reframe/nova_hpc_accept_check.py"

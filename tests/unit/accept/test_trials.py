@@ -20,8 +20,8 @@ from benchmarks.acceptance.__main__ import (
     read_trials,
 )
 from benchmarks.acceptance.faults import FAULTS, NOTHING
-from nova_hpc.guest.accept.causes import CAUSES
-from nova_hpc.guest.accept.probes import PROBE_OF
+from nova_hpc_guest.accept.causes import CAUSES
+from nova_hpc_guest.accept.probes import PROBE_OF
 
 GOOD = Trial("quota", {"cpu-quota": "indicated"}, ("cpu_one",), (), {}, 6, 31.0, 0.5)
 QUIET = Trial(NOTHING, {}, (), (), {}, 6, 40.0, 0.1)

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nova_hpc.guest.accept.facts import GuestFacts
-from nova_hpc.guest.accept.probes import PROBE_OF
-from nova_hpc.guest.accept.ratio import LEAST_PAIRS
-from nova_hpc.guest.accept.sample import Reading, Sample
-from nova_hpc_tools.accept import turns
+from nova_hpc_client.accept import turns
+from nova_hpc_guest.accept.facts import GuestFacts
+from nova_hpc_guest.accept.probes import PROBE_OF
+from nova_hpc_guest.accept.ratio import LEAST_PAIRS
+from nova_hpc_guest.accept.sample import Reading, Sample
 
 CPU = [PROBE_OF["cpu_one"]]
 NET = [PROBE_OF["net_bw"]]

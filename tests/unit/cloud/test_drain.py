@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nova_hpc.fabric.model import FabricMap, FabricPlace
-from nova_hpc.topology.level import Location
+from nova_hpc_common.level import Location
 from nova_hpc_tools import snapshot
 from nova_hpc_tools.cloud import server_moves
 from nova_hpc_tools.cloud.drain import DrainedServer, DrainPlan, Move, plan_drain

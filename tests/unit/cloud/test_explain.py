@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nova_hpc.placement.choose import choose_device_sets
-from nova_hpc.placement.model import AffinityPolicy, WantedCell
-from nova_hpc.topology.level import Distance, Level
+from nova_hpc.placement.model import WantedCell
+from nova_hpc_common.level import AffinityPolicy, Distance, Level
 from nova_hpc_tools import snapshot
 from nova_hpc_tools.cloud.explain import document as explain_document
 from nova_hpc_tools.cloud.explain import explain_flavor

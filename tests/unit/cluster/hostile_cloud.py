@@ -8,12 +8,12 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nova_hpc.wire import cluster_wish
-from nova_hpc.wire.cluster_wish import ClusterWish
-from nova_hpc_tools.cluster import wish as wishes
-from nova_hpc_tools.cluster.members import model, server
-from nova_hpc_tools.cluster.members.model import Cluster
-from nova_hpc_tools.cluster.members.server import OneServer
+from nova_hpc_client.cluster import wish as wishes
+from nova_hpc_client.cluster.members import model, server
+from nova_hpc_client.cluster.members.model import Cluster
+from nova_hpc_client.cluster.members.server import OneServer
+from nova_hpc_common.wire import cluster_wish
+from nova_hpc_common.wire.cluster_wish import ClusterWish
 
 Json = dict[str, Any]
 
@@ -104,7 +104,7 @@ def written_everywhere(text: str, number: int) -> tuple[list[Json], list[Json], 
 
 
 class HostileCloud:
-    """Answers as :class:`nova_hpc_tools.openstack.cloud.SdkCloud` does."""
+    """Answers as :class:`nova_hpc_client.openstack.cloud.SdkCloud` does."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         self.groups: list[Json] = []

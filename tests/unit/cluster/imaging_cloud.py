@@ -7,9 +7,9 @@ import datetime
 from collections.abc import Mapping
 from typing import Any
 
-from nova_hpc_tools.cluster import snapshots
-from nova_hpc_tools.cluster.life_cycle.run import BusyError, ClusterCloudError
-from nova_hpc_tools.cluster.snapshots import ClusterSnapshot, MemberImage
+from nova_hpc_client.cluster import snapshots
+from nova_hpc_client.cluster.life_cycle.run import BusyError, ClusterCloudError
+from nova_hpc_client.cluster.snapshots import ClusterSnapshot, MemberImage
 from tests.unit.cluster.model_cloud import ModelCloud
 
 _BEGIN = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)

@@ -11,17 +11,17 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nova_hpc.guest import host_list
-from nova_hpc.wire import cluster_wish
-from nova_hpc.wire.cluster_wish import ClusterWish
-from nova_hpc_tools.cluster import head as heads
-from nova_hpc_tools.cluster import wish as wishes
-from nova_hpc_tools.cluster.life_cycle.run import BusyError, ClusterCloudError, LostError
-from nova_hpc_tools.cluster.members import marks
-from nova_hpc_tools.cluster.members import model as members
-from nova_hpc_tools.cluster.members.foreign_group import GroupRecords
-from nova_hpc_tools.cluster.members.model import Cluster
-from nova_hpc_tools.cluster.wish import Secrets
+from nova_hpc_client.cluster import head as heads
+from nova_hpc_client.cluster import wish as wishes
+from nova_hpc_client.cluster.life_cycle.run import BusyError, ClusterCloudError, LostError
+from nova_hpc_client.cluster.members import marks
+from nova_hpc_client.cluster.members import model as members
+from nova_hpc_client.cluster.members.foreign_group import GroupRecords
+from nova_hpc_client.cluster.members.model import Cluster
+from nova_hpc_client.cluster.wish import Secrets
+from nova_hpc_common.wire import cluster_wish
+from nova_hpc_common.wire.cluster_wish import ClusterWish
+from nova_hpc_guest import host_list
 
 
 class Killed(BaseException):

@@ -3,8 +3,8 @@
 
 import pytest
 
-from nova_hpc.wire.cluster_wish import Nic
-from nova_hpc_tools.cluster.addresses import MemberAddressError, needs_config_drive
+from nova_hpc_client.cluster.addresses import MemberAddressError, needs_config_drive
+from nova_hpc_common.wire.cluster_wish import Nic
 
 DHCP, NONE = {"enable_dhcp": True}, {"enable_dhcp": False}
 

@@ -14,17 +14,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.wire import cluster_wish
-from nova_hpc.wire.cluster_wish import UNKNOWN, ClusterWish, Nic
-from nova_hpc.wire.version import WireError
-from nova_hpc_tools.cluster import wish as wishes
-from nova_hpc_tools.cluster.life_cycle import adoption, commands, decide
-from nova_hpc_tools.cluster.life_cycle import run as life_cycle_run
-from nova_hpc_tools.cluster.life_cycle.run import ClusterError, Pace
-from nova_hpc_tools.cluster.members import foreign_group, marks, model
-from nova_hpc_tools.cluster.members.foreign_group import AdoptionError, GroupRecords
-from nova_hpc_tools.cluster.members.model import Cluster, ClusterState
-from nova_hpc_tools.cluster.wish import Secrets, WishError
+from nova_hpc_client.cluster import wish as wishes
+from nova_hpc_client.cluster.life_cycle import adoption, commands, decide
+from nova_hpc_client.cluster.life_cycle import run as life_cycle_run
+from nova_hpc_client.cluster.life_cycle.run import ClusterError, Pace
+from nova_hpc_client.cluster.members import foreign_group, marks, model
+from nova_hpc_client.cluster.members.foreign_group import AdoptionError, GroupRecords
+from nova_hpc_client.cluster.members.model import Cluster, ClusterState
+from nova_hpc_client.cluster.wish import Secrets, WishError
+from nova_hpc_common.wire import cluster_wish
+from nova_hpc_common.wire.cluster_wish import UNKNOWN, ClusterWish, Nic
+from nova_hpc_common.wire.version import WireError
 from tests.unit.cluster.model_cloud import Killed, ModelCloud
 
 PACE = Pace(sleep=lambda seconds: None, clock=lambda: 0.0)

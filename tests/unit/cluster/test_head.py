@@ -10,22 +10,22 @@ import attrs
 import pytest
 import yaml
 
-from nova_hpc.guest import cluster_files, host_list
-from nova_hpc.guest.host_list import HEAD, HostList, ListedHost, PublicKeys, WrongHostListError
-from nova_hpc.wire import cluster_wish
-from nova_hpc.wire.cluster_wish import ClusterWish, Nic
-from nova_hpc.wire.version import LaterError
-from nova_hpc_tools.cluster import head as heads
-from nova_hpc_tools.cluster import hostfiles
-from nova_hpc_tools.cluster.addresses import MemberAddressError, needs_config_drive
-from nova_hpc_tools.cluster.life_cycle import commands, decide, verbs
-from nova_hpc_tools.cluster.life_cycle import run as life_cycle_run
-from nova_hpc_tools.cluster.life_cycle.commands import Nearness
-from nova_hpc_tools.cluster.life_cycle.run import ClusterError, Pace
-from nova_hpc_tools.cluster.life_cycle.steps import Act, MakeHead, MakeServers
-from nova_hpc_tools.cluster.life_cycle.verbs import REBOOT, REBUILD, SHELVE, START, STOP, UNSHELVE
-from nova_hpc_tools.cluster.members.model import Cluster, ClusterState, number_members
-from nova_hpc_tools.cluster.wish import Secrets, WishError
+from nova_hpc_client.cluster import head as heads
+from nova_hpc_client.cluster import hostfiles
+from nova_hpc_client.cluster.addresses import MemberAddressError, needs_config_drive
+from nova_hpc_client.cluster.life_cycle import commands, decide, verbs
+from nova_hpc_client.cluster.life_cycle import run as life_cycle_run
+from nova_hpc_client.cluster.life_cycle.commands import Nearness
+from nova_hpc_client.cluster.life_cycle.run import ClusterError, Pace
+from nova_hpc_client.cluster.life_cycle.steps import Act, MakeHead, MakeServers
+from nova_hpc_client.cluster.life_cycle.verbs import REBOOT, REBUILD, SHELVE, START, STOP, UNSHELVE
+from nova_hpc_client.cluster.members.model import Cluster, ClusterState, number_members
+from nova_hpc_client.cluster.wish import Secrets, WishError
+from nova_hpc_common.wire import cluster_wish
+from nova_hpc_common.wire.cluster_wish import ClusterWish, Nic
+from nova_hpc_common.wire.version import LaterError
+from nova_hpc_guest import cluster_files, host_list
+from nova_hpc_guest.host_list import HEAD, HostList, ListedHost, PublicKeys, WrongHostListError
 from tests.unit.cluster.model_cloud import ModelCloud
 
 GROUP = "12345678-1234-4234-8234-123456789012"

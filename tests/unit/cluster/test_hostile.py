@@ -22,19 +22,19 @@ import pytest
 import yaml
 from osc_lib import exceptions
 
-from nova_hpc.wire import cluster_wish, position
-from nova_hpc.wire.position import Position
-from nova_hpc_tools.cluster import hostfiles
-from nova_hpc_tools.cluster.hostfiles import HostError
-from nova_hpc_tools.cluster.life_cycle import checks, commands, decide
-from nova_hpc_tools.cluster.life_cycle.run import ClusterError, Pace
-from nova_hpc_tools.cluster.life_cycle.steps import Stuck
-from nova_hpc_tools.cluster.members import neighbours, picture
-from nova_hpc_tools.openstack import progress
-from nova_hpc_tools.openstack.cloud import SdkCloud
-from nova_hpc_tools.openstack.rest import GoneError
-from nova_hpc_tools.openstack.v1 import cluster_changes, cluster_views
-from nova_hpc_tools.openstack.v1 import server_view as server_command
+from nova_hpc_client.cluster import hostfiles
+from nova_hpc_client.cluster.hostfiles import HostError
+from nova_hpc_client.cluster.life_cycle import checks, commands, decide
+from nova_hpc_client.cluster.life_cycle.run import ClusterError, Pace
+from nova_hpc_client.cluster.life_cycle.steps import Stuck
+from nova_hpc_client.cluster.members import neighbours, picture
+from nova_hpc_client.openstack import progress
+from nova_hpc_client.openstack.cloud import SdkCloud
+from nova_hpc_client.openstack.rest import GoneError
+from nova_hpc_client.openstack.v1 import cluster_changes, cluster_views
+from nova_hpc_client.openstack.v1 import server_view as server_command
+from nova_hpc_common.wire import cluster_wish, position
+from nova_hpc_common.wire.position import Position
 from tests.unit import hostile
 from tests.unit.cluster import hostile_cloud
 from tests.unit.cluster.hostile_cloud import HostileCloud, a_server, called, id_of

@@ -15,13 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.wire.cluster_wish import ClusterWish, Nic
-from nova_hpc_tools.cluster.life_cycle import commands, decide
-from nova_hpc_tools.cluster.life_cycle import run as life_cycle_run
-from nova_hpc_tools.cluster.life_cycle.commands import Nearness
-from nova_hpc_tools.cluster.life_cycle.run import ClusterError, Pace
-from nova_hpc_tools.cluster.members.model import Cluster, ClusterState
-from nova_hpc_tools.cluster.wish import Secrets
+from nova_hpc_client.cluster.life_cycle import commands, decide
+from nova_hpc_client.cluster.life_cycle import run as life_cycle_run
+from nova_hpc_client.cluster.life_cycle.commands import Nearness
+from nova_hpc_client.cluster.life_cycle.run import ClusterError, Pace
+from nova_hpc_client.cluster.members.model import Cluster, ClusterState
+from nova_hpc_client.cluster.wish import Secrets
+from nova_hpc_common.wire.cluster_wish import ClusterWish, Nic
 from tests.unit.cluster.model_cloud import Killed, ModelCloud
 
 NET = "11111111-2222-4333-8444-555555555555"
@@ -427,7 +427,7 @@ def test_a_host_list_that_is_too_long_leaves_what_was(monkeypatch: pytest.Monkey
     cloud = start([], {})
     wish = attrs.evolve(PLAIN, hosts=True)
     cluster = create(cloud, wish)
-    monkeypatch.setattr("nova_hpc.guest.host_list.MOST_ITEMS", 1)
+    monkeypatch.setattr("nova_hpc_guest.host_list.MOST_ITEMS", 1)
     with pytest.raises(ClusterError, match=r"are possible.*\n.* 3 members as before"):
         commands.scale_cluster(cloud, cluster, {1, 2, 3, 4}, Secrets(), PACE)
     complete(cloud, wish, {1, 2, 3})

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.wire import cluster_wish, numbers
-from nova_hpc.wire.cluster_wish import ClusterWish, Nic
-from nova_hpc.wire.mounts import Mount
-from nova_hpc.wire.version import WireError
-from nova_hpc_tools.cluster import wish as wishes
-from nova_hpc_tools.cluster.life_cycle import checks as life_cycle_checks
-from nova_hpc_tools.cluster.life_cycle import quota as quotas
-from nova_hpc_tools.cluster.life_cycle.quota import HeadNeed, Quota, QuotaNeed
-from nova_hpc_tools.cluster.wish import Secrets, WishError
+from nova_hpc_client.cluster import wish as wishes
+from nova_hpc_client.cluster.life_cycle import checks as life_cycle_checks
+from nova_hpc_client.cluster.life_cycle import quota as quotas
+from nova_hpc_client.cluster.life_cycle.quota import HeadNeed, Quota, QuotaNeed
+from nova_hpc_client.cluster.wish import Secrets, WishError
+from nova_hpc_common.wire import cluster_wish, numbers
+from nova_hpc_common.wire.cluster_wish import ClusterWish, Nic
+from nova_hpc_common.wire.mounts import Mount
+from nova_hpc_common.wire.version import WireError
 
 PLAIN = ClusterWish("train", frozenset({1, 2}), "42", image="img")
 GROUP = "12345678-1234-4234-8234-123456789012"

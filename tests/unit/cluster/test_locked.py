@@ -8,12 +8,12 @@ from collections.abc import Callable
 import attrs
 import pytest
 
-from nova_hpc.wire.cluster_wish import ClusterWish
-from nova_hpc_tools.cluster.life_cycle import commands, decide, verbs
-from nova_hpc_tools.cluster.life_cycle import run as life_cycle_run
-from nova_hpc_tools.cluster.life_cycle.run import ClusterError
-from nova_hpc_tools.cluster.members.model import Cluster
-from nova_hpc_tools.cluster.wish import Secrets
+from nova_hpc_client.cluster.life_cycle import commands, decide, verbs
+from nova_hpc_client.cluster.life_cycle import run as life_cycle_run
+from nova_hpc_client.cluster.life_cycle.run import ClusterError
+from nova_hpc_client.cluster.members.model import Cluster
+from nova_hpc_client.cluster.wish import Secrets
+from nova_hpc_common.wire.cluster_wish import ClusterWish
 from tests.unit.cluster.model_cloud import ModelCloud
 from tests.unit.cluster.test_renamed import PACE, cluster_of, create, names_of, resume, server_of
 

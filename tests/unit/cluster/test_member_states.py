@@ -11,14 +11,14 @@ from pathlib import Path
 import attrs
 import pytest
 
-from nova_hpc.wire.cluster_wish import ClusterWish
-from nova_hpc_tools.cluster.life_cycle import commands, decide
-from nova_hpc_tools.cluster.life_cycle.commands import Nearness
-from nova_hpc_tools.cluster.life_cycle.run import ClusterError, Pace
-from nova_hpc_tools.cluster.life_cycle.steps import Done, Stuck, Wait
-from nova_hpc_tools.cluster.members.model import Cluster
-from nova_hpc_tools.cluster.members.server_state import LEAVING_TASKS, RUNNING_TASKS, STATUSES
-from nova_hpc_tools.cluster.wish import Secrets
+from nova_hpc_client.cluster.life_cycle import commands, decide
+from nova_hpc_client.cluster.life_cycle.commands import Nearness
+from nova_hpc_client.cluster.life_cycle.run import ClusterError, Pace
+from nova_hpc_client.cluster.life_cycle.steps import Done, Stuck, Wait
+from nova_hpc_client.cluster.members.model import Cluster
+from nova_hpc_client.cluster.members.server_state import LEAVING_TASKS, RUNNING_TASKS, STATUSES
+from nova_hpc_client.cluster.wish import Secrets
+from nova_hpc_common.wire.cluster_wish import ClusterWish
 from tests.unit.cluster.model_cloud import ModelCloud
 
 WISH = ClusterWish("train", frozenset({1, 2}), "42", image="img")

@@ -11,19 +11,15 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.wire.cluster_wish import ClusterWish
-from nova_hpc.wire.member_verdict import MemberVerdict
-from nova_hpc.wire.position import Position
-from nova_hpc_tools.cluster import hostfiles
-from nova_hpc_tools.cluster.hostfiles import HostError
-from nova_hpc_tools.cluster.members import leave, model, neighbours, picture
-from nova_hpc_tools.cluster.members.group import ClusterGroup
-from nova_hpc_tools.cluster.members.leave import MemberPlace
-from nova_hpc_tools.cluster.members.model import (
-    Cluster,
-    ClusterMember,
-    read_member,
-)
+from nova_hpc_client.cluster import hostfiles
+from nova_hpc_client.cluster.hostfiles import HostError
+from nova_hpc_client.cluster.members import leave, model, neighbours, picture
+from nova_hpc_client.cluster.members.group import ClusterGroup
+from nova_hpc_client.cluster.members.leave import MemberPlace
+from nova_hpc_client.cluster.members.model import Cluster, ClusterMember, read_member
+from nova_hpc_common.wire.cluster_wish import ClusterWish
+from nova_hpc_common.wire.member_verdict import MemberVerdict
+from nova_hpc_common.wire.position import Position
 
 
 def member(number: int, leaf: str, host: str, **more: object) -> ClusterMember:

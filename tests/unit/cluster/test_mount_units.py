@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.wire import cluster_wish
-from nova_hpc.wire.cluster_wish import ClusterWish
-from nova_hpc.wire.mounts import Mount, MountError, parse_mount
-from nova_hpc.wire.version import WireError
-from nova_hpc_tools.cluster import head as heads
-from nova_hpc_tools.cluster import mount_units
-from nova_hpc_tools.cluster import wish as wishes
-from nova_hpc_tools.cluster.wish import Secrets, WishError
+from nova_hpc_client.cluster import head as heads
+from nova_hpc_client.cluster import mount_units
+from nova_hpc_client.cluster import wish as wishes
+from nova_hpc_client.cluster.wish import Secrets, WishError
+from nova_hpc_common.wire import cluster_wish
+from nova_hpc_common.wire.cluster_wish import ClusterWish
+from nova_hpc_common.wire.mounts import Mount, MountError, parse_mount
+from nova_hpc_common.wire.version import WireError
 
 MOUNTS = tuple(
     map(

@@ -9,13 +9,13 @@ from typing import Any
 import attrs
 import pytest
 
-from nova_hpc.wire.cluster_wish import ClusterWish
-from nova_hpc_tools.cluster.life_cycle import commands, decide
-from nova_hpc_tools.cluster.life_cycle import run as life_cycle_run
-from nova_hpc_tools.cluster.life_cycle.commands import Nearness
-from nova_hpc_tools.cluster.life_cycle.run import ClusterError, Pace
-from nova_hpc_tools.cluster.members.model import Cluster, ClusterState, number_members
-from nova_hpc_tools.cluster.wish import Secrets
+from nova_hpc_client.cluster.life_cycle import commands, decide
+from nova_hpc_client.cluster.life_cycle import run as life_cycle_run
+from nova_hpc_client.cluster.life_cycle.commands import Nearness
+from nova_hpc_client.cluster.life_cycle.run import ClusterError, Pace
+from nova_hpc_client.cluster.members.model import Cluster, ClusterState, number_members
+from nova_hpc_client.cluster.wish import Secrets
+from nova_hpc_common.wire.cluster_wish import ClusterWish
 from tests.unit.cluster.model_cloud import Killed, ModelCloud
 
 WISH = ClusterWish("k", frozenset({1, 2, 3}), "42", image="img", networks="none")

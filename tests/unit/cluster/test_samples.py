@@ -12,8 +12,8 @@ import hcl2
 import pytest
 import yaml
 
-from nova_hpc_tools.cluster import wish as wishes
-from nova_hpc_tools.cluster.members import neighbours
+from nova_hpc_client.cluster import wish as wishes
+from nova_hpc_client.cluster.members import neighbours
 from tests.unit.cluster.test_members import TWO_LEAVES, cluster, member
 
 SAMPLES = Path(__file__).resolve().parents[3] / "docs/source/user/samples"

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from nova_hpc.placement.model import AffinityPolicy
-from nova_hpc.topology.level import Level
-from nova_hpc.wire import position, server_devices
-from nova_hpc.wire.position import Position
-from nova_hpc.wire.server_devices import ServerDevices
-from nova_hpc_tools.cluster.members.server import read_own_server
-from nova_hpc_tools.openstack.v1.server_view import server_record_of
+from nova_hpc_client.cluster.members.server import read_own_server
+from nova_hpc_client.openstack.v1.server_view import server_record_of
+from nova_hpc_common.level import AffinityPolicy, Level
+from nova_hpc_common.wire import position, server_devices
+from nova_hpc_common.wire.position import Position
+from nova_hpc_common.wire.server_devices import ServerDevices
 
 DEVICES = ServerDevices(
     Level.SWITCH,

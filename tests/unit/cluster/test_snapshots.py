@@ -14,20 +14,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.wire import cluster_wish, numbers
-from nova_hpc.wire.cluster_wish import ClusterWish, Nic
-from nova_hpc_tools.cluster import snapshots
-from nova_hpc_tools.cluster import wish as wishes
-from nova_hpc_tools.cluster.life_cycle import commands, decide, verbs
-from nova_hpc_tools.cluster.life_cycle import run as life_cycle_run
-from nova_hpc_tools.cluster.life_cycle import snapshot as life_cycle_snapshot
-from nova_hpc_tools.cluster.life_cycle.commands import Nearness
-from nova_hpc_tools.cluster.life_cycle.run import ClusterCloudError, ClusterError, Pace
-from nova_hpc_tools.cluster.members.model import Cluster, ClusterState
-from nova_hpc_tools.cluster.snapshots import ClusterSnapshot
-from nova_hpc_tools.cluster.wish import Secrets
-from nova_hpc_tools.openstack import options
-from nova_hpc_tools.openstack.snapshot_images import SnapshotImages
+from nova_hpc_client.cluster import snapshots
+from nova_hpc_client.cluster import wish as wishes
+from nova_hpc_client.cluster.life_cycle import commands, decide, verbs
+from nova_hpc_client.cluster.life_cycle import run as life_cycle_run
+from nova_hpc_client.cluster.life_cycle import snapshot as life_cycle_snapshot
+from nova_hpc_client.cluster.life_cycle.commands import Nearness
+from nova_hpc_client.cluster.life_cycle.run import ClusterCloudError, ClusterError, Pace
+from nova_hpc_client.cluster.members.model import Cluster, ClusterState
+from nova_hpc_client.cluster.snapshots import ClusterSnapshot
+from nova_hpc_client.cluster.wish import Secrets
+from nova_hpc_client.openstack import options
+from nova_hpc_client.openstack.snapshot_images import SnapshotImages
+from nova_hpc_common.wire import cluster_wish, numbers
+from nova_hpc_common.wire.cluster_wish import ClusterWish, Nic
 from tests.unit.cluster import test_adoption as adopted_servers
 from tests.unit.cluster.imaging_cloud import ImagingCloud
 from tests.unit.cluster.model_cloud import Killed

@@ -14,10 +14,10 @@ from nova_hpc.cluster.group_domain.domain_choice import FabricSeat
 from nova_hpc.cluster.group_domain.model import EVERYWHERE, GroupDomain
 from nova_hpc.cluster.plan import GangPlan, GangPolicy, GangRefusal
 from nova_hpc.fabric.model import FabricLevel, FabricMap, FabricPlace
+from nova_hpc_common.output.printing import InertConsole
 from nova_hpc_tools.cloud import explain_command, gang_answer
-from nova_hpc_tools.cluster.group_fit import DomainFit, GroupFit, assess_group_fit
+from nova_hpc_tools.cloud.group_fit import DomainFit, GroupFit, assess_group_fit
 from nova_hpc_tools.main import main
-from nova_hpc_tools.printing import InertConsole
 from nova_hpc_tools.snapshot import document as snapshot_document
 from nova_hpc_tools.snapshot.group_fleet import GroupLine
 from nova_hpc_tools.snapshot.unplaced_requests import UnplacedRequest

@@ -11,15 +11,15 @@ from typing import Any
 import attrs
 import pytest
 
-from nova_hpc.wire.cluster_wish import ClusterWish, Nic
-from nova_hpc_tools.cluster import user_data
-from nova_hpc_tools.cluster import wish as wishes
-from nova_hpc_tools.cluster.life_cycle import commands, decide, verbs
-from nova_hpc_tools.cluster.life_cycle import run as life_cycle_run
-from nova_hpc_tools.cluster.life_cycle.commands import Nearness
-from nova_hpc_tools.cluster.life_cycle.run import ClusterError
-from nova_hpc_tools.cluster.user_data import UserDataError, encoded_size_of, merge_user_data
-from nova_hpc_tools.cluster.wish import Secrets, WishError
+from nova_hpc_client.cluster import user_data
+from nova_hpc_client.cluster import wish as wishes
+from nova_hpc_client.cluster.life_cycle import commands, decide, verbs
+from nova_hpc_client.cluster.life_cycle import run as life_cycle_run
+from nova_hpc_client.cluster.life_cycle.commands import Nearness
+from nova_hpc_client.cluster.life_cycle.run import ClusterError
+from nova_hpc_client.cluster.user_data import UserDataError, encoded_size_of, merge_user_data
+from nova_hpc_client.cluster.wish import Secrets, WishError
+from nova_hpc_common.wire.cluster_wish import ClusterWish, Nic
 from tests.unit.cluster.model_cloud import ModelCloud
 from tests.unit.cluster.test_renamed import PACE, cluster_of, create, names_of, server_of
 

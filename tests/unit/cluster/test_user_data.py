@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc_tools.cluster import user_data
-from nova_hpc_tools.cluster.user_data import MOST, UserDataError, make_member_keys, merge_user_data
+from nova_hpc_client.cluster import user_data
+from nova_hpc_client.cluster.user_data import MOST, UserDataError, make_member_keys, merge_user_data
 
 KEYS = make_member_keys()
 #: Bytes of user data of which Nova takes the base64.

@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.wire import cluster_wish
-from nova_hpc.wire.cluster_wish import ClusterWish
-from nova_hpc.wire.version import WireError
-from nova_hpc_tools.cluster.life_cycle import commands, decide, verbs
-from nova_hpc_tools.cluster.life_cycle import run as life_cycle_run
-from nova_hpc_tools.cluster.life_cycle.commands import Nearness
-from nova_hpc_tools.cluster.life_cycle.run import ClusterError, Pace
-from nova_hpc_tools.cluster.life_cycle.verbs import REBOOT, REBUILD, SHELVE, START, STOP, UNSHELVE
-from nova_hpc_tools.cluster.members.model import Cluster, ClusterState
-from nova_hpc_tools.cluster.wish import Secrets
+from nova_hpc_client.cluster.life_cycle import commands, decide, verbs
+from nova_hpc_client.cluster.life_cycle import run as life_cycle_run
+from nova_hpc_client.cluster.life_cycle.commands import Nearness
+from nova_hpc_client.cluster.life_cycle.run import ClusterError, Pace
+from nova_hpc_client.cluster.life_cycle.verbs import REBOOT, REBUILD, SHELVE, START, STOP, UNSHELVE
+from nova_hpc_client.cluster.members.model import Cluster, ClusterState
+from nova_hpc_client.cluster.wish import Secrets
+from nova_hpc_common.wire import cluster_wish
+from nova_hpc_common.wire.cluster_wish import ClusterWish
+from nova_hpc_common.wire.version import WireError
 from tests.unit.cluster.model_cloud import Killed, ModelCloud
 
 WISH = ClusterWish("train", frozenset({1, 2, 3}), "42", image="img")

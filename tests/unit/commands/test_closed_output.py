@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from nova_hpc_common.output.standard_streams import HeardOutput
 from nova_hpc_tools.base import ListCommand, RecordCommand, _BaseCommand
-from nova_hpc_tools.outlet import HeardOutput
 from nova_hpc_tools.snapshot import document as snapshot_document
 from tests.unit.cloud import test_explain_command
 from tests.unit.guest import conftest as guest_fixtures
@@ -33,7 +33,7 @@ WITH_LIBVIRT = f"""import sys
 from tests.unit.node_files import Libvirt
 sys.modules["libvirt"] = Libvirt()
 {COMMAND}"""
-GUEST = "import sys; from nova_hpc.guest.command import main; sys.exit(main())"
+GUEST = "import sys; from nova_hpc_guest.command import main; sys.exit(main())"
 CLOSED = 141
 #: Of a command that has changed something.
 DONE = "the command has done all that was asked for"
@@ -358,8 +358,8 @@ from pathlib import Path
 from cliff.app import App
 from cliff.commandmanager import CommandManager
 from osc_lib.command import command
-from nova_hpc_tools.outlet import HeardOutput
-from nova_hpc_tools.printing import InertOutput
+from nova_hpc_common.output.standard_streams import HeardOutput
+from nova_hpc_common.output.printing import InertOutput
 
 
 class Make(HeardOutput, InertOutput, command.ShowOne):

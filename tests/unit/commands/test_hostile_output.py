@@ -23,14 +23,14 @@ from rich.tree import Tree
 
 from nova_hpc.cluster.group_domain.records import SweptProviders
 from nova_hpc.wire import fabric_map
+from nova_hpc_common.output.hostlist import expand_hostlist
+from nova_hpc_common.output.printing import InertConsole, InertStream, inert_streams
 from nova_hpc_tools import main
 from nova_hpc_tools.base import CommandAnswer, CommandError, ListCommand, RecordCommand
 from nova_hpc_tools.cloud import drain_api, drain_command, server_moves
 from nova_hpc_tools.cloud.drain import Move
 from nova_hpc_tools.fabric import nova_aggregates, sync_command
-from nova_hpc_tools.fabric.hostlist import expand_hostlist
 from nova_hpc_tools.fabric.sync import CREATE, METADATA, SyncStep
-from nova_hpc_tools.printing import InertConsole, InertStream, inert_streams
 from nova_hpc_tools.snapshot import cloud_readers
 from nova_hpc_tools.snapshot.group_fleet import Reaped
 from tests.unit import hostile

@@ -16,8 +16,8 @@ import pytest
 from oslo_config import cfg
 
 from nova_hpc.conf.roles import DEFAULT_ROLES
-from nova_hpc.guest import command as guest
 from nova_hpc.topology import roles
+from nova_hpc_guest import command as guest
 from nova_hpc_tools.adopt import service_settings
 from nova_hpc_tools.main import NovaHpc, main
 from tests.unit.commands import pages

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from nova_hpc_tools.fabric.hostlist import compress_hostlist, expand_hostlist
+from nova_hpc_common.output.hostlist import compress_hostlist, expand_hostlist
 
 _PATIENCE = 60.0
 _ENTRY = re.compile(r"(\w+)=(\S+)")

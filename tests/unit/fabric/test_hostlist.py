@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc_tools.fabric.hostlist import HostListError, compress_hostlist, expand_hostlist
+from nova_hpc_common.output.hostlist import HostListError, compress_hostlist, expand_hostlist
 
 NAMES = st.one_of(
     st.from_regex(r"[a-c]{1,2}-?[0-9]{1,3}", fullmatch=True),

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from nova_hpc.fabric.model import TREE, FabricLevel, FabricMap, FabricPlace
-from nova_hpc_tools.fabric.hostlist import compress_hostlist, expand_hostlist
+from nova_hpc_common.output.hostlist import compress_hostlist, expand_hostlist
 from nova_hpc_tools.fabric.readers import reader_choice as readers
 from nova_hpc_tools.fabric.readers.reader_choice import ReaderOptions
 from nova_hpc_tools.fabric.writers import slurm

@@ -9,7 +9,7 @@ from hypothesis import given
 from lxml import etree
 
 from nova_hpc.fabric.model import FabricLevel, FabricLink, FabricMap, FabricPlace, FabricSwitch
-from nova_hpc_tools.fabric.hostlist import expand_hostlist
+from nova_hpc_common.output.hostlist import expand_hostlist
 from nova_hpc_tools.fabric.problems import FabricMapError
 from nova_hpc_tools.fabric.readers import reader_choice as readers
 from nova_hpc_tools.fabric.readers.reader_choice import ReaderOptions

@@ -10,9 +10,9 @@ import pytest
 from oslo_config import cfg
 
 from nova_hpc.conf.partitions import AGENT_GROUP, register_agent_options
-from nova_hpc.fabric.partitions.backends import ufm as ufm_backend
-from nova_hpc.fabric.partitions.backends.ufm import UfmSubnetManager
-from nova_hpc.fabric.partitions.backends.ufm_client import UfmAccess
+from nova_hpc_ufm import subnet_manager as ufm_backend
+from nova_hpc_ufm.client import UfmAccess
+from nova_hpc_ufm.subnet_manager import UfmSubnetManager
 from tests.unit.fabric_partitions.ufm_server import (
     PASSWORD,
     USER,

@@ -21,8 +21,6 @@ from nova_hpc.fabric.partitions.backends.base import (
     StaleReadingError,
     SubnetManagerError,
 )
-from nova_hpc.fabric.partitions.backends.ufm import UfmSubnetManager
-from nova_hpc.fabric.partitions.backends.ufm_record import read_ufm_record
 from nova_hpc.fabric.partitions.keys import Membership
 from nova_hpc.fabric.partitions.members import (
     DesiredPartitions,
@@ -31,6 +29,8 @@ from nova_hpc.fabric.partitions.members import (
 )
 from nova_hpc.fabric.partitions.report_choice import MemberReports
 from nova_hpc.fabric.partitions.watched_files import WatchedFiles
+from nova_hpc_ufm.record import read_ufm_record
+from nova_hpc_ufm.subnet_manager import UfmSubnetManager
 from tests.unit.fabric_partitions.ufm_server import (
     RecordedUfm,
 )

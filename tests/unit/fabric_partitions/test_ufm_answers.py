@@ -12,14 +12,14 @@ import pytest
 from oslo_config import cfg
 
 from nova_hpc.conf.partitions import AGENT_GROUP
-from nova_hpc.fabric.partitions.backends import ufm_client
 from nova_hpc.fabric.partitions.backends.base import (
     MemberState,
     SubnetManagerError,
 )
-from nova_hpc.fabric.partitions.backends.ufm import UfmSubnetManager
-from nova_hpc.fabric.partitions.backends.ufm_client import UfmAccess
-from nova_hpc.fabric.partitions.backends.ufm_partitions import read_partitions
+from nova_hpc_ufm import client as ufm_client
+from nova_hpc_ufm.client import UfmAccess
+from nova_hpc_ufm.partitions import read_partitions
+from nova_hpc_ufm.subnet_manager import UfmSubnetManager
 from tests.unit.fabric_partitions.ufm_server import (
     CONTRACT,
     PASSWORD,

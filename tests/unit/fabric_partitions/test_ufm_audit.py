@@ -12,7 +12,7 @@ from nova_hpc.conf.partitions import AGENT_GROUP
 from nova_hpc.fabric.partitions.backends.base import (
     AuditState,
 )
-from nova_hpc.fabric.partitions.backends.ufm import UfmSubnetManager
+from nova_hpc_ufm.subnet_manager import UfmSubnetManager
 from tests.unit.fabric_partitions.ufm_server import (
     RecordedUfm,
 )

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from nova_hpc.fabric.partitions.backends.base import MemberState
-from nova_hpc.fabric.partitions.backends.ufm import UfmSubnetManager
+from nova_hpc_ufm.subnet_manager import UfmSubnetManager
 from tests.unit.fabric_partitions.ufm_server import RecordedUfm
 from tests.unit.fabric_partitions.ufm_site import Site, unbind
 from tests.unit.fabric_partitions.ufm_world import FULL, LIMITED, TEXT, TWO, A, B, C, states, want

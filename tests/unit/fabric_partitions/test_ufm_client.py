@@ -11,7 +11,7 @@ import attrs
 import pytest
 
 from nova_hpc.fabric.partitions.backends.base import SubnetManagerError
-from nova_hpc.fabric.partitions.backends.ufm_client import UfmAccess, UfmClient
+from nova_hpc_ufm.client import UfmAccess, UfmClient
 from tests.unit.fabric_partitions.ufm_server import (
     PASSWORD,
     USER,

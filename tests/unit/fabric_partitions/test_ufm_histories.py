@@ -10,8 +10,8 @@ import pytest
 from oslo_config import cfg
 
 from nova_hpc.conf.partitions import AGENT_GROUP
-from nova_hpc.fabric.partitions.backends import ufm as ufm_backend
-from nova_hpc.fabric.partitions.backends.ufm_client import UfmAccess
+from nova_hpc_ufm import subnet_manager as ufm_backend
+from nova_hpc_ufm.client import UfmAccess
 from tests.unit.fabric_partitions.ufm_history import History
 from tests.unit.fabric_partitions.ufm_server import RecordedUfm, serve_ufm
 

@@ -9,8 +9,8 @@ from oslo_config import cfg
 
 from nova_hpc.conf.partitions import AGENT_GROUP
 from nova_hpc.fabric.partitions.backends.base import MemberState
-from nova_hpc.fabric.partitions.backends.ufm import UfmSubnetManager
 from nova_hpc.fabric.partitions.members import DesiredPartitions
+from nova_hpc_ufm.subnet_manager import UfmSubnetManager
 from tests.unit.fabric_partitions.ufm_server import RecordedUfm
 from tests.unit.fabric_partitions.ufm_site import unbind
 from tests.unit.fabric_partitions.ufm_world import FULL, TEXT, A, B, C, states, want

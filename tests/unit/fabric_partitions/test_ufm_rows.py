@@ -12,8 +12,8 @@ from oslo_config import cfg
 
 from nova_hpc.conf.partitions import AGENT_GROUP
 from nova_hpc.fabric.partitions.backends.base import MemberState, SubnetManagerError
-from nova_hpc.fabric.partitions.backends.ufm import UfmSubnetManager
 from nova_hpc.fabric.partitions.members import DesiredPartitions
+from nova_hpc_ufm.subnet_manager import UfmSubnetManager
 from tests.unit.fabric_partitions.ufm_server import RawAnswer, RecordedUfm
 from tests.unit.fabric_partitions.ufm_site import Site, unbind
 from tests.unit.fabric_partitions.ufm_world import FULL, TEXT, TWO, A, B, C, states, want

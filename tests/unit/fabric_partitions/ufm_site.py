@@ -10,11 +10,11 @@ import attrs
 from oslo_config import cfg
 
 from nova_hpc.fabric.partitions.agent_round import PartitionAgent
-from nova_hpc.fabric.partitions.backends.ufm import UfmSubnetManager
 from nova_hpc.fabric.partitions.keys import Membership
 from nova_hpc.fabric.partitions.members import DesiredPartitions
 from nova_hpc.fabric.partitions.report_choice import MemberReports
 from nova_hpc.fabric.partitions.watched_files import WatchedFiles
+from nova_hpc_ufm.subnet_manager import UfmSubnetManager
 from tests.unit.fabric_partitions.ufm_world import want
 
 Row = tuple[int, int, Membership]

@@ -6,12 +6,12 @@ from __future__ import annotations
 from nova_hpc.fabric.partitions.backends.base import (
     MemberState,
 )
-from nova_hpc.fabric.partitions.backends.ufm import UfmSubnetManager
 from nova_hpc.fabric.partitions.keys import Membership
 from nova_hpc.fabric.partitions.members import (
     DesiredPartitions,
     PartitionMember,
 )
+from nova_hpc_ufm.subnet_manager import UfmSubnetManager
 
 A, B, C = 0x0002C90000200001, 0x0002C90000200002, 0x0002C90000200003
 TEXT = {guid: f"{guid:016x}" for guid in (A, B, C)}

@@ -10,14 +10,14 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.guest.gpu import records
-from nova_hpc.guest.gpu.announcements import Announced
-from nova_hpc.guest.gpu.port_rule import port_of_address
-from nova_hpc.guest.gpu.records import GpuClient, GpuShare, GpuSlot
-from nova_hpc_tools.gpu import cleaning, model, refusals
-from nova_hpc_tools.gpu.cloud import ProjectView
-from nova_hpc_tools.gpu.model import GpuGroup, GpuPort, GpuServer, ShareState
-from nova_hpc_tools.gpu.refusals import ShareError
+from nova_hpc_client.gpu import cleaning, model, refusals
+from nova_hpc_client.gpu.cloud import ProjectView
+from nova_hpc_client.gpu.model import GpuGroup, GpuPort, GpuServer, ShareState
+from nova_hpc_client.gpu.refusals import ShareError
+from nova_hpc_guest.gpu import records
+from nova_hpc_guest.gpu.announcements import Announced
+from nova_hpc_guest.gpu.port_rule import port_of_address
+from nova_hpc_guest.gpu.records import GpuClient, GpuShare, GpuSlot
 
 SHARE = "0f4b3c2a-1111-4222-8333-444455556666"
 CLIENT = "7a1d9e00-1111-4222-8333-444455556666"

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from nova_hpc.guest.accept.evidence import AcceptanceRow, Evidence, TimeShare
-from nova_hpc.guest.accept.facts import GuestFacts, parse_facts
-from nova_hpc.guest.accept.probes import PROBE_OF
-from nova_hpc.guest.accept.ratio import Ratio, judge_ratio
+from nova_hpc_guest.accept.evidence import AcceptanceRow, Evidence, TimeShare
+from nova_hpc_guest.accept.facts import GuestFacts, parse_facts
+from nova_hpc_guest.accept.probes import PROBE_OF
+from nova_hpc_guest.accept.ratio import Ratio, judge_ratio
 
 DATA = Path(__file__).parents[2] / "data/accept"
 

@@ -10,9 +10,9 @@ import re
 from pathlib import Path
 
 from benchmarks.acceptance.__main__ import TRIALS, format_table, read_trials
-from nova_hpc.guest.accept.causes import CAUSES, CHANGES_NOTHING, CLOSES, COSTS_NOTHING
-from nova_hpc.guest.accept.probes import PROBES, TOOL_OF
-from nova_hpc.guest.accept.published import compare_published, load_published
+from nova_hpc_guest.accept.causes import CAUSES, CHANGES_NOTHING, CLOSES, COSTS_NOTHING
+from nova_hpc_guest.accept.probes import PROBES, TOOL_OF
+from nova_hpc_guest.accept.published import compare_published, load_published
 
 FOLDER = Path(__file__).parents[3] / "docs/source/user/accept"
 _ALONE = {

@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from nova_hpc.guest import command
-from nova_hpc.guest.accept import measuring
-from nova_hpc.guest.accept.tools import ToolRun, run_tool
+from nova_hpc_guest import command
+from nova_hpc_guest.accept import measuring
+from nova_hpc_guest.accept.tools import ToolRun, run_tool
 
 _SYSBENCH = """#!/bin/sh
 case "$*" in *--version*) echo "sysbench 1.0.20"; exit ;; esac
@@ -124,7 +124,7 @@ class AcceptWorld:
             [
                 sys.executable,
                 "-m",
-                "nova_hpc.guest.command",
+                "nova_hpc_guest.command",
                 "accept",
                 "--root",
                 str(self.root),

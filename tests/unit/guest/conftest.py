@@ -46,8 +46,8 @@ def guest(tmp_path):
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AcceptWorld:
     """A machine with no other tools than those of the test, whose noise would be this one's."""
     made = AcceptWorld(tmp_path)
-    monkeypatch.setattr("nova_hpc.guest.accept.toolbox._BLAS", ())
-    monkeypatch.setattr("nova_hpc.guest.accept.tools._LOOK", 0.005)
+    monkeypatch.setattr("nova_hpc_guest.accept.toolbox._BLAS", ())
+    monkeypatch.setattr("nova_hpc_guest.accept.tools._LOOK", 0.005)
     real = shutil.which
 
     def which(name: str, path: str | None = None) -> str | None:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import uuid
 
-from nova_hpc.guest import document
+from nova_hpc_guest import document
 from tests.unit.guest.servers import fw_cfg_of
 from tests.unit.guest.worlds import Guest
 
@@ -75,7 +75,7 @@ def add_dax(guest: Guest, name: str, size: int = SIZE, driver: str = "device_dax
 
 def run_in_mounts(guest: Guest, *arguments: str, then: str = "true"):
     """The command in a mount namespace of its own, and after it what a shell says there."""
-    command = [sys.executable, "-m", "nova_hpc.guest.command"]
+    command = [sys.executable, "-m", "nova_hpc_guest.command"]
     script = f'"$@" && {then}'
     return subprocess.run(
         ["unshare", "-m", "sh", "-c", script, "sh", *command, *arguments, "--root", guest.root],

@@ -10,8 +10,8 @@ from pathlib import Path
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from nova_hpc.guest import command, terms
 from nova_hpc.guest_tree.guest_document import DocumentCell
+from nova_hpc_guest import command, terms
 from tests.unit.guest.worlds import Guest, boot, domain_of, hosts
 from virt_driver_patches.domain import fwcfg
 from virt_driver_patches.domain.guest_domain import GuestDomainXml

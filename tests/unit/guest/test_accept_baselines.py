@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nova_hpc.guest import command
+from nova_hpc_guest import command
 from tests.unit.guest.accept_world import SLOW, AcceptWorld, read_result
 
 
@@ -104,7 +104,7 @@ def test_another_machine_in_turns(world: AcceptWorld, tmp_path: Path) -> None:
     other = AcceptWorld(tmp_path / "other") if (tmp_path / "other").mkdir() is None else None
     assert other is not None
     program = tmp_path / "beside"
-    words = f"-m nova_hpc.guest.command accept --sample --root {other.root}"
+    words = f"-m nova_hpc_guest.command accept --sample --root {other.root}"
     top = Path(command.__file__).parents[2]
     program.write_text(
         f"#!/bin/sh\nexport PATH={other.tools}:/bin:/usr/bin RATES={other.rates} PYTHONPATH={top}\n"

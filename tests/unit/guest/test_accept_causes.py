@@ -10,15 +10,15 @@ from attrs import define
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.guest import document
-from nova_hpc.guest.accept.causes import CAUSE_OF, CAUSES, COSTS_NOTHING
-from nova_hpc.guest.accept.diagnosis import find_causes, judge_experiment, match_cause
-from nova_hpc.guest.accept.evidence import Evidence, LinkFaults, TimeShare, find_link_faults
-from nova_hpc.guest.accept.probes import PROBE_OF
-from nova_hpc.guest.compare import GuestFinding, locate_devices
-from nova_hpc.guest.document import GuestCell, GuestDevice, GuestDocument, Peers
-from nova_hpc.guest.files import Root
-from nova_hpc.guest.machine import read_machine
+from nova_hpc_guest import document
+from nova_hpc_guest.accept.causes import CAUSE_OF, CAUSES, COSTS_NOTHING
+from nova_hpc_guest.accept.diagnosis import find_causes, judge_experiment, match_cause
+from nova_hpc_guest.accept.evidence import Evidence, LinkFaults, TimeShare, find_link_faults
+from nova_hpc_guest.accept.probes import PROBE_OF
+from nova_hpc_guest.compare import GuestFinding, locate_devices
+from nova_hpc_guest.document import GuestCell, GuestDevice, GuestDocument, Peers
+from nova_hpc_guest.files import Root
+from nova_hpc_guest.machine import read_machine
 from tests.unit.guest.accept_cases import (
     evidence,
     read_trials,

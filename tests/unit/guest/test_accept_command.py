@@ -15,10 +15,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from nova_hpc.guest import build, command
-from nova_hpc.guest.accept import result, session
-from nova_hpc.guest.accept.probes import PROBES
-from nova_hpc.guest.files import Root
+from nova_hpc_guest import build, command
+from nova_hpc_guest.accept import result, session
+from nova_hpc_guest.accept.probes import PROBES
+from nova_hpc_guest.files import Root
 from tests.unit.guest.accept_world import FAST, SLOW, AcceptWorld, list_processes, read_result
 from tests.unit.guest.servers import run as run_on_guest
 
@@ -98,7 +98,7 @@ def test_a_tool_that_fails_is_named_and_never_accepted(world, text: str, reason:
 
 def test_a_probe_at_its_limit_is_a_result(world, monkeypatch: pytest.MonkeyPatch) -> None:
     quick = [probe._replace(limit=0.3) if probe.name == "mem_stream" else probe for probe in PROBES]
-    monkeypatch.setattr("nova_hpc.guest.accept.measuring.PROBES", tuple(quick))
+    monkeypatch.setattr("nova_hpc_guest.accept.measuring.PROBES", tuple(quick))
     world.rate(
         "memory", '[ -n "$GLIBC_TUNABLES" ] && { ' + FAST.strip() + "; exit; }\n/bin/sleep 60\n"
     )
@@ -107,7 +107,7 @@ def test_a_probe_at_its_limit_is_a_result(world, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(
         session, "list_probes", lambda *a: tuple(by_name[one.name] for one in real(*a))
     )
-    monkeypatch.setattr("nova_hpc.guest.accept.options.PAIRS", {"quick": 6, "full": 25})
+    monkeypatch.setattr("nova_hpc_guest.accept.options.PAIRS", {"quick": 6, "full": 25})
     data = read_result(world)
     (row,) = data["rows"]
     assert row["at_limit"] is True
@@ -176,7 +176,7 @@ def write_stat(world: AcceptWorld, busy: int) -> None:
 
 
 def test_a_busy_machine_is_refused(world: AcceptWorld, monkeypatch) -> None:
-    from nova_hpc.guest.accept import refusal
+    from nova_hpc_guest.accept import refusal
 
     busy = [0]
 
@@ -409,7 +409,7 @@ def test_all_of_it_is_packed() -> None:
 
 
 def test_a_result_without_rows_is_never_accepted() -> None:
-    from nova_hpc.guest.accept.facts import GuestFacts
+    from nova_hpc_guest.accept.facts import GuestFacts
 
     bare = result.AcceptanceResult("quick", None, GuestFacts())
     assert (bare.verdict, bare.status) == ("not measurable", 2)

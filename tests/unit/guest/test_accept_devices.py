@@ -16,13 +16,13 @@ from pathlib import Path
 
 import pytest
 
-from nova_hpc.guest.accept import measuring
-from nova_hpc.guest.accept.measuring import LocalMachine, MeasuringOptions
-from nova_hpc.guest.accept.probes import PROBE_OF, Probe, list_probes
-from nova_hpc.guest.accept.refusal import refuse_used_gpus
-from nova_hpc.guest.accept.scratch import find_file_system
-from nova_hpc.guest.document import GuestDevice, GuestDocument
-from nova_hpc.guest.files import Root
+from nova_hpc_guest.accept import measuring
+from nova_hpc_guest.accept.measuring import LocalMachine, MeasuringOptions
+from nova_hpc_guest.accept.probes import PROBE_OF, Probe, list_probes
+from nova_hpc_guest.accept.refusal import refuse_used_gpus
+from nova_hpc_guest.accept.scratch import find_file_system
+from nova_hpc_guest.document import GuestDevice, GuestDocument
+from nova_hpc_guest.files import Root
 from tests.unit.guest.accept_cases import DATA
 from tests.unit.guest.accept_world import AcceptWorld
 
@@ -112,8 +112,8 @@ class DeviceWorld(AcceptWorld):
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DeviceWorld:
-    monkeypatch.setattr("nova_hpc.guest.accept.toolbox._BLAS", ())
-    monkeypatch.setattr("nova_hpc.guest.accept.toolbox._HAS_MPI", "print('3.1.4')")
+    monkeypatch.setattr("nova_hpc_guest.accept.toolbox._BLAS", ())
+    monkeypatch.setattr("nova_hpc_guest.accept.toolbox._HAS_MPI", "print('3.1.4')")
     monkeypatch.setattr(measuring, "_IN_MEMORY", frozenset())
     return DeviceWorld(tmp_path)
 
@@ -316,7 +316,7 @@ def test_settings_change_one_thing(world: DeviceWorld) -> None:
 
 
 def _settings() -> list[tuple[str, str]]:
-    from nova_hpc.guest.accept.causes import CAUSES
+    from nova_hpc_guest.accept.causes import CAUSES
 
     pairs = [(cause.setting, cause.name) for cause in CAUSES if cause.setting]
     pairs += [(probe.alone, probe.name) for probe in list_probes("full") if probe.alone]
@@ -445,7 +445,7 @@ def test_every_probe_has_a_limit() -> None:
 
 
 def test_a_sample_of_all_of_it_is_json(world: DeviceWorld) -> None:
-    from nova_hpc.guest.accept.sample import build_sample_data, parse_sample
+    from nova_hpc_guest.accept.sample import build_sample_data, parse_sample
 
     wanted = [probe for probe in list_probes("quick") if probe.name not in ("clock", "blas")]
     sample = world.machine().measure_round(wanted)

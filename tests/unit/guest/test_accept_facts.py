@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from nova_hpc.guest.accept import counters, facts, tools
-from nova_hpc.guest.accept.counters import read_counters, share_counters
-from nova_hpc.guest.accept.facts import GuestFacts, parse_facts, read_facts, read_group_file
-from nova_hpc.guest.files import Root
-from nova_hpc.guest.shared_memory import list_network_devices
+from nova_hpc_guest.accept import counters, facts, tools
+from nova_hpc_guest.accept.counters import read_counters, share_counters
+from nova_hpc_guest.accept.facts import GuestFacts, parse_facts, read_facts, read_group_file
+from nova_hpc_guest.files import Root
+from nova_hpc_guest.shared_memory import list_network_devices
 from tests.unit.guest.accept_world import AcceptWorld
 
 TICK = os.sysconf("SC_CLK_TCK")
@@ -22,8 +22,8 @@ TICK = os.sysconf("SC_CLK_TCK")
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AcceptWorld:
-    monkeypatch.setattr("nova_hpc.guest.accept.toolbox._BLAS", ())
-    monkeypatch.setattr("nova_hpc.guest.accept.tools._LOOK", 0.005)
+    monkeypatch.setattr("nova_hpc_guest.accept.toolbox._BLAS", ())
+    monkeypatch.setattr("nova_hpc_guest.accept.tools._LOOK", 0.005)
     return AcceptWorld(tmp_path)
 
 

@@ -15,19 +15,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.guest import command
-from nova_hpc.guest.accept.causes import CAUSES
-from nova_hpc.guest.accept.evidence import LinkFaults
-from nova_hpc.guest.accept.facts import GuestFacts
-from nova_hpc.guest.accept.first_sample import (
-    FirstSample,
-    read_first_sample,
-    write_first_sample,
-)
-from nova_hpc.guest.accept.options import SERVED, SETTINGS
-from nova_hpc.guest.accept.refusal import Refusal
-from nova_hpc.guest.accept.sample import AcceptanceError, Reading, Sample, read_sample
-from nova_hpc.guest.compare import GuestFinding
+from nova_hpc_guest import command
+from nova_hpc_guest.accept.causes import CAUSES
+from nova_hpc_guest.accept.evidence import LinkFaults
+from nova_hpc_guest.accept.facts import GuestFacts
+from nova_hpc_guest.accept.first_sample import FirstSample, read_first_sample, write_first_sample
+from nova_hpc_guest.accept.options import SERVED, SETTINGS
+from nova_hpc_guest.accept.refusal import Refusal
+from nova_hpc_guest.accept.sample import AcceptanceError, Reading, Sample, read_sample
+from nova_hpc_guest.compare import GuestFinding
 from tests.unit.guest.accept_world import AcceptWorld, list_processes
 
 SAMPLE = Sample(GuestFacts(model="Some CPU"), {"clock": Reading(40.0)})
@@ -154,7 +150,7 @@ def test_only_some_cpus_are_all_of_them(world: AcceptWorld) -> None:
 def start_held(world: AcceptWorld, *words: str) -> subprocess.Popen[bytes]:
     arguments = ["accept", "--root", str(world.root), "--busy", *words, "--hold"]
     return subprocess.Popen(
-        [sys.executable, "-m", "nova_hpc.guest.command", *arguments],
+        [sys.executable, "-m", "nova_hpc_guest.command", *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -7,9 +7,9 @@ import re
 
 import pytest
 
-from nova_hpc.guest.accept.causes import CAUSES
-from nova_hpc.guest.accept.options import BUDGETS, PAIRS
-from nova_hpc.guest.accept.result import PLACE, STATUSES
+from nova_hpc_guest.accept.causes import CAUSES
+from nova_hpc_guest.accept.options import BUDGETS, PAIRS
+from nova_hpc_guest.accept.result import PLACE, STATUSES
 from tests.unit.guest.accept_page import FOLDER, PARTS
 
 PAGE = FOLDER.parent / "acceptance.rst"

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.guest.accept import ratio
-from nova_hpc.guest.accept.probes import PROBE_OF
-from nova_hpc.guest.accept.ratio import Ratio, compare_groups, compare_pairs, judge_ratio
+from nova_hpc_guest.accept import ratio
+from nova_hpc_guest.accept.probes import PROBE_OF
+from nova_hpc_guest.accept.ratio import Ratio, compare_groups, compare_pairs, judge_ratio
 from tests.unit.guest.accept_cases import read_rounds
 
 values = st.floats(0.5, 2.0, allow_nan=False)

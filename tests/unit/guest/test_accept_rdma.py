@@ -7,18 +7,18 @@ import subprocess
 
 import pytest
 
-from nova_hpc.guest import document
-from nova_hpc.guest.accept.measuring import LocalMachine, MeasuringOptions
-from nova_hpc.guest.accept.probes import PROBE_OF
-from nova_hpc.guest.accept.rdma_ports import (
+from nova_hpc.guest_tree.guest_document import PortPartition
+from nova_hpc_guest import document
+from nova_hpc_guest.accept.measuring import LocalMachine, MeasuringOptions
+from nova_hpc_guest.accept.probes import PROBE_OF
+from nova_hpc_guest.accept.rdma_ports import (
     RdmaPath,
     expand_rdma_words,
     read_rdma_path,
     read_rdma_ports,
     read_rdma_rates,
 )
-from nova_hpc.guest.files import Root
-from nova_hpc.guest_tree.guest_document import PortPartition
+from nova_hpc_guest.files import Root
 from tests.unit.guest import test_pkeys
 from tests.unit.guest.test_pkeys import BLUE, DEFAULT, FIRST, RED, SECOND, STORAGE, put_port
 

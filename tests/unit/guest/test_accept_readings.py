@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.guest.accept import readings
-from nova_hpc.guest.accept.probes import PROBE_OF, PROBES, TOOL_OF
+from nova_hpc_guest.accept import readings
+from nova_hpc_guest.accept.probes import PROBE_OF, PROBES, TOOL_OF
 from tests.unit.guest.accept_cases import DATA
 
 OUTPUTS = DATA / "outputs"

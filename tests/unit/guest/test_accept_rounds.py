@@ -12,19 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.guest.accept import baseline, rounds
-from nova_hpc.guest.accept.baseline import read_baseline, write_baseline
-from nova_hpc.guest.accept.facts import GuestFacts
-from nova_hpc.guest.accept.probes import PROBE_OF, Probe
-from nova_hpc.guest.accept.rounds import BesideSource, FileSource, OwnSource, Series, run_series
-from nova_hpc.guest.accept.sample import (
-    AcceptanceError,
-    Reading,
-    Sample,
-    read_sample,
-    write_sample,
-)
-from nova_hpc.guest.document import GuestDevice, GuestDocument
+from nova_hpc_guest.accept import baseline, rounds
+from nova_hpc_guest.accept.baseline import read_baseline, write_baseline
+from nova_hpc_guest.accept.facts import GuestFacts
+from nova_hpc_guest.accept.probes import PROBE_OF, Probe
+from nova_hpc_guest.accept.rounds import BesideSource, FileSource, OwnSource, Series, run_series
+from nova_hpc_guest.accept.sample import AcceptanceError, Reading, Sample, read_sample, write_sample
+from nova_hpc_guest.document import GuestDevice, GuestDocument
 
 FACTS = GuestFacts(model="Some CPU", online=(0, 1), allowed=(0, 1), memory_gib=16)
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.guest.accept import readings
-from nova_hpc.guest.accept.probes import PROBE_OF
+from nova_hpc_guest.accept import readings
+from nova_hpc_guest.accept.probes import PROBE_OF
 from tests.unit.guest.accept_cases import DATA
 from tests.unit.guest.test_accept_readings import output
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from nova_hpc.guest.accept import tools
-from nova_hpc.guest.accept.session import EndedError, end_on_signals
-from nova_hpc.guest.accept.tools import adopt_orphans, run_tool, start_helper
+from nova_hpc_guest.accept import tools
+from nova_hpc_guest.accept.session import EndedError, end_on_signals
+from nova_hpc_guest.accept.tools import adopt_orphans, run_tool, start_helper
 from tests.unit.guest.accept_world import list_processes
 
 ENVIRONMENT = {"PATH": "/bin:/usr/bin"}

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lxml import etree
 
-from nova_hpc.guest import command, compare, document
+from nova_hpc_guest import command, compare, document
 from tests.unit.guest.servers import HOME, fewer, fw_cfg_of, run, servers, start, told
 from tests.unit.guest.worlds import domain_of
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from nova_hpc.guest import build, document, terms
+from nova_hpc_guest import build, document, terms
 from tests.unit.guest.servers import gpu_of, run
 
 

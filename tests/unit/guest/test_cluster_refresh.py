@@ -19,9 +19,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.guest import build, cluster_files, command, host_list
-from nova_hpc.guest.files import Root
-from nova_hpc.guest.host_list import HostList, ListedHost, PublicKeys, WrongHostListError
+from nova_hpc_guest import build, cluster_files, command, host_list
+from nova_hpc_guest.files import Root
+from nova_hpc_guest.host_list import HostList, ListedHost, PublicKeys, WrongHostListError
 
 OWN = "7a1d9e00-1111-4222-8333-444455556666"
 NOVA_KEY = "ssh-rsa AAAAB3Nza alice@home"

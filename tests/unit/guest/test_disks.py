@@ -18,9 +18,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.guest import build, disks
 from nova_hpc.tenancy.hygiene import clean_nvme
 from nova_hpc.topology.model import Node, NumaNode, PciFunction
+from nova_hpc_guest import build, disks
 from tests.unit.guest.servers import fewer, run, start
 from tests.unit.guest.worlds import GPU, Guest
 

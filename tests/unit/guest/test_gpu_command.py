@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from nova_hpc.guest import command, own_metadata
-from nova_hpc.guest.files import Root
-from nova_hpc.guest.gpu import (
+from nova_hpc_guest import command, own_metadata
+from nova_hpc_guest.files import Root
+from nova_hpc_guest.gpu import (
     attached,
     lifeline,
     mps,
@@ -29,10 +29,10 @@ from nova_hpc.guest.gpu import (
     tunnel,
     units,
 )
-from nova_hpc.guest.gpu import command as gpu_command
-from nova_hpc.guest.gpu import job as gpu_job
-from nova_hpc.guest.gpu.port_rule import port_of_address
-from nova_hpc.guest.gpu.system import Programs
+from nova_hpc_guest.gpu import command as gpu_command
+from nova_hpc_guest.gpu import job as gpu_job
+from nova_hpc_guest.gpu.port_rule import port_of_address
+from nova_hpc_guest.gpu.system import Programs
 
 SHARE = "0f4b3c2a-1111-4222-8333-444455556666"
 CLIENT = "7a1d9e00-1111-4222-8333-444455556666"
@@ -404,7 +404,7 @@ def slot(tmp_path):
     words = ("--client", CLIENT, "--peer", OWN, "--bind", OWN, "--port", str(port), "--idle", "1")
     process = subprocess.Popen(
         [
-            *(sys.executable, "-m", "nova_hpc.guest.command", "gpu", "slot", *words),
+            *(sys.executable, "-m", "nova_hpc_guest.command", "gpu", "slot", *words),
             *("--engine", "mine", "--release", "1.2", "--", sys.executable, "-c", engine),
         ]
     )
@@ -431,7 +431,7 @@ def attach_to(root, port):
 def start_job(root, *words):
     return subprocess.Popen(
         [
-            *(sys.executable, "-m", "nova_hpc.guest.command", "gpu", "run"),
+            *(sys.executable, "-m", "nova_hpc_guest.command", "gpu", "run"),
             *("--root", root.folder, "--", *words),
         ],
         stdout=subprocess.PIPE,

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.guest.files import Root
-from nova_hpc.guest.gpu import announcements, engines, port_rule, records, serving
-from nova_hpc.guest.gpu.records import GpuShare, GpuSlot
+from nova_hpc_guest.files import Root
+from nova_hpc_guest.gpu import announcements, engines, port_rule, records, serving
+from nova_hpc_guest.gpu.records import GpuShare, GpuSlot
 
 CLIENTS = [f"{number:08x}-1111-4222-8333-444455556666" for number in range(80)]
 KEYS = ("xTIBA5rboUvnH4htodjb6e697QjLERt1NAB4mZqp8Dg=", "a" * 42 + "E=")

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from nova_hpc.guest import build, install
+from nova_hpc_guest import build, install
 from tests.unit.guest.servers import fw_cfg_of, gpu_of, remove, run
 from tests.unit.topology import nccl_reader
 

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from nova_hpc.guest import build
-from nova_hpc.guest.document import decode_entry
-from nova_hpc.guest.gpu import port_rule, records
+from nova_hpc_guest import build
+from nova_hpc_guest.document import decode_entry
+from nova_hpc_guest.gpu import port_rule, records
 from tests.unit.guest.servers import fw_cfg_of
 from tests.unit.guest.worlds import Guest
 

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lxml import etree
 
-from nova_hpc.guest import document, terms
 from nova_hpc.guest_tree import Abi, TopologyMode, TreeDevice, plan_guest_pci_tree
-from nova_hpc.topology.level import distance_between
+from nova_hpc_common.level import distance_between
+from nova_hpc_guest import document, terms
 from tests.unit.guest.servers import HOME, MEMORY, fewer, remove, run, servers, start, told
 from tests.unit.guest.worlds import boot, domain_of
 from tests.unit.topology import nccl_reader

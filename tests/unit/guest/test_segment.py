@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.guest import document, segment
 from nova_hpc.placement.segment_shape import SegmentShape
 from nova_hpc.tenancy.segments import label
 from nova_hpc.tenancy.segments.segment_choice import SegmentLack
+from nova_hpc_guest import document, segment
 from tests.unit.guest.segments import (
     MIB,
     NUMBER,

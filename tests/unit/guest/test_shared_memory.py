@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.guest import build, shared_memory, shared_settings, shared_use
-from nova_hpc.guest.files import Root
-from nova_hpc.guest.shared_settings import NetworkDevices
+from nova_hpc_guest import build, shared_memory, shared_settings, shared_use
+from nova_hpc_guest.files import Root
+from nova_hpc_guest.shared_settings import NetworkDevices
 from tests.unit.guest.segments import PART, SIZE, give_segment, promise_share, run_in_mounts
 from tests.unit.guest.servers import fw_cfg_of, run
 

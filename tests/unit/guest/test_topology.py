@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nova_hpc.guest import document
+from nova_hpc_guest import document
 from tests.unit.guest.servers import fw_cfg_of, run
 
 DOMAINS = {"block": "b-5a07", "leaf": "l-93c2", "nvlink_domain": "n-77e1"}

@@ -8,7 +8,7 @@ import pytest
 from nova_hpc.guest_tree import Abi, TopologyMode, TreeDevice, plan_guest_pci_tree
 from nova_hpc.guest_tree.model import TreeBranch
 from nova_hpc.guest_tree.windows import GIB, address_bits_of
-from nova_hpc.topology.level import Location
+from nova_hpc_common.level import Location
 
 
 def device(number: int, *switches: str) -> TreeDevice:

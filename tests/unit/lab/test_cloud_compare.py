@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.placement.model import AffinityPolicy
-from nova_hpc.topology.level import Level, Location
 from nova_hpc.wire.decision import Decision
+from nova_hpc_common.level import AffinityPolicy, Level, Location
 from nova_hpc_lab.compare import compare
 from nova_hpc_lab.evidence import (
     Asked,

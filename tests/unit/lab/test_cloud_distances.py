@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-from nova_hpc.topology.level import Distance, Location
+from nova_hpc_common.level import Distance, Location
 from nova_hpc_lab import compare
 from nova_hpc_lab.evidence import HostDevice
 from nova_hpc_lab.node import Shape, parse_report

@@ -3,7 +3,7 @@
 
 import pytest
 
-from nova_hpc.topology.level import Level
+from nova_hpc_common.level import Level
 from nova_hpc_lab import evidence, node, report
 from nova_hpc_lab.demo import offered, specs, tightest
 from nova_hpc_lab.errors import LabError

@@ -10,7 +10,7 @@ import pytest
 
 from nova_hpc.conf.roles import DEFAULT_ROLES
 from nova_hpc.topology import sysfs
-from nova_hpc.topology.level import Distance, Level
+from nova_hpc_common.level import Distance, Level
 from tests.nodes.catalogue import NODES
 from tests.nodes.describe import DIRECT, Machine, Root
 from tests.nodes.parts import adapter, gpu, nvme, port, switch

@@ -15,8 +15,8 @@ import attrs
 import pytest
 
 from nova_hpc.topology import sysfs
-from nova_hpc.topology.level import Distance, Level, common_level, distance_between
 from nova_hpc.topology.model import BridgeKind, Node, PciFunction, normalise_address
+from nova_hpc_common.level import Distance, Level, common_level, distance_between
 from tests.nodes.catalogue import NODES
 from tests.nodes.describe import cpu_ids
 from tests.nodes.plan import functions

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from nova_hpc.outside.name_lists import cut_after, join_first
+from nova_hpc_common.outside.name_lists import cut_after, join_first
 
 
 def test_names_in_one_line() -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.outside.host_names import (
+from nova_hpc_common.outside.host_names import (
     OutsideError,
     explain_wrong_host,
     is_uuid,

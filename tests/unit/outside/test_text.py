@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.outside.text import (
+from nova_hpc_common.outside.text import (
     printable_lines,
     printable_text,
     sheet_cell,

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from nova_hpc.placement.model import HostNode
 from nova_hpc.placement.profile import FlavorShape, Profile
-from nova_hpc.topology.level import Level, Location
+from nova_hpc_common.level import Level, Location
 from nova_hpc_tools.snapshot import FunctionUse, Server, Snapshot, SnapshotDevice, SnapshotNode
 
 _HOSTS_OF_LEAF = 16

@@ -10,7 +10,7 @@ import pytest
 from lxml import etree
 from lxml import html as lxml_html
 
-from nova_hpc.topology.level import Level
+from nova_hpc_common.level import Level
 from nova_hpc_tools.cloud.capacity_command import read_synced_map
 from nova_hpc_tools.main import main
 from nova_hpc_tools.pictures import page, snapshot_view

@@ -13,8 +13,8 @@ from lxml import etree
 from lxml import html as lxml_html
 
 from nova_hpc.topology import sysfs
-from nova_hpc.topology.level import Level, Location
 from nova_hpc.topology.model import Node, PciFunction
+from nova_hpc_common.level import Level, Location
 from nova_hpc_tools.inventory import picture_view, standing
 from nova_hpc_tools.main import main
 from nova_hpc_tools.pictures import page

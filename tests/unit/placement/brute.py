@@ -14,17 +14,9 @@ from fractions import Fraction
 
 import attrs
 
-from nova_hpc.placement.model import (
-    AffinityPolicy,
-    DevicePool,
-    FreeHost,
-    HostNode,
-    Nvlink,
-    Request,
-    WantedCell,
-)
+from nova_hpc.placement.model import DevicePool, FreeHost, HostNode, Nvlink, Request, WantedCell
 from nova_hpc.placement.profile import DEFAULT, FlavorShape, Profile
-from nova_hpc.topology.level import Level, common_level, distance_between
+from nova_hpc_common.level import AffinityPolicy, Level, common_level, distance_between
 
 #: One group's devices: (want key, pool) each.
 Members = tuple[tuple[str, DevicePool], ...]

@@ -6,7 +6,6 @@ from __future__ import annotations
 import attrs
 
 from nova_hpc.placement.model import (
-    AffinityPolicy,
     DeviceGroup,
     DevicePool,
     FreeHost,
@@ -15,7 +14,7 @@ from nova_hpc.placement.model import (
     Want,
     WantedCell,
 )
-from nova_hpc.topology.level import Level, Location
+from nova_hpc_common.level import AffinityPolicy, Level, Location
 
 
 def spot(switch: int, per_node: int = 2) -> Location:

@@ -16,10 +16,10 @@ import attrs
 
 from nova_hpc.guest_tree import TopologyMode
 from nova_hpc.placement import flavor, grouping
-from nova_hpc.placement.model import AffinityPolicy, Ports, Want, WantedCell
+from nova_hpc.placement.model import Ports, Want, WantedCell
 from nova_hpc.placement.roles import bind_alias_roles, roles_played_on_host
 from nova_hpc.placement.solver.demand import MAX_NAMES
-from nova_hpc.topology.level import Level
+from nova_hpc_common.level import AffinityPolicy, Level
 
 TOP: Final = Path(__file__).parents[3]
 FOLDER: Final = TOP / "docs/source/user/flavor"

@@ -20,7 +20,7 @@ from nova_hpc.placement.model import (
     Want,
     WantedCell,
 )
-from nova_hpc.topology.level import Location
+from nova_hpc_common.level import Location
 
 NUMA = flavor.NUMA_POLICY
 LEVELS, POLICIES = flavor.WORDS[flavor.AFFINITY], (None, "preferred")

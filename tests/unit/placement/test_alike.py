@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from nova_hpc.placement import between_hosts
 from nova_hpc.placement.choose import choose_device_sets
 from nova_hpc.placement.model import (
-    AffinityPolicy,
     ChoiceAnswer,
     DeviceGroup,
     FreeHost,
@@ -21,7 +20,7 @@ from nova_hpc.placement.model import (
     WantedCell,
 )
 from nova_hpc.placement.profile import DEFAULT, FlavorShape, Profile
-from nova_hpc.topology.level import Level
+from nova_hpc_common.level import AffinityPolicy, Level
 from tests.unit.placement.test_properties import EXAMPLES, check_set
 from tests.unit.placement.worlds import cases
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nova_hpc.placement import between_hosts
 from nova_hpc.placement.profile import FlavorShape, Profile
-from nova_hpc.topology.level import Level
+from nova_hpc_common.level import Level
 
 COARSE = between_hosts.damage_grain_of(
     Profile((FlavorShape({"gpu": 1}, weight=75), FlavorShape({"gpu": 2}, weight=25)))

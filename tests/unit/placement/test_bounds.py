@@ -11,7 +11,7 @@ from nova_hpc.placement.model import (
     HostNode,
 )
 from nova_hpc.placement.solver import costs
-from nova_hpc.topology.level import Distance, Level, Location
+from nova_hpc_common.level import Distance, Level, Location
 from tests.unit.placement.examples import DGX, adapters, ask, gpus, host, unit
 
 

@@ -7,16 +7,9 @@ import attrs
 import pytest
 
 from nova_hpc.placement.choose import choose_device_sets
-from nova_hpc.placement.model import (
-    AffinityPolicy,
-    DeviceGroup,
-    DevicePool,
-    HostNode,
-    Request,
-    Want,
-)
+from nova_hpc.placement.model import DeviceGroup, DevicePool, HostNode, Request, Want
 from nova_hpc.placement.spread import rotate_devices
-from nova_hpc.topology.level import Distance, Level
+from nova_hpc_common.level import AffinityPolicy, Distance, Level
 from tests.unit.placement.examples import DGX, adapters, ask, gpus, host, unit
 
 

@@ -13,7 +13,7 @@ import pytest
 from nova_hpc.placement.choose import choose_device_sets
 from nova_hpc.placement.flavor import build_request
 from nova_hpc.placement.model import DevicePool, FreeHost, HostNode, Want, WantedCell
-from nova_hpc.topology.level import Location
+from nova_hpc_common.level import Location
 
 PAGE = Path(__file__).parents[3] / "docs" / "source" / "user" / "flavors.rst"
 

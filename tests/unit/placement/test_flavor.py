@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from nova_hpc.placement import flavor
 from nova_hpc.placement.choose import choose_device_sets
 from nova_hpc.placement.flavor import FlavorError, build_request, check_flavor, check_value
-from nova_hpc.placement.model import AffinityPolicy, DeviceGroup, FreeHost, Nvlink, Want, WantedCell
-from nova_hpc.topology.level import Level
+from nova_hpc.placement.model import DeviceGroup, FreeHost, Nvlink, Want, WantedCell
+from nova_hpc_common.level import AffinityPolicy, Level
 
 GPU2 = (Want("g", "gpu", 2),)
 BOTH = (Want("g", "gpu", 4), Want("v", "vf", 4))

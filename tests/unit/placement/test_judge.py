@@ -10,7 +10,6 @@ import pytest
 
 from nova_hpc.placement.judge import judge_claimed_devices
 from nova_hpc.placement.model import (
-    AffinityPolicy,
     DeviceGroup,
     DevicePool,
     FreeHost,
@@ -20,7 +19,7 @@ from nova_hpc.placement.model import (
     Want,
     WantedCell,
 )
-from nova_hpc.topology.level import Level, Location
+from nova_hpc_common.level import AffinityPolicy, Level, Location
 
 
 def device(

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from nova_hpc.placement import shape_mix
 from nova_hpc.placement.profile import DEFAULT, FlavorShape
-from nova_hpc.topology.level import Level
-from nova_hpc_tools.simulate.model import Typical
-from nova_hpc_tools.simulate.ours import learned_profile_of
+from nova_hpc_common.level import Level
+from nova_hpc_simulate.model import Typical
+from nova_hpc_simulate.ours import learned_profile_of
 from tests.unit.simulate.build import shape as workload_shape
 
 SHAPES = st.lists(

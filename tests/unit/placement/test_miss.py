@@ -7,16 +7,8 @@ import attrs
 import pytest
 
 from nova_hpc.placement.choose import choose_device_sets
-from nova_hpc.placement.model import (
-    AffinityPolicy,
-    DeviceGroup,
-    DevicePool,
-    HostNode,
-    Nvlink,
-    Request,
-    WantedCell,
-)
-from nova_hpc.topology.level import Level
+from nova_hpc.placement.model import DeviceGroup, DevicePool, HostNode, Nvlink, Request, WantedCell
+from nova_hpc_common.level import AffinityPolicy, Level
 from tests.unit.placement.examples import BROKEN, DGX, QUADS, adapters, ask, gpus, host, spot
 
 

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from nova_hpc.placement import numa_choice
 from nova_hpc.placement.judge import judge_claimed_devices
 from nova_hpc.placement.model import (
-    AffinityPolicy,
     DeviceGroup,
     DevicePool,
     FreeHost,
@@ -24,7 +23,7 @@ from nova_hpc.placement.model import (
     Want,
     WantedCell,
 )
-from nova_hpc.topology.level import Level, Location
+from nova_hpc_common.level import AffinityPolicy, Level, Location
 from tests.unit.placement.worlds import cases
 
 

@@ -11,15 +11,7 @@ from hypothesis import given, settings
 
 from nova_hpc.placement import between_hosts
 from nova_hpc.placement.choose import choose_device_sets
-from nova_hpc.placement.model import (
-    AffinityPolicy,
-    DevicePool,
-    FreeHost,
-    HostNode,
-    Nvlink,
-    Ports,
-    Request,
-)
+from nova_hpc.placement.model import DevicePool, FreeHost, HostNode, Nvlink, Ports, Request
 from nova_hpc.placement.profile import DEFAULT, UNMEASURED, FlavorShape, Profile
 from nova_hpc.placement.solver import costs, solve
 from nova_hpc.placement.solver.costs import PassWork
@@ -28,7 +20,7 @@ from nova_hpc.placement.solver.domains import survey_host
 from nova_hpc.placement.solver.problem import SearchProblem
 from nova_hpc.placement.solver.solve import Solver
 from nova_hpc.placement.solver.spanning import iterate_set_choices, read_linked_sets
-from nova_hpc.topology.level import Level
+from nova_hpc_common.level import AffinityPolicy, Level
 from tests.unit.placement.examples import DGX, adapters, ask, gpus, host, spot
 from tests.unit.placement.worlds import cases
 

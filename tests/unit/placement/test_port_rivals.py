@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 
 from nova_hpc.placement.choose import choose_device_sets
 from nova_hpc.placement.model import (
-    AffinityPolicy,
     ChoiceAnswer,
     DeviceGroup,
     DevicePool,
@@ -30,7 +29,7 @@ from nova_hpc.placement.model import (
 )
 from nova_hpc.placement.solver import costs
 from nova_hpc.placement.spread import rotate_devices
-from nova_hpc.topology.level import Level, Location
+from nova_hpc_common.level import AffinityPolicy, Level, Location
 from tests.unit.placement.examples import gpus, host, spot
 from tests.unit.placement.test_ports import ask, of, worth
 

@@ -15,7 +15,6 @@ from nova_hpc.placement import flavor, ports
 from nova_hpc.placement.choose import choose_device_sets
 from nova_hpc.placement.judge import judge_claimed_devices
 from nova_hpc.placement.model import (
-    AffinityPolicy,
     DeviceGroup,
     DevicePool,
     DeviceSet,
@@ -28,7 +27,14 @@ from nova_hpc.placement.model import (
     WantedCell,
 )
 from nova_hpc.placement.spread import rotate_devices
-from nova_hpc.topology.level import Distance, Level, Location, common_level, distance_between
+from nova_hpc_common.level import (
+    AffinityPolicy,
+    Distance,
+    Level,
+    Location,
+    common_level,
+    distance_between,
+)
 from tests.unit.placement.examples import gpus, host, spot
 
 GPU = Want("gpu", "gpu", 1)

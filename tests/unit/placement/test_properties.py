@@ -24,7 +24,7 @@ from nova_hpc.placement.solver.measure import measure_choice
 from nova_hpc.placement.solver.problem import SearchProblem
 from nova_hpc.placement.solver.spanning import read_linked_sets
 from nova_hpc.placement.spread import groups_of_set, rotate_devices
-from nova_hpc.topology.level import Level, common_level
+from nova_hpc_common.level import Level, common_level
 from tests.unit.placement import brute
 from tests.unit.placement.worlds import cases, profiles
 

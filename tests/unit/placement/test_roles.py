@@ -11,14 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nova_hpc.placement.judge import judge_claimed_devices
-from nova_hpc.placement.model import (
-    AffinityPolicy,
-    DeviceGroup,
-    DevicePool,
-    FreeHost,
-    Request,
-    Want,
-)
+from nova_hpc.placement.model import DeviceGroup, DevicePool, FreeHost, Request, Want
 from nova_hpc.placement.roles import (
     RoleConflictError,
     bind_alias_roles,
@@ -26,7 +19,7 @@ from nova_hpc.placement.roles import (
     roles_played_by_hosts,
     roles_played_on_host,
 )
-from nova_hpc.topology.level import Level, Location
+from nova_hpc_common.level import AffinityPolicy, Level, Location
 
 
 def want(name, key="0"):

@@ -12,7 +12,7 @@ from nova_hpc.placement.solver.cells import fits_on_node, lack_of_node
 from nova_hpc.placement.solver.demand import Demand
 from nova_hpc.placement.solver.domains import settle_locations, survey_host
 from nova_hpc.placement.solver.spanning import read_linked_sets
-from nova_hpc.topology.level import Level, Location
+from nova_hpc_common.level import Level, Location
 from tests.unit.placement.examples import ask
 
 PAIR = Demand.of(ask(Level.HOST, gpu=2))

@@ -7,13 +7,9 @@ import attrs
 import pytest
 
 from nova_hpc.placement.choose import choose_device_sets
-from nova_hpc.placement.model import (
-    AffinityPolicy,
-    Nvlink,
-    WantedCell,
-)
+from nova_hpc.placement.model import Nvlink, WantedCell
 from nova_hpc.placement.profile import FlavorShape, Profile
-from nova_hpc.topology.level import Level
+from nova_hpc_common.level import AffinityPolicy, Level
 from tests.unit.placement.examples import DGX, QUADS, adapters, ask, gpus, host
 
 

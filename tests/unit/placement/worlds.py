@@ -7,7 +7,6 @@ import attrs
 from hypothesis import strategies as st
 
 from nova_hpc.placement.model import (
-    AffinityPolicy,
     DeviceGroup,
     DevicePool,
     FreeHost,
@@ -18,7 +17,7 @@ from nova_hpc.placement.model import (
     WantedCell,
 )
 from nova_hpc.placement.profile import DEFAULT, FlavorShape, Profile
-from nova_hpc.topology.level import Level, Location
+from nova_hpc_common.level import AffinityPolicy, Level, Location
 
 WANTS = ("A", "B", "C")
 ROLES = ("gpu", "vf", "nic")

@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from nova_hpc_tools.requirements.verdicts import RequirementEvidence, StepEvidence
+from nova_hpc_requirements.verdicts import RequirementEvidence, StepEvidence
 
 SERVER = "0b1f6a5e-7f52-4c0d-9b0e-0a4a2f5d7c11"
 GUEST = {

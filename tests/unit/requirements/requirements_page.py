@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from nova_hpc_tools.requirements.catalog import REQUIREMENTS
+from nova_hpc_requirements.catalog import REQUIREMENTS
 
 TABLE: Final = Path(__file__).parents[3] / "docs/source/admin/requirements-table.inc"
 

@@ -8,9 +8,9 @@ import json
 import pytest
 import yaml
 
+from nova_hpc_requirements import command
+from nova_hpc_requirements.catalog import REQUIREMENTS
 from nova_hpc_tools.main import NovaHpc
-from nova_hpc_tools.requirements import command
-from nova_hpc_tools.requirements.catalog import REQUIREMENTS
 from tests.unit.requirements.cases import GOOD
 
 SUITE = ("vm", "network", "security", "bare_metal")

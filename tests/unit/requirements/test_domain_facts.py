@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc_tools.requirements.domain_facts import read_cpu_set, read_domain_facts
-from nova_hpc_tools.requirements.verdicts import EvidenceError
+from nova_hpc_requirements.domain_facts import read_cpu_set, read_domain_facts
+from nova_hpc_requirements.verdicts import EvidenceError
 
 CLEAN = """<domain type='kvm' id='3'>
   <uuid>0b1f6a5e-7f52-4c0d-9b0e-0a4a2f5d7c11</uuid>

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc_tools.requirements import guest_shell
-from nova_hpc_tools.requirements.guest_shell import (
+from nova_hpc_requirements import guest_shell
+from nova_hpc_requirements.guest_shell import (
     NoLoginError,
     ask_guest,
     build_ssh_words,

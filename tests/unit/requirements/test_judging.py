@@ -10,16 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc_tools.requirements import judging, trial
-from nova_hpc_tools.requirements.catalog import REQUIREMENTS, RequirementRights
-from nova_hpc_tools.requirements.judging import choose_requirements, judge_requirement
-from nova_hpc_tools.requirements.step_context import StepContext, StepOptions
-from nova_hpc_tools.requirements.step_names import EVIDENCE_NAMES
-from nova_hpc_tools.requirements.verdicts import (
-    RequirementEvidence,
-    RequirementState,
-    StepEvidence,
-)
+from nova_hpc_requirements import judging, trial
+from nova_hpc_requirements.catalog import REQUIREMENTS, RequirementRights
+from nova_hpc_requirements.judging import choose_requirements, judge_requirement
+from nova_hpc_requirements.step_context import StepContext, StepOptions
+from nova_hpc_requirements.step_names import EVIDENCE_NAMES
+from nova_hpc_requirements.verdicts import RequirementEvidence, RequirementState, StepEvidence
 from tests.unit.requirements.cases import CHANGES, GOOD, build_evidence, change_output
 
 BY_ID = {item.id: item for item in REQUIREMENTS}

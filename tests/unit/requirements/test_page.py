@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from nova_hpc_tools.requirements.judging_cloud import MOST_AGE
-from nova_hpc_tools.requirements.step_names import DOCUMENTS, ON_NODE
-from nova_hpc_tools.requirements.verdicts import RequirementState
+from nova_hpc_requirements.judging_cloud import MOST_AGE
+from nova_hpc_requirements.step_names import DOCUMENTS, ON_NODE
+from nova_hpc_requirements.verdicts import RequirementState
 from tests.unit.requirements.requirements_page import TABLE, write_table
 
 

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from nova_hpc.fabric.model import FabricPlace
-from nova_hpc.wire.cluster_wish import ClusterWish
 from nova_hpc.wire.ledger import LedgerDevice
-from nova_hpc.wire.position import Position
-from nova_hpc_tools.cluster.members.model import Cluster, ClusterMember
+from nova_hpc_client.cluster.members.model import Cluster, ClusterMember
+from nova_hpc_common.wire.cluster_wish import ClusterWish
+from nova_hpc_common.wire.position import Position
+from nova_hpc_requirements import steps_console, steps_fabric, steps_node
+from nova_hpc_requirements.domain_facts import read_domain_facts
+from nova_hpc_requirements.verdicts import EvidenceError
 from nova_hpc_tools.fabric.sync import CloudAggregate
-from nova_hpc_tools.requirements import steps_console, steps_fabric, steps_node
-from nova_hpc_tools.requirements.domain_facts import read_domain_facts
-from nova_hpc_tools.requirements.verdicts import EvidenceError
 from nova_hpc_tools.snapshot.node_health import NodeHealth
 from tests.requirement_shapes import SHAPES, list_shape_faults
 from tests.unit.requirements.test_domain_facts import CLEAN
@@ -291,8 +291,8 @@ def test_recorded_pins():
 
 
 def test_every_step_of_the_suite_has_a_shape():
-    from nova_hpc_tools.requirements.step_names import QUERY_KEYS, STEP_NAMES
-    from nova_hpc_tools.requirements.step_table import STEPS
+    from nova_hpc_requirements.step_names import QUERY_KEYS, STEP_NAMES
+    from nova_hpc_requirements.step_table import STEPS
 
     assert set(STEPS) == set(STEP_NAMES)
     assert {*STEP_NAMES, QUERY_KEYS} - set(SHAPES) == {"vcpu_pinning", "migrate_instance"}

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import random
 
-from nova_hpc_tools.simulate.cluster import SimulatedCluster
-from nova_hpc_tools.simulate.model import SimulatedMachine, TaskShape, Typical
-from nova_hpc_tools.simulate.policies import choose_policies
-from nova_hpc_tools.simulate.policy import SimulatedPolicy
+from nova_hpc_simulate.cluster import SimulatedCluster
+from nova_hpc_simulate.model import SimulatedMachine, TaskShape, Typical
+from nova_hpc_simulate.policies import choose_policies
+from nova_hpc_simulate.policy import SimulatedPolicy
 
 
 def machine(name: str, gpus: int, cpus: int = 64, **more: object) -> SimulatedMachine:

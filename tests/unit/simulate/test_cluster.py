@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.topology.level import Level
-from nova_hpc_tools.simulate.cluster import SimulatedCluster, gpus_together
-from nova_hpc_tools.simulate.model import all_dgx, dgx_layout
+from nova_hpc_common.level import Level
+from nova_hpc_simulate.cluster import SimulatedCluster, gpus_together
+from nova_hpc_simulate.model import all_dgx, dgx_layout
 from tests.unit.simulate.build import machine, shape
 
 SHAPES = [

@@ -14,7 +14,7 @@ import xml.etree.ElementTree as ET
 import attrs
 import pytest
 
-from nova_hpc_tools.simulate.command import SimulatePolicies
+from nova_hpc_simulate.command import SimulatePolicies
 from nova_hpc_tools.snapshot import document
 from tests.unit.snapshot import clouds
 

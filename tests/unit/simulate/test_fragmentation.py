@@ -6,9 +6,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from nova_hpc.topology.level import Level
-from nova_hpc_tools.simulate.cluster import Measure, SimulatedCluster
-from nova_hpc_tools.simulate.model import Typical, all_dgx
+from nova_hpc_common.level import Level
+from nova_hpc_simulate.cluster import Measure, SimulatedCluster
+from nova_hpc_simulate.model import Typical, all_dgx
 from tests.unit.simulate.build import machine, shape
 
 

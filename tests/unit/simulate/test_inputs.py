@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import pytest
 
-from nova_hpc.topology.level import Level
-from nova_hpc_tools.simulate import inputs
-from nova_hpc_tools.simulate.model import SimulatedTask, TaskShape
+from nova_hpc_common.level import Level
+from nova_hpc_simulate import inputs
+from nova_hpc_simulate.model import SimulatedTask, TaskShape
 
 
 def lines(text):

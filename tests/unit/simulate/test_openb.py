@@ -9,8 +9,8 @@ from pathlib import Path
 import attrs
 import pytest
 
-from nova_hpc_tools.simulate import results
-from nova_hpc_tools.simulate.scenario import play_scenario, prepare_scenario
+from nova_hpc_simulate import results
+from nova_hpc_simulate.scenario import play_scenario, prepare_scenario
 
 RECORD = Path(__file__).parents[3] / "docs/source/_static/simulation/whole-multigpu50.json"
 

@@ -13,11 +13,11 @@ from nova_hpc.placement import between_hosts, model, shape_mix
 from nova_hpc.placement.choose import choose_device_sets
 from nova_hpc.placement.profile import FlavorShape as Sold
 from nova_hpc.placement.profile import Profile
-from nova_hpc.topology.level import Level, Location
-from nova_hpc_tools.simulate.cluster import SimulatedCluster
-from nova_hpc_tools.simulate.model import Typical, all_dgx
-from nova_hpc_tools.simulate.ours import Ours, learned_profile_of
-from nova_hpc_tools.simulate.policy import Multipliers, Nova
+from nova_hpc_common.level import Level, Location
+from nova_hpc_simulate.cluster import SimulatedCluster
+from nova_hpc_simulate.model import Typical, all_dgx
+from nova_hpc_simulate.ours import Ours, learned_profile_of
+from nova_hpc_simulate.policy import Multipliers, Nova
 from tests.unit.simulate.build import machine, shape
 
 WORKLOAD = (
@@ -63,7 +63,7 @@ def test_the_damage_is_that_of_choose():
             (model.Want("g", "g", 2),),
             (model.DeviceGroup({"g": 2}),),
             Level.HOST,
-            model.AffinityPolicy.REQUIRED,
+            AffinityPolicy.REQUIRED,
             (model.WantedCell(0, 8000),),
         )
         score = choose_device_sets(request, host, 1, profile).sets[0].score

@@ -8,9 +8,9 @@ import random
 
 import pytest
 
-from nova_hpc_tools.simulate import policies
-from nova_hpc_tools.simulate import policy as simulated
-from nova_hpc_tools.simulate.cluster import SimulatedCluster
+from nova_hpc_simulate import policies
+from nova_hpc_simulate import policy as simulated
+from nova_hpc_simulate.cluster import SimulatedCluster
 from tests.unit.simulate.build import HALVES, machine, picks, shape
 
 

@@ -6,17 +6,17 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from nova_hpc.topology.level import Level
-from nova_hpc_tools.simulate import model, results
-from nova_hpc_tools.simulate.model import (
+from nova_hpc_common.level import Level
+from nova_hpc_simulate import model, results
+from nova_hpc_simulate.model import (
     SimulatedTask,
     draw_arrivals,
     round_to_whole_gpus,
     typical_shapes_of,
     with_levels,
 )
-from nova_hpc_tools.simulate.policies import POLICIES, choose_policies
-from nova_hpc_tools.simulate.scenario import (
+from nova_hpc_simulate.policies import POLICIES, choose_policies
+from nova_hpc_simulate.scenario import (
     build_simulation_document,
     play_scenario,
     prepare_scenario,

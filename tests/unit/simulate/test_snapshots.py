@@ -7,12 +7,12 @@ import attrs
 import pytest
 
 from nova_hpc.placement.model import HostNode, WantedCell
-from nova_hpc.topology.level import Level, Location
+from nova_hpc_common.level import Level, Location
+from nova_hpc_simulate import inputs
+from nova_hpc_simulate.command import SimulatePolicies
+from nova_hpc_simulate.model import TaskShape, dgx_layout
+from nova_hpc_simulate.scenario import play_scenario, prepare_scenario
 from nova_hpc_tools import snapshot as cloud
-from nova_hpc_tools.simulate import inputs
-from nova_hpc_tools.simulate.command import SimulatePolicies
-from nova_hpc_tools.simulate.model import TaskShape, dgx_layout
-from nova_hpc_tools.simulate.scenario import play_scenario, prepare_scenario
 from nova_hpc_tools.snapshot import document as snapshot_document
 
 PLACES = dgx_layout(4)

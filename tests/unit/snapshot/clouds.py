@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from nova_hpc.placement.model import HostNode, WantedCell
 from nova_hpc.placement.profile import FlavorShape, Profile
-from nova_hpc.topology.level import Level, Location
+from nova_hpc_common.level import Level, Location
 from nova_hpc_tools.snapshot import (
     Flavor,
     FlavorWant,

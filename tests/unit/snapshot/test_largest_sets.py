@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nova_hpc.placement.model import DevicePool, FreeHost
-from nova_hpc.topology.level import Level, Location, common_level
+from nova_hpc_common.level import Level, Location, common_level
 from nova_hpc_tools.snapshot.largest_sets import measure_largest_sets
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import attrs
 
 from nova_hpc.placement.model import DeviceSet, Pick, WantedCell
-from nova_hpc.topology.level import Distance, Level
+from nova_hpc_common.level import Distance, Level
 from nova_hpc_tools.snapshot import (
     FunctionUse,
     ServerCell,

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.long
 
 TOP = Path(__file__).resolve().parents[3]
 PACKAGES = (
-    "nova_hpc_tools/fabric", "nova_hpc_tools/cloud", "nova_hpc/from_nova", "nova_hpc/guest/",
+    "nova_hpc_tools/fabric", "nova_hpc_tools/cloud", "nova_hpc/from_nova", "nova_hpc_guest/",
     "nova_hpc/guest_tree", "nova_hpc_tools/adopt", "nova_hpc/placement", "nova_hpc/tenancy",
     "nova_hpc/topology", "nova_hpc/wire", "scheduler_filters", "shm/src",
     "virt_driver_patches/domain", "virt_driver_patches/driver", "virt_driver_patches/patches",

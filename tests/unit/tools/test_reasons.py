@@ -49,19 +49,19 @@ MATCHES = frozenset(("match", "search", "fullmatch", "findall", "finditer", "sub
 FOREIGN = {
     ("nova_hpc_tools/adopt/prepare.py", "key.strip() == 'CPU implementer'"): "/proc/cpuinfo",
     ("nova_hpc_tools/inventory/node_archive.py", "line.startswith('model name')"): "/proc/cpuinfo",
-    ("nova_hpc_tools/simulate/results.py", "key.strip() == 'model name'"): "/proc/cpuinfo",
+    ("extras/nova_hpc_simulate/results.py", "key.strip() == 'model name'"): "/proc/cpuinfo",
     ("nova_hpc_tools/inventory/nccl_node.py", "'CPU implementer' in first"): "/proc/cpuinfo",
-    ("nova_hpc/guest/accept/facts.py", "'QEMU TCG' in self.model"): "/proc/cpuinfo",
+    ("nova_hpc_guest/accept/facts.py", "'QEMU TCG' in self.model"): "/proc/cpuinfo",
     (
-        "nova_hpc/guest/accept/rdma_ports.py",
+        "nova_hpc_guest/accept/rdma_ports.py",
         "root.text(f'{place}/gid_attrs/types/{name}') == 'RoCE v2'",
     ): "the kernel's (gid_attrs)",
     ("nova_hpc/fabric/partitions/other_managers.py", "text.rpartition(_START)"): "opensm's log",
 }
 #: What only looks like a text for people: (file, source of the expression) -> what it is.
 OTHERWISE = {
-    ("nova_hpc/guest/disks.py", "_MARK in piece"): "bytes of a disk",
-    ("nova_hpc/guest/cluster_files.py", "line.rstrip().endswith(_MARK)"): "our lines in a file",
+    ("nova_hpc_guest/disks.py", "_MARK in piece"): "bytes of a disk",
+    ("nova_hpc_guest/cluster_files.py", "line.rstrip().endswith(_MARK)"): "our lines in a file",
     (
         "nova_hpc_tools/fabric/nova_aggregates.py",
         "step.kind == sync.ADD",
@@ -77,8 +77,8 @@ OTHERWISE = {
         "(text or '').startswith(RESERVED_COMMENT)",
     ): "our files' heads",
     ("nova_hpc/fabric/partitions/partition_file.py", "head[0] != _TITLE"): "the same",
-    ("nova_hpc/guest/document.py", "reason in PEER_REASONS"): "words of the guest document",
-    ("nova_hpc/guest/accept/cause_facts.py", "peers.why in reasons"): "the same",
+    ("nova_hpc_guest/document.py", "reason in PEER_REASONS"): "words of the guest document",
+    ("nova_hpc_guest/accept/cause_facts.py", "peers.why in reasons"): "the same",
     ("nova_hpc_tools/adopt/host_files.py", "MARKER in text.splitlines()[:2]"): "our files' heads",
     (
         "nova_hpc_tools/adopt/layouts.py",

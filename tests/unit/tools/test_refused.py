@@ -12,12 +12,12 @@ import attrs
 import pytest
 
 from nova_hpc.placement import flavor, user_reasons
-from nova_hpc.placement.model import AffinityPolicy, Ports, Unmet, Want, WantedCell
+from nova_hpc.placement.model import Ports, Unmet, Want, WantedCell
 from nova_hpc.placement.shortage import HostWish, Shortage, WishSign, WishSource
 from nova_hpc.placement.solver.operator_reasons import PLACES
 from nova_hpc.tenancy.segments.segment_choice import LACK_TEXTS
 from nova_hpc.tenancy.sign import HealthSign, Symptom
-from nova_hpc.topology.level import Level
+from nova_hpc_common.level import AffinityPolicy, Level
 from tests.unit.refusal_texts import (
     NEUTRON_SAYS,
     PACKAGES,

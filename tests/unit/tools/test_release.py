@@ -34,7 +34,7 @@ def tracked():
 def test_each_package_and_each_sample_is_expected_in_the_wheel(release, tracked):
     expected = release.list_expected_files("nova_hpc", tracked, VERSION)
     data = f"nova_hpc-{VERSION}.data/data/etc/nova-hpc"
-    assert expected["nova_hpc/guest/accept/published.json"]
+    assert expected["nova_hpc_guest/accept/published.json"]
     assert expected[f"{data}/metadefs/nova-hpc.json"] == "etc/metadefs/nova-hpc.json"
     assert expected[f"{data}/prometheus/nova-hpc.rules.yml"]
     assert expected["virt_driver_patches/shim/hpc.py"] == "virt_driver_patches/shim/hpc.py"

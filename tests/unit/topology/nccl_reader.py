@@ -16,8 +16,8 @@ from __future__ import annotations
 import attrs
 
 from nova_hpc.topology import nccl
-from nova_hpc.topology.level import Distance, distance_between
 from nova_hpc.topology.model import Node
+from nova_hpc_common.level import Distance, distance_between
 
 LONGEST = 253
 MOST_ATTRIBUTES = 16

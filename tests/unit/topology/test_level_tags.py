@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.topology.level import Distance, Level, Location, common_level, distance_between
 from nova_hpc.wire.tags import ALL, TagError, Tags, parse_tags
+from nova_hpc_common.level import Distance, Level, Location, common_level, distance_between
 
 PLACES = st.builds(
     Location,

@@ -11,8 +11,8 @@ from hypothesis import given
 from nova_hpc.topology import lstopo, nccl
 from nova_hpc.topology.cpuset import parse_mask
 from nova_hpc.topology.files import FileTree
-from nova_hpc.topology.level import Distance, distance_between
 from nova_hpc.topology.model import BridgeKind, Node, PcieLink, PciFunction
+from nova_hpc_common.level import Distance, distance_between
 from nova_hpc_tools.inventory import nccl_node
 from nova_hpc_tools.main import main
 from tests.unit.guest.worlds import hosts

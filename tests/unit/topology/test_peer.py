@@ -7,9 +7,6 @@ import struct
 import attrs
 import pytest
 
-from nova_hpc.guest import compare, show, terms
-from nova_hpc.guest import document as told
-from nova_hpc.guest.machine import GuestMachine as Guest
 from nova_hpc.guest_tree import guest_document
 from nova_hpc.topology import confspace, peer, peer_registers
 from nova_hpc.topology.model import BridgeKind, Node, PciFunction
@@ -17,6 +14,9 @@ from nova_hpc.topology.peer import PeerPair, PeerPath, PeerReason
 from nova_hpc.topology.peer_wish import PeerWish
 from nova_hpc.topology.sysfs import read_sysfs_node
 from nova_hpc.wire import inventory
+from nova_hpc_guest import compare, show, terms
+from nova_hpc_guest import document as told
+from nova_hpc_guest.machine import GuestMachine as Guest
 from nova_hpc_tools.inventory import text
 from tests.unit.topology.builder import Machine, config
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from nova_hpc.topology import sysfs
-from nova_hpc.topology.level import Distance, Level, common_level, distance_between
 from nova_hpc.topology.model import Bar, BridgeKind, HugePages, Node, PciFunction
+from nova_hpc_common.level import Distance, Level, common_level, distance_between
 
 DISPLAY, ADAPTER, VF = "0000:23:00.0", "0000:24:00.0", "0000:24:10.0"
 DISPLAY_1, ADAPTER_1, VF_1, OTHER_VF_1 = (

@@ -10,8 +10,8 @@ import attrs
 
 from nova_hpc.guest_tree import Abi, TopologyMode, TreeDevice, plan_guest_pci_tree, windows
 from nova_hpc.guest_tree.windows import GIB
-from nova_hpc.topology.level import Location
 from nova_hpc.topology.model import Bar
+from nova_hpc_common.level import Location
 from tests.unit.virt.tree_worlds import UEFI, domain
 from virt_driver_patches.domain import pcie_tree
 from virt_driver_patches.domain.guest_domain import GuestDomainXml

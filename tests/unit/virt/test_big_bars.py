@@ -10,7 +10,7 @@ import pytest
 from lxml import etree
 
 from nova_hpc.guest_tree import Abi, TopologyMode, TreeDevice
-from nova_hpc.topology.level import Location
+from nova_hpc_common.level import Location
 from tests.unit.virt.big_bars import GOLDEN, GUESTS, Guest
 from tests.unit.virt.test_pcie_tree_golden import same
 from tests.unit.virt.tree_worlds import domain

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from lxml import etree
 
-from nova_hpc.guest import document, terms
 from nova_hpc.guest_tree.guest_document import DocumentCell
 from nova_hpc.topology.model import Node, PciFunction
+from nova_hpc_guest import document, terms
 from virt_driver_patches.domain import fwcfg
 from virt_driver_patches.domain.fwcfg import add_documents
 from virt_driver_patches.domain.guest_domain import GuestDomainXml

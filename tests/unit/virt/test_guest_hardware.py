@@ -17,10 +17,10 @@ from nova_hpc.guest_tree import (
     windows,
 )
 from nova_hpc.guest_tree.windows import GIB, Span
-from nova_hpc.topology.level import Location
 from nova_hpc.topology.model import Bar
 from nova_hpc.wire import guest_abi
 from nova_hpc.wire.guest_abi import GUEST_ABI
+from nova_hpc_common.level import Location
 from tests.unit.virt.tree_worlds import UEFI, arranged, domain
 
 #: A GPU of 80 GiB: 128 GiB, and 32 MiB beside it.

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nova_hpc.guest_tree import Abi, PlanError, TopologyMode, TreeDevice, plan_guest_pci_tree
-from nova_hpc.topology.level import Distance, Location, distance_between
+from nova_hpc_common.level import Distance, Location, distance_between
 from tests.unit.virt import tree_reader
 from tests.unit.virt.tree_worlds import arranged, domain, hosts
 from virt_driver_patches.domain import pcie_tree

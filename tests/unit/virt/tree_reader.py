@@ -11,7 +11,7 @@ from __future__ import annotations
 import attrs
 from lxml import etree
 
-from nova_hpc.topology.level import Location
+from nova_hpc_common.level import Location
 
 
 @attrs.frozen

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from nova_hpc.guest_tree import Abi, TreeDevice, TreePlan
 from nova_hpc.guest_tree.windows import Span
-from nova_hpc.topology.level import Location
+from nova_hpc_common.level import Location
 from virt_driver_patches.domain import pcie_tree
 from virt_driver_patches.domain.guest_domain import GuestDomainXml
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from nova_hpc.guest.accept import result
-from nova_hpc.guest.accept import sample as acceptance_sample
-from nova_hpc.guest.accept.diagnosis import Diagnosis, NamedCause
-from nova_hpc.guest.accept.evidence import AcceptanceRow
-from nova_hpc.guest.accept.facts import GuestFacts
-from nova_hpc.guest.accept.refusal import Refusal
-from nova_hpc.guest.compare import GuestFinding
+from nova_hpc_guest.accept import result
+from nova_hpc_guest.accept import sample as acceptance_sample
+from nova_hpc_guest.accept.diagnosis import Diagnosis, NamedCause
+from nova_hpc_guest.accept.evidence import AcceptanceRow
+from nova_hpc_guest.accept.facts import GuestFacts
+from nova_hpc_guest.accept.refusal import Refusal
+from nova_hpc_guest.compare import GuestFinding
 
 GUEST_FACTS: Final = GuestFacts(
     model="Intel(R) Xeon(R) Platinum 8480+",

@@ -24,27 +24,20 @@ from nova_hpc.fabric.partitions.members import (
     PartitionMember,
     PartitionPolicy,
 )
-from nova_hpc.guest import terms
-from nova_hpc.guest.accept import baseline, result
-from nova_hpc.guest.accept import sample as acceptance_sample
-from nova_hpc.guest.gpu import records as gpu_records
-from nova_hpc.guest.host_list import HEAD, HostList, ListedHost, PublicKeys, write_host_list
 from nova_hpc.guest_tree.guest_document import DocumentCell as GuestCell
 from nova_hpc.guest_tree.guest_document import (
     DocumentDevice,
     PortPartition,
     build_guest_entries,
 )
-from nova_hpc.placement.model import AffinityPolicy, HostNode, WantedCell
+from nova_hpc.placement.model import HostNode, WantedCell
 from nova_hpc.placement.profile import FlavorShape, Profile
 from nova_hpc.placement.segment_shape import SegmentShape
 from nova_hpc.topology import nccl
-from nova_hpc.topology.level import Level, Location
 from nova_hpc.topology.peer import PeerReason
 from nova_hpc.topology.peer_wish import PeerWish as PeerWish
 from nova_hpc.wire import (
     capture,
-    cluster_wish,
     device_record,
     fabric_map,
     findings,
@@ -53,12 +46,9 @@ from nova_hpc.wire import (
     partitions,
 )
 from nova_hpc.wire.announcements import Accepted, Maintenance
-from nova_hpc.wire.cluster_wish import ClusterWish, Nic
 from nova_hpc.wire.decision import Decision
 from nova_hpc.wire.guest_abi import Abi, TopologyMode
 from nova_hpc.wire.ledger import DeviceState, Ledger, LedgerDevice, PartitionTenancy, Trial
-from nova_hpc.wire.member_verdict import MemberVerdict
-from nova_hpc.wire.mounts import Mount
 from nova_hpc.wire.node_declaration import (
     Cpus,
     DeclaredLimits,
@@ -67,13 +57,23 @@ from nova_hpc.wire.node_declaration import (
     RoleWish,
 )
 from nova_hpc.wire.node_declaration import DeclaredDevice as Declared
-from nova_hpc.wire.position import Position
 from nova_hpc.wire.rail_wish import RailWish
 from nova_hpc.wire.reservation import ReservedProvider
-from nova_hpc.wire.server_devices import ServerDevices
 from nova_hpc.wire.stats import StatsDocument
 from nova_hpc.wire.tags import Tags
 from nova_hpc.wire.unplug import Unplug
+from nova_hpc_common.level import AffinityPolicy, Level, Location
+from nova_hpc_common.wire import cluster_wish
+from nova_hpc_common.wire.cluster_wish import ClusterWish, Nic
+from nova_hpc_common.wire.member_verdict import MemberVerdict
+from nova_hpc_common.wire.mounts import Mount
+from nova_hpc_common.wire.position import Position
+from nova_hpc_common.wire.server_devices import ServerDevices
+from nova_hpc_guest import terms
+from nova_hpc_guest.accept import baseline, result
+from nova_hpc_guest.accept import sample as acceptance_sample
+from nova_hpc_guest.gpu import records as gpu_records
+from nova_hpc_guest.host_list import HEAD, HostList, ListedHost, PublicKeys, write_host_list
 from nova_hpc_tools import snapshot
 from nova_hpc_tools.inventory import fleet_document, kinds
 from nova_hpc_tools.snapshot import Snapshot

@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.placement.model import AffinityPolicy
-from nova_hpc.topology.level import Level
 from nova_hpc.topology.peer import PeerReason
 from nova_hpc.topology.peer_wish import PeerWish
 from nova_hpc.wire.decision import Decision, read_decision
+from nova_hpc_common.level import AffinityPolicy, Level
 
 PAIRS = st.integers(1, 2**32 - 1).flatmap(
     lambda all_: st.tuples(st.integers(1, all_), st.just(all_))

@@ -22,16 +22,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.guest import document as guest
-from nova_hpc.guest import host_list, install
-from nova_hpc.guest.accept import baseline, result, sample
-from nova_hpc.guest.gpu import records as gpu_records
-from nova_hpc.guest.machine import GuestFunction
 from nova_hpc.topology import roles
 from nova_hpc.topology.nccl import NCCL_VERSION
 from nova_hpc.wire import (
     capture,
-    cluster_wish,
     decision,
     device_record,
     documents,
@@ -39,16 +33,19 @@ from nova_hpc.wire import (
     findings,
     guest_abi,
     ledger,
-    member_verdict,
     node_declaration,
     partitions,
-    position,
-    server_devices,
     stats,
     tags,
     unplug,
 )
-from nova_hpc.wire.version import WireDocument, WireError
+from nova_hpc_common.wire import cluster_wish, member_verdict, position, server_devices
+from nova_hpc_common.wire.version import WireDocument, WireError
+from nova_hpc_guest import document as guest
+from nova_hpc_guest import host_list, install
+from nova_hpc_guest.accept import baseline, result, sample
+from nova_hpc_guest.gpu import records as gpu_records
+from nova_hpc_guest.machine import GuestFunction
 from nova_hpc_tools.snapshot import SnapshotError
 from nova_hpc_tools.snapshot import document as snapshot_document
 from tests.unit.topology import nccl_reader

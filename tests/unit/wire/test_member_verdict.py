@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.guest.accept import causes
-from nova_hpc.guest.accept.probes import FULL, QUICK
-from nova_hpc.guest.accept.result import STATUSES
-from nova_hpc.wire import member_verdict
-from nova_hpc.wire.member_verdict import (
+from nova_hpc_common.wire import member_verdict
+from nova_hpc_common.wire.member_verdict import (
     MemberVerdict,
     read_member_verdict,
     verdict_of_metadata,
 )
-from nova_hpc.wire.version import LONGEST_METADATA, LaterError, WireError
+from nova_hpc_common.wire.version import LONGEST_METADATA, LaterError, WireError
+from nova_hpc_guest.accept import causes
+from nova_hpc_guest.accept.probes import FULL, QUICK
+from nova_hpc_guest.accept.result import STATUSES
 from tests.unit.wire.examples import FOLDER, VERDICT
 
 CAUSES = sorted(cause.name for cause in causes.CAUSES)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.wire.mounts import Mount, MountError, check_mounts, parse_mount
+from nova_hpc_common.wire.mounts import Mount, MountError, check_mounts, parse_mount
 
 
 @pytest.mark.parametrize(

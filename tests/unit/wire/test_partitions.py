@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from nova_hpc.fabric.partitions.keys import LARGEST_PKEY, LEAST_PKEY, Membership
 from nova_hpc.fabric.partitions.members import DesiredPartitions, PartitionMember, PartitionPolicy
 from nova_hpc.wire import partitions
-from nova_hpc.wire.version import LaterError, WireError
+from nova_hpc_common.wire.version import LaterError, WireError
 
 _PKEYS = st.integers(LEAST_PKEY, LARGEST_PKEY)
 _MEMBERS = st.builds(

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.placement.model import AffinityPolicy
-from nova_hpc.topology.level import Level
-from nova_hpc.wire import position, server_devices
-from nova_hpc.wire.position import Position
-from nova_hpc.wire.server_devices import ServerDevices, count_device_groups
+from nova_hpc_common.level import AffinityPolicy, Level
+from nova_hpc_common.wire import position, server_devices
+from nova_hpc_common.wire.position import Position
+from nova_hpc_common.wire.server_devices import ServerDevices, count_device_groups
 
 _ROLES = st.text("abcdefghijklmnop_.-", min_size=1, max_size=64)
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nova_hpc.wire import stats
-from nova_hpc.wire.version import WireError
+from nova_hpc_common.wire.version import WireError
 
 REASON = "IOMMU group 17 is not viable: 0000:22:00.0 (igb) is in it"
 

@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from nova_hpc.guest import document as guest
-from nova_hpc.wire.version import LaterError, WireDocument, WireError, show_json_value
+from nova_hpc_common.wire.version import LaterError, WireDocument, WireError, show_json_value
+from nova_hpc_guest import document as guest
 
 #: As in the release that introduces version 3: it reads it and writes the one before.
 FIRST = WireDocument("thing", "here", "", version=2, reads=(1, 2, 3), cure="make it again")

@@ -16,9 +16,9 @@ from nova_hpc.cluster.plan import Gang, GangPlan, plan_gang
 from nova_hpc.fabric.model import FabricLevel, FabricMap, FabricPlace
 from nova_hpc.placement.model import WantedCell
 from nova_hpc_tools.cloud.capacity import measure_capacity
+from nova_hpc_tools.cloud.cluster_capacity import count_clusters_by_level
 from nova_hpc_tools.cloud.explain import explain_flavor
 from nova_hpc_tools.cloud.explain.model import FlavorQuestion
-from nova_hpc_tools.cluster.capacity import count_clusters_by_level
 from nova_hpc_tools.fabric.map_aggregates import aggregates_of
 from nova_hpc_tools.main import main
 from nova_hpc_tools.snapshot import Snapshot, SnapshotError, cloud_readers

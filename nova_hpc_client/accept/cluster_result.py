@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The result of measuring a cluster: one result for each member, and one verdict."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Final
+
+import attrs
+
+from nova_hpc_common.wire.member_verdict import MemberVerdict
+from nova_hpc_guest.accept.ratio import SLOW, UNDECIDED
+from nova_hpc_guest.accept.result import (
+    ACCEPTED,
+    BROKEN,
+    REFUSED,
+    STATUSES,
+    UNMEASURED,
+    AcceptanceResult,
+)
+
+#: Verdicts from the worst on: the cluster gets the first one that any member has.
+_WORST: Final = (BROKEN, SLOW, UNMEASURED, REFUSED, UNDECIDED)
+#: Keys of a member's failures: it did not answer in its turn, or its links failed.
+TURN: Final = "turn"
+LINKS: Final = "links"
+
+
+@attrs.frozen
+class MemberAcceptance:
+    """The result of one member.
+
+    :ivar number: its number in the cluster.
+    :ivar server: id of its server.
+    """
+
+    number: int
+    name: str
+    server: str
+    result: AcceptanceResult
+
+    @property
+    def slow(self) -> tuple[str, ...]:
+        """Names of the probes that are below their floors."""
+        return tuple(row.probe for row in self.result.rows if row.verdict == SLOW)
+
+    @property
+    def causes(self) -> tuple[str, ...]:
+        """Names of the causes that were found."""
+        return tuple(cause.cause for cause in self.result.diagnosis.causes)
+
+    @property
+    def reasons(self) -> Iterator[str]:
+        """The reasons why it is not accepted, one sentence each."""
+        result = self.result
+        if result.refused is not None:
+            yield f"refused: {result.refused.text}"
+        yield from (
+            f"promise broken: {finding.text}" for finding in result.findings if finding.wrong
+        )
+        for cause in result.diagnosis.causes:
+            yield f"{cause.cause} ({cause.status}): {cause.says}; cure: {cause.cure}"
+        if result.diagnosis.unexplained:
+            yield f"no cause found for {', '.join(result.diagnosis.unexplained)}"
+        undecided = [row.probe for row in result.rows if row.verdict == UNDECIDED]
+        if undecided:
+            yield f"undecided: {', '.join(undecided)}"
+        yield from (f"{what}: {why}" for what, why in result.failed.items())
+
+    def make_verdict(self, taken: int) -> MemberVerdict:
+        """Its verdict for its metadata.
+
+        :param taken: time of the measurement, in seconds since 1970.
+        """
+        word = self.result.verdict.replace(" ", "-")
+        return MemberVerdict(word, self.result.tier, taken, self.causes)
+
+
+@attrs.frozen
+class ClusterAcceptance:
+    """The result of a cluster.
+
+    :ivar rounds: the number of rounds in which members were measured in turns.
+    :ivar notes: remarks on the whole cluster.
+    :ivar taken: time of the measurement, in seconds since 1970.
+    """
+
+    name: str
+    tier: str
+    members: tuple[MemberAcceptance, ...]
+    rounds: int = 0
+    notes: tuple[str, ...] = ()
+    taken: int = attrs.field(factory=lambda: int(time.time()))
+
+    @property
+    def verdict(self) -> str:
+        """The worst verdict of its members."""
+        verdicts = {member.result.verdict for member in self.members}
+        return next((word for word in _WORST if word in verdicts), ACCEPTED)
+
+    @property
+    def status(self) -> int:
+        """The exit status, with the values of ``nova-hpc-guest accept``."""
+        return STATUSES[self.verdict]
+
+    @property
+    def rejected(self) -> tuple[MemberAcceptance, ...]:
+        """Members that are slow or not as promised, or that could not be measured."""
+        words = (BROKEN, SLOW, UNMEASURED)
+        return tuple(member for member in self.members if member.result.verdict in words)

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options that measure a cluster, and a run with them: for ``accept`` and ``create --accept``."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import shlex
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from nova_hpc_client.accept.cluster_result import ClusterAcceptance
+from nova_hpc_client.accept.cluster_run import (
+    AcceptedHost,
+    ClusterMeasuring,
+    ClusterTerms,
+    ShowStep,
+)
+from nova_hpc_client.accept.launchers import GUEST_COMMAND, LAUNCHERS, SRUN, SSH, Reach
+from nova_hpc_client.accept.remote_member import RemoteMember
+from nova_hpc_client.cluster import hostfiles
+from nova_hpc_client.cluster.life_cycle.run import ClusterCloudError, ClusterError
+from nova_hpc_client.cluster.members.model import Cluster
+from nova_hpc_client.cluster.members.neighbours import order_seats_by_nearness
+from nova_hpc_client.cluster.members.server_state import Standing
+from nova_hpc_client.openstack import options
+from nova_hpc_client.openstack.cloud import SdkCloud
+from nova_hpc_common.outside.text import printable_text
+from nova_hpc_guest.accept.options import BUDGETS, PAIRS
+from nova_hpc_guest.accept.probes import FULL, PROBE_OF, QUICK
+from nova_hpc_guest.accept.sample import AcceptanceError
+from nova_hpc_guest.accept.session import read_floors
+
+TIERS: Final = (QUICK, FULL)
+#: Seconds in which new members have to answer.
+PATIENCE: Final = 300.0
+
+
+def add_reach_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the options that reach members, and those of the measurement's time and floors."""
+    parser.add_argument(
+        "--launcher",
+        choices=LAUNCHERS,
+        default=SSH,
+        help=f"what runs nova-hpc-guest on members, default: {SSH}; {SRUN}: on the nodes of Slurm "
+        "with the members' names",
+    )
+    parser.add_argument(
+        "--login", type=_parse_login, metavar="<user>", help="user on members, for ssh"
+    )
+    parser.add_argument(
+        "--ssh-option",
+        action="append",
+        default=[],
+        type=_parse_ssh_option,
+        metavar="<option=value>",
+        help="option of ssh, as in IdentityFile=key or StrictHostKeyChecking=accept-new; may be "
+        "repeated. ssh never asks: a key that is not known, or a password, is an error",
+    )
+    parser.add_argument(
+        "--guest-command",
+        type=_parse_words,
+        default=GUEST_COMMAND,
+        metavar="<words>",
+        help="what runs nova-hpc-guest there, as in 'sudo nova-hpc-guest'",
+    )
+    parser.add_argument(
+        "--accept-budget",
+        type=options.parse_seconds,
+        metavar="<seconds>",
+        help=f"time for the turns of all members, default: {BUDGETS[QUICK]:g} a member",
+    )
+    parser.add_argument(
+        "--floors",
+        metavar="<file>",
+        help="JSON object: probe and the ratio below which it is slow",
+    )
+
+
+def _parse_login(text: str) -> str:
+    # It becomes an argument of ssh, and a user name on the member.
+    if not text.isascii() or not text.replace("-", "").replace("_", "").replace(".", "").isalnum():
+        raise argparse.ArgumentTypeError(f"{text!r} is no name of a user")
+    if text.startswith("-"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no name of a user")
+    return text
+
+
+def _parse_ssh_option(text: str) -> str:
+    key, separator, value = text.partition("=")
+    if not key.isalnum() or not separator or not value or not text.isprintable():
+        raise argparse.ArgumentTypeError(f"{text!r} is not OPTION=VALUE of ssh_config")
+    return text
+
+
+def _parse_words(text: str) -> tuple[str, ...]:
+    try:
+        words = tuple(shlex.split(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {error}") from error
+    if not words:
+        raise argparse.ArgumentTypeError("it is empty")
+    return words
+
+
+def parse_probes(text: str) -> tuple[str, ...]:
+    """An argparse type: names of probes."""
+    words = tuple(word for word in text.split(",") if word)
+    for word in words:
+        if word not in PROBE_OF:
+            raise argparse.ArgumentTypeError(f"{word!r} is not one of {', '.join(PROBE_OF)}")
+    return words
+
+
+def measure_cluster(
+    cluster: Cluster,
+    tier: str,
+    args: argparse.Namespace,
+    show: ShowStep,
+    patience: float = 0.0,
+    **more: Any,
+) -> ClusterAcceptance:
+    """Measure all members of a cluster with the options of :func:`add_reach_options`.
+
+    :param patience: seconds until members without an answer are given up.
+    :param more: fields of :class:`ClusterTerms`.
+    :raises ClusterError: the cluster has fewer than two members, so there is no comparison.
+    :raises HostError: a member has no address, or a name that must not be given to a program.
+    """
+    names = args.launcher == SRUN or getattr(args, "names", False)
+    network = getattr(args, "accept_network", "") if not names else ""
+    hosts = hostfiles.list_cluster_hosts(cluster, network, names)
+    hosts = hostfiles.check_member_hosts(hosts)
+    if len(hosts) < 2:
+        raise ClusterError(
+            f"cluster {cluster.name} has {len(hosts)} member: nothing to compare it with; run "
+            "nova-hpc-guest accept in it"
+        )
+    reach = Reach(args.launcher, args.login or "", tuple(args.ssh_option), args.guest_command)
+    accepted = [
+        AcceptedHost(
+            seat.number,
+            seat.member.name,
+            seat.member.id,
+            host.reached,
+            RemoteMember(functools.partial(reach.build_words, host), tier),
+            "" if seat.member.standing is Standing.RUNS else f"it is {seat.member.state_text}",
+        )
+        for seat, host in zip(order_seats_by_nearness(cluster), hosts, strict=True)
+    ]
+    accepted.sort(key=lambda host: host.number)
+    budget = args.accept_budget
+    terms = ClusterTerms(
+        tier=tier,
+        least=PAIRS[tier],
+        budget=BUDGETS[tier] * len(hosts) if budget is None else budget,
+        patience=patience,
+        **more,
+    )
+    return ClusterMeasuring(cluster.name, accepted, terms, show).measure()
+
+
+def measure_new_cluster(
+    cluster: Cluster,
+    tier: str,
+    args: argparse.Namespace,
+    show: ShowStep,
+    floors: Mapping[str, float],
+) -> ClusterAcceptance:
+    """Measure members that have just been created; they get time to answer.
+
+    The user's file of known hosts does not contain their keys, and may contain the key of a former
+    server with the same address. So ssh accepts the members' keys at the first contact, and stores
+    them in a file for only this measurement: the next one may measure a replaced member with
+    another key. The user's own options of ssh win over these.
+
+    :raises ClusterError: the cluster has fewer than two members, so there is no comparison.
+    :raises HostError: a member has no address, or a name that must not be given to a program.
+    """
+    with tempfile.TemporaryDirectory(prefix="nova-hpc-accept-") as folder:
+        known_hosts = Path(folder, "known_hosts")
+        new = [f'UserKnownHostsFile="{known_hosts}"', "StrictHostKeyChecking=accept-new"]
+        stated = argparse.Namespace(**vars(args) | {"ssh_option": [*args.ssh_option, *new]})
+        return measure_cluster(cluster, tier, stated, show, PATIENCE, floors=floors)
+
+
+def record_verdicts(cloud: SdkCloud, measured: ClusterAcceptance) -> None:
+    """Write each member's verdict into its metadata; print a message for each one that fails."""
+    for member in measured.members:
+        try:
+            cloud.set_verdict(member.server, member.make_verdict(measured.taken))
+        except ClusterCloudError as error:
+            print(
+                f"the verdict of {printable_text(member.name)} is not in its metadata: {error}",
+                file=sys.stderr,
+            )
+
+
+def read_floor_file(path: str | None) -> dict[str, float]:
+    """Read the floors in a file: probe -> ratio below which it is slow; empty without a file.
+
+    :raises ClusterError: the file cannot be read, or is not a file of floors.
+    """
+    try:
+        return read_floors(path)
+    except AcceptanceError as error:
+        raise ClusterError(str(error)) from error
