@@ -28,7 +28,7 @@ from nova_hpc.placement import between_hosts, model, shape_mix
 from nova_hpc.placement.choose import choose_device_sets
 from nova_hpc.placement.profile import FlavorShape as Sold
 from nova_hpc.placement.profile import Profile
-from nova_hpc_common.level import Location
+from nova_hpc_common.level import AffinityPolicy, Location
 from nova_hpc_simulate.cluster import Bools, Floats, Ints, SimulatedCluster
 from nova_hpc_simulate.model import Layout, TaskShape, Typical
 from nova_hpc_simulate.policy import Multipliers, Nova, Scores, SimulatedPolicy

@@ -13,7 +13,7 @@ from nova_hpc.placement import between_hosts, model, shape_mix
 from nova_hpc.placement.choose import choose_device_sets
 from nova_hpc.placement.profile import FlavorShape as Sold
 from nova_hpc.placement.profile import Profile
-from nova_hpc_common.level import Level, Location
+from nova_hpc_common.level import AffinityPolicy, Level, Location
 from nova_hpc_simulate.cluster import SimulatedCluster
 from nova_hpc_simulate.model import Typical, all_dgx
 from nova_hpc_simulate.ours import Ours, learned_profile_of
