@@ -9,38 +9,39 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from xml.sax import saxutils
 
 TOP = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(TOP))
+from tools.wheels import read_package_roots  # noqa: E402
 
 #: Packages whose folders are rooms; each other package is one room.
-_WITH_ROOMS = ("nova_hpc", "nova_hpc_tools", "virt_driver_patches")
-_PACKAGES = {
-    "neutron_drivers": TOP,
-    "nova_hpc": TOP,
-    "nova_hpc_tools": TOP,
-    "scheduler_filters": TOP,
-    "virt_driver_patches": TOP,
-    "nova_hpc_lab": TOP / "lab",
-}
+_WITH_ROOMS = ("nova_hpc", "nova_hpc_client", "nova_hpc_tools", "virt_driver_patches")
+_PACKAGES = read_package_roots(TOP)
 
-_PLUG_IN, _CORE, _TOOL, _LAB = "#fdf1dc", "#e6eff7", "#e3f2e1", "#eeeeee"
+_PLUG_IN, _CORE, _TOOL, _CLIENT = "#fdf1dc", "#e6eff7", "#e3f2e1", "#f6e6f2"
+_GUEST, _EXTRA = "#fbe3e0", "#eeeeee"
 #: The colour of a package's rooms, by the program that loads them.
 _FILLS = {
     "neutron_drivers": _PLUG_IN,
     "scheduler_filters": _PLUG_IN,
     "virt_driver_patches": _PLUG_IN,
     "nova_hpc": _CORE,
+    "nova_hpc_common": _CORE,
     "nova_hpc_tools": _TOOL,
-    "nova_hpc_lab": _LAB,
+    "nova_hpc_client": _CLIENT,
+    "nova_hpc_guest": _GUEST,
 }
 _LEGEND = {
     _PLUG_IN: "plug-ins of Nova and Neutron",
     _CORE: "the core, which services load",
-    _TOOL: "commands, which people type",
-    _LAB: "the lab",
+    _TOOL: "commands of operators",
+    _CLIENT: "openstack hpc",
+    _GUEST: "the guest's command",
+    _EXTRA: "extras and the lab",
 }
 
 _WIDTH, _BOX, _HIGH, _GAP = 1330, 205, 62, 46
@@ -158,7 +159,7 @@ def draw_picture(by_name: Mapping[str, Room]) -> str:
             )
     for room in by_name.values():
         x, y = place[room.name]
-        fill = _FILLS[room.name.partition(".")[0]]
+        fill = _FILLS.get(room.name.partition(".")[0], _EXTRA)
         parts.append(
             f'<g><title>{saxutils.escape(room.says)}</title><rect x="{x:.0f}" y="{y:.0f}" '
             f'width="{_BOX}" height="{_HIGH}" rx="5" fill="{fill}" stroke="#446688"/>'

@@ -68,7 +68,7 @@ def _read_first_line(place: str) -> str | None:
 
 
 class PrintCompletion(CompleteCommand):
-    """Print what a shell needs to complete commands and options.
+    """Print the script with which a shell completes commands and options.
 
     In bash: source <(nova-hpc complete)
     """

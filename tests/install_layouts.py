@@ -17,6 +17,8 @@ ROOT: Final = Path(__file__).parents[1]
 #: How Nova is installed, and how this project.
 NOVA: Final = ("plain", "editable")
 OURS: Final = ("plain", "editable", "wheel", "sdist")
+#: Folders of the wheels beside nova-hpc that its command needs.
+OTHERS: Final = ("nova_hpc_common", "nova_hpc_guest", "nova_hpc_tools")
 #: What a build of this project reads.
 _NEEDED: Final = (
     "LICENSE",
@@ -24,7 +26,7 @@ _NEEDED: Final = (
     "etc",
     "neutron_drivers",
     "nova_hpc",
-    "nova_hpc_tools",
+    *OTHERS,
     "pyproject.toml",
     "requirements.txt",
     "scheduler_filters",
@@ -134,7 +136,13 @@ class Layout:
             "sdist": (self.source_archive(),),
         }
         self._install(python, *words[ours])
+        self.install_others(python, "-e" if ours == "editable" else None)
         return python
+
+    def install_others(self, python: Path, option: str | None = None) -> None:
+        """Install the wheels that the command needs beside nova-hpc."""
+        for name in OTHERS:
+            self._install(python, *((option,) if option else ()), self.ours / name)
 
     def _install(self, python: Path, *words: object) -> None:
         # setuptools and pbr are those of this environment, which has today's.

@@ -29,8 +29,14 @@ from typing import Any, Final
 TOP: Final = Path(__file__).resolve().parents[1]
 BOUNDS: Final = "tools/english.toml"
 #: Packages whose folders are rooms of their own, and packages that are one room.
-SPLIT: Final = ("nova_hpc", "nova_hpc_tools", "virt_driver_patches")
-WHOLE: Final = ("benchmarks", "docs", "lab", "neutron_drivers", "scheduler_filters", "tools")
+SPLIT: Final = (
+    *("extras", "nova_hpc", "nova_hpc_client", "nova_hpc_common", "nova_hpc_tools"),
+    "virt_driver_patches",
+)
+WHOLE: Final = (
+    *("benchmarks", "docs", "lab", "neutron_drivers", "nova_hpc_guest", "scheduler_filters"),
+    "tools",
+)
 #: Each rule, and the cure of a finding.
 RULES: Final = {
     "what": 'name the thing instead of "what"',

@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Build a release, check that it is complete, and test it beside Nova.
 
-    python tools/release.py build 0.1.0    wheels and source archives of both, in dist/
+    python tools/release.py build 0.1.0    all wheels and source archives, in dist/
+    python tools/release.py alone          install each wheel alone, and start it
     python tools/release.py try 34 33 32   install them in new environments beside Nova
 
-``build`` needs git, and the packages ``build`` and ``twine``; ``try`` needs pip and a package
+``build`` needs git, and the packages ``build`` and ``twine``; the others need pip and a package
 index. ``tox run -e release`` does both. The version is pbr's ``PBR_VERSION``: no tag is needed.
 """
 
@@ -20,28 +21,39 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-import tomllib
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Final
 
 TOP: Final = Path(__file__).resolve().parents[1]
-#: Distribution -> its folder.
-DISTRIBUTIONS: Final = {"nova_hpc": ".", "nova_hpc_lab": "lab"}
-#: Distribution -> folders of the tree that its wheel has under the same name.
-PACKAGES: Final = {
-    "nova_hpc": (
-        "neutron_drivers",
-        "nova_hpc",
-        "nova_hpc_tools",
-        "scheduler_filters",
-        "virt_driver_patches",
-    ),
-    "nova_hpc_lab": ("nova_hpc_lab",),
-}
+sys.path.insert(0, str(TOP))
+from tools.wheels import Wheel, read_wheels  # noqa: E402
+
 #: Files that pbr omits from a source archive.
 LEFT_OUT: Final = {".gitignore"}
+#: Files in the folder of a package that its wheel does not contain.
+NOT_PACKED: Final = ("pyproject.toml", "README.rst")
+#: Wheel -> the wheels that ``alone`` installs with it, and a command that starts it.
+ALONE: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
+    "nova-hpc-guest": ((), ("nova-hpc-guest", "--help")),
+    "nova-hpc-client": (
+        ("nova-hpc-common", "nova-hpc-guest"),
+        ("openstack", "hpc", "cluster", "list", "--help"),
+    ),
+    "nova-hpc-tools": (
+        ("nova-hpc", "nova-hpc-common", "nova-hpc-guest"),
+        ("nova-hpc", "doctor", "--help"),
+    ),
+    "nova-hpc-simulate": (
+        ("nova-hpc", "nova-hpc-common", "nova-hpc-guest", "nova-hpc-tools"),
+        ("nova-hpc", "simulate", "--help"),
+    ),
+    "nova-hpc-requirements": (
+        ("nova-hpc", "nova-hpc-client", "nova-hpc-common", "nova-hpc-guest", "nova-hpc-tools"),
+        ("nova-hpc", "requirements", "--help"),
+    ),
+}
 #: The releases of Nova that a release is tested with.
 NOVA: Final = ("34", "33", "32")
 #: The release of Nova that the lab runs.
@@ -52,21 +64,21 @@ class ReleaseError(Exception):
     """The release is incomplete or does not work; the text contains the reason."""
 
 
-def list_expected_files(name: str, tracked: Sequence[str], version: str) -> dict[str, str]:
+def list_expected_files(wheel: Wheel, tracked: Sequence[str], version: str) -> dict[str, str]:
     """The files of the tree that a wheel must contain.
 
-    :param name: the distribution.
     :param tracked: the files of the repository.
     :returns: name in the wheel -> name in the repository.
     """
-    folder = "" if DISTRIBUTIONS[name] == "." else f"{DISTRIBUTIONS[name]}/"
     expected = {
-        path.removeprefix(folder): path
+        f"{package}/{path.removeprefix(folder + '/')}": path
+        for package, folder in wheel.packages.items()
         for path in tracked
-        if path.startswith(tuple(f"{folder}{package}/" for package in PACKAGES[name]))
+        if path.startswith(f"{folder}/")
+        and path not in [f"{wheel.folder}/{name}" for name in NOT_PACKED]
     }
-    if name == "nova_hpc":
-        data = f"{name}-{version}.data/data/etc/nova-hpc/"
+    if wheel.folder == ".":
+        data = f"{wheel.file_stem}-{version}.data/data/etc/nova-hpc/"
         expected |= {
             data + path.removeprefix("etc/"): path for path in tracked if path.startswith("etc/")
         }
@@ -130,10 +142,13 @@ def _run(
 
 
 def build_release(version: str, out: Path) -> list[Path]:
-    """Build the four files of a release, and compare them with the tree and each other."""
-    lab = tomllib.loads((TOP / "lab/pyproject.toml").read_text())["project"]["version"]
-    if lab != version:
-        raise ReleaseError(f"lab/pyproject.toml has the version {lab}, not {version}")
+    """Build the files of a release, and compare them with the tree and each other."""
+    wheels = read_wheels(TOP)
+    for wheel in wheels.values():
+        if wheel.version not in (None, version):
+            raise ReleaseError(
+                f"{wheel.folder}/pyproject.toml has the version {wheel.version}, not {version}"
+            )
     if _run(("git", "status", "--porcelain", "--untracked-files=no")):
         raise ReleaseError("the tree has changes: commit them, so that the release is a commit")
     shutil.rmtree(out, ignore_errors=True)
@@ -145,26 +160,27 @@ def build_release(version: str, out: Path) -> list[Path]:
         # A build writes files into the tree, which must not get into the next build.
         clone = Path(scratch, "clone")
         _run(("git", "clone", "-q", "--no-local", TOP, clone))
-        for name, folder in DISTRIBUTIONS.items():
+        for wheel in wheels.values():
             build = (sys.executable, "-m", "build")
-            _run((*build, "-o", out, clone / folder), environ)  # the wheel of the source archive
-            wheel, source = (
-                out / f"{name}-{version}-py3-none-any.whl",
-                out / f"{name}-{version}.tar.gz",
+            folder = clone / wheel.folder
+            _run((*build, "-o", out, folder), environ)  # the wheel of the source archive
+            packed, source = (
+                out / f"{wheel.file_stem}-{version}-py3-none-any.whl",
+                out / f"{wheel.file_stem}-{version}.tar.gz",
             )
-            _run((*build, "--wheel", "-o", scratch, clone / folder), environ)  # that of the tree
-            contents = read_wheel(wheel)
-            faults = compare_wheel(contents, list_expected_files(name, tracked, version))
+            _run((*build, "--wheel", "-o", scratch, folder), environ)  # that of the tree
+            contents = read_wheel(packed)
+            faults = compare_wheel(contents, list_expected_files(wheel, tracked, version))
             faults += [
                 f"{path}: the source archive makes another one than the tree"
-                for path in compare_wheels(contents, read_wheel(Path(scratch, wheel.name)))
+                for path in compare_wheels(contents, read_wheel(Path(scratch, packed.name)))
             ]
-            if name == "nova_hpc":
+            if wheel.folder == ".":
                 lost = sorted({*tracked} - list_source_files(source) - LEFT_OUT)
                 faults += [f"{path} is missing in the source archive" for path in lost]
             if faults:
-                raise ReleaseError("\n".join(f"{wheel.name}: {fault}" for fault in faults))
-            built += [wheel, source]
+                raise ReleaseError("\n".join(f"{packed.name}: {fault}" for fault in faults))
+            built += [packed, source]
     _run((sys.executable, "-m", "twine", "check", "--strict", *built))
     return built
 
@@ -175,6 +191,33 @@ def describe_file(path: Path) -> str:
     return f"{hashlib.sha256(content).hexdigest()}  {len(content):9,}  {path.name}"
 
 
+def try_alone(name: str, dist: Path, scratch: Path) -> str:
+    """Install a wheel with the wheels that it requires and without Nova, and start its command."""
+    wheels = read_wheels(TOP)
+    with_it, words = ALONE[name]
+    home = scratch / name
+    _run((sys.executable, "-m", "venv", home))
+    files = [
+        path for other in (name, *with_it) for path in dist.glob(f"{wheels[other].file_stem}-*.whl")
+    ]
+    python = home / "bin" / "python"
+    _run((python, "-m", "pip", "install", "-q", "-c", TOP / "constraints.txt", *files), cwd=scratch)
+    if _run((python, "-c", "import importlib.util as i; print(i.find_spec('nova'))")) != "None\n":
+        raise ReleaseError(f"{name}: it brought Nova")
+    first = _run((home / "bin" / words[0], *words[1:]), cwd=scratch).splitlines()[0]
+    installed = len(json.loads(_run((python, "-m", "pip", "list", "--format", "json"))))
+    return f"{name}: {installed} distributions, no Nova; {' '.join(words)}: {first}"
+
+
+def try_guest_file(dist: Path, scratch: Path) -> str:
+    """Build the guest's command as one file from its wheel, and start that without packages."""
+    python = scratch / "nova-hpc-guest" / "bin" / "python"
+    file = scratch / "one-file"
+    _run((python, "-m", "nova_hpc_guest.build", file), cwd=scratch)
+    words = (sys.executable, "-I", "-S", file, "--help")
+    return f"one file, {file.stat().st_size:,} bytes, python -I -S: {_run(words).splitlines()[0]}"
+
+
 def try_release(nova: str, dist: Path, scratch: Path) -> list[str]:
     """Install the wheel and then the source archive beside a release of Nova, and use each."""
     (wheel,) = dist.glob("nova_hpc-*.whl")
@@ -183,18 +226,34 @@ def try_release(nova: str, dist: Path, scratch: Path) -> list[str]:
     _run((sys.executable, "-m", "venv", home))
     python = home / "bin" / "python"
     pip = (python, "-m", "pip", "install", "-q", "-c", TOP / "constraints.txt")
-    wanted: list[object] = [f"nova>={nova},<{int(nova) + 1}", f"{wheel}[client,metrics]"]
-    if nova == OF_LAB:
-        wanted += dist.glob("nova_hpc_lab-*.whl")
-    _run((*pip, *wanted), cwd=scratch)
-    lines = _use_release(python, scratch)
-    lines[0] += f" (wheel, {wheel.name})"
+    (common,) = dist.glob("nova_hpc_common-*.whl")
+    beside = f"nova>={nova},<{int(nova) + 1}"
+    # What a controller has: the services' wheels, without any command.
+    _run((*pip, beside, wheel, common), cwd=scratch)
+    services = json.loads(
+        _run((python, TOP / "tools/release_uses.py"), cwd=scratch).splitlines()[-1]
+    )
+    if services["faults"]:
+        raise ReleaseError("\n".join(services["faults"]))
+    lines = [
+        f"Nova {services['nova']} with nova-hpc and nova-hpc-common alone: "
+        f"{', '.join(services['filters'])}"
+    ]
+    (tools,) = dist.glob("nova_hpc_tools-*.whl")
+    rest = [
+        path
+        for path in dist.glob("nova_hpc*.whl")
+        if path not in (wheel, common, tools) and ("_lab-" not in path.name or nova == OF_LAB)
+    ]
+    _run((*pip, beside, wheel, common, f"{tools}[client,metrics]", *rest), cwd=scratch)
+    used = _use_release(python, scratch)
+    used[0] += f" (wheel, {wheel.name})"
     _run((*pip, "--no-deps", "--force-reinstall", source), cwd=scratch)
     again = _use_release(python, scratch)
     again[0] += f" (source archive, {source.name})"
-    if again[1:] != lines[1:]:
-        raise ReleaseError("\n".join(["wheel and source archive differ:", *lines, *again]))
-    return [*lines, again[0]]
+    if again[1:] != used[1:]:
+        raise ReleaseError("\n".join(["wheel and source archive differ:", *used, *again]))
+    return [*lines, *used, again[0]]
 
 
 def _use_release(python: Path, scratch: Path) -> list[str]:
@@ -227,7 +286,8 @@ def main() -> int:
     build.add_argument("version")
     install = commands.add_parser("try", help="install them beside Nova and use them")
     install.add_argument("nova", nargs="*", default=NOVA, help="releases of Nova: 34, 33, 32")
-    for one in (build, install):
+    alone = commands.add_parser("alone", help="install each wheel without Nova and start it")
+    for one in (build, install, alone):
         one.add_argument("--dist", type=Path, default=TOP / "dist", help="their folder")
     args = parser.parse_args()
     dist = args.dist.resolve()
@@ -235,6 +295,11 @@ def main() -> int:
         if args.what == "build":
             for path in build_release(args.version, dist):
                 print(describe_file(path))
+        elif args.what == "alone":
+            with tempfile.TemporaryDirectory() as scratch:
+                for name in ALONE:
+                    print(try_alone(name, dist, Path(scratch)), flush=True)
+                print(try_guest_file(dist, Path(scratch)))
         else:
             with tempfile.TemporaryDirectory() as scratch:
                 for nova in args.nova:

@@ -40,7 +40,8 @@ class Wheel(NamedTuple):
     packages: dict[str, str]
     #: Group -> name -> place, e.g. ``nova_hpc_tools.main:main``.
     entry_points: dict[str, dict[str, str]]
-    requirements: tuple[str, ...]
+    #: Requirements, and those of its extras.
+    all_requirements: tuple[str, ...]
     #: None for the root, which takes its version from ``PBR_VERSION``.
     version: str | None
 
@@ -64,6 +65,25 @@ def read_entry_points(top: Path = TOP) -> dict[str, dict[str, str]]:
         for group, names in wheel.entry_points.items():
             points.setdefault(group, {}).update(names)
     return points
+
+
+def read_package_roots(top: Path = TOP) -> dict[str, Path]:
+    """Package -> the folder from which it is imported, for the packages of all wheels."""
+    return {
+        package: (top / folder).parent
+        for wheel in read_wheels(top).values()
+        for package, folder in wheel.packages.items()
+    }
+
+
+def list_production_folders(top: Path = TOP) -> tuple[str, ...]:
+    """Folders of the packages of all wheels but the lab's, from the root of the repository."""
+    return tuple(
+        folder
+        for name, wheel in read_wheels(top).items()
+        for folder in wheel.packages.values()
+        if name != "nova-hpc-lab"
+    )
 
 
 def read_budget(top: Path = TOP) -> dict[str, int]:
@@ -128,7 +148,8 @@ def _read_project(top: Path, folder: str) -> Wheel:
     points = dict(project.get("entry-points", {}))
     if "scripts" in project:
         points["console_scripts"] = project["scripts"]
-    requirements = tuple(project["dependencies"])
+    extras = project.get("optional-dependencies", {}).values()
+    requirements = (*project["dependencies"], *(text for extra in extras for text in extra))
     return Wheel(
         project["name"], folder, {package: place}, points, requirements, project["version"]
     )

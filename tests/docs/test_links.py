@@ -14,12 +14,10 @@ import pytest
 from lxml import html
 
 from nova_hpc_tools.adopt import findings
+from tools.wheels import list_production_folders
 
 TOP = Path(__file__).resolve().parents[2]
-PACKAGES = (
-    *("lab/nova_hpc_lab", "neutron_drivers", "nova_hpc", "nova_hpc_tools", "scheduler_filters"),
-    "virt_driver_patches",
-)
+PACKAGES = (*list_production_folders(), "lab/nova_hpc_lab")
 #: A page of the site in a text of the code.
 _PAGE = re.compile(r"\b(?:about|admin|cli|configuration|contributor|install|user)/[\w/.-]+\.html")
 _SOURCE = re.compile(r"\bdocs/source/[\w/.-]+\.rst\b")

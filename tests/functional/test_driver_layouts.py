@@ -146,6 +146,7 @@ def test_a_nova_of_the_distribution(layout: Layout, tmp_path: Path, first: bool)
     line = f"import sys; sys.path.insert(0, {str(distribution)!r})" if first else str(distribution)
     (site / "a-distribution.pth").write_text(line + "\n")
     pip(python, "install", "--no-deps", layout.wheel_of("ours"))
+    layout.install_others(python)
     done = run_clean(python.parent / "nova-hpc", "install-shim", "--python", python)
     assert done.returncode == 0, done.stderr
     said = start_compute(python, tmp_path, OS_NOVA_DISABLE_EVENTLET_PATCHING="true")

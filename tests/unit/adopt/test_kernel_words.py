@@ -11,6 +11,7 @@ from nova_hpc_tools.main import main
 from tests.nodes import states
 from tests.nodes.write import write
 from tests.unit.node_files import put
+from tools.wheels import list_production_folders
 
 SNP = "amd_iommu=on iommu=nopt mem_encrypt=on kvm_amd.sev=1 kvm_amd.sev_es=1 kvm_amd.sev_snp=1"
 PACKAGES = Path(__file__).parents[3]
@@ -131,7 +132,7 @@ def test_all_words_are_in_the_table():
     words = r"(?:intel_iommu=o|iommu=(?:no)?pt|iommu\.passthrough=\d|hugepagesz=|aspm\.policy=)"
     word = re.compile(rf"(?<![\w{{]){words}")
     found = set()
-    for package in ("nova_hpc", "nova_hpc_tools", "virt_driver_patches"):
+    for package in list_production_folders():
         for path in sorted((PACKAGES / package).rglob("*.py")):
             if word.search(path.read_text(encoding="utf-8")):
                 found.add(path.name)

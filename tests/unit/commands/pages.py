@@ -18,6 +18,7 @@ import attrs
 from oslo_config import cfg
 
 from nova_hpc import conf
+from tools.wheels import list_production_folders
 
 TOP = Path(__file__).resolve().parents[3]
 DOCS = TOP / "docs/source"
@@ -33,14 +34,7 @@ PAGES = (
 )
 MODULES = tuple(
     path
-    for folder in (
-        "neutron_drivers",
-        "nova_hpc",
-        "nova_hpc_tools",
-        "scheduler_filters",
-        "virt_driver_patches",
-        "lab/nova_hpc_lab",
-    )
+    for folder in (*list_production_folders(), "lab/nova_hpc_lab")
     for path in sorted((TOP / folder).rglob("*.py"))
 )
 #: How a command of ours begins.

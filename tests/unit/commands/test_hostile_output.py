@@ -36,6 +36,7 @@ from nova_hpc_tools.snapshot.group_fleet import Reaped
 from tests.unit import hostile
 from tests.unit.fabric.cabling import Cabling
 from tests.unit.snapshot import clouds
+from tools.wheels import list_production_folders
 
 Ask = Callable[..., tuple[int, str, str]]
 
@@ -472,13 +473,7 @@ def test_streams_are_put_back() -> None:
 def test_services_do_not_speak_of_servers_by_their_names() -> None:
     """A name in a log could be a line of the log; only what makes snapshots reads names."""
     top = Path(main.__file__).parents[1]
-    packages = (
-        "neutron_drivers",
-        "nova_hpc",
-        "nova_hpc_tools",
-        "scheduler_filters",
-        "virt_driver_patches",
-    )
+    packages = list_production_folders()
     found = {
         str(path.relative_to(top))
         for package in packages

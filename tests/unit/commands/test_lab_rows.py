@@ -3,13 +3,9 @@
 
 from __future__ import annotations
 
-import configparser
-import tomllib
-from pathlib import Path
-
 from tests.lab import test_commands as lab
+from tools.wheels import read_entry_points
 
-TOP = Path(__file__).parents[3]
 ROWS = (*lab.READING, *lab.CARE, *lab.OWNERS, *lab.OPERATORS, *lab.CHANGES)
 #: What the lab's fixtures and its tests run themselves, lab demo in tests/lab/test_cloud.py.
 ELSEWHERE = {"hpc cluster create", "lab up", "lab ssh", "lab down", "lab demo"}
@@ -35,15 +31,12 @@ OF_CLUSTERS |= {"hpc cluster snapshot", "hpc snapshot list", "hpc snapshot delet
 
 
 def test_each_command_has_a_row() -> None:
-    found = configparser.ConfigParser()
-    found.read(TOP / "setup.cfg", encoding="utf-8")
+    points = read_entry_points()
     names = {
-        line.partition("=")[0].strip().replace("_", " ")
+        name.replace("_", " ")
         for group in ("nova_hpc.command", "openstack.hpc.v1")
-        for line in found["entry_points"][group].strip().splitlines()
+        for name in points[group]
     }
-    project = tomllib.loads((TOP / "lab/pyproject.toml").read_text(encoding="utf-8"))["project"]
-    names |= {name.replace("_", " ") for name in project["entry-points"]["nova_hpc.command"]}
     assert {"explain", "device list", "hpc cluster scale", "lab status"} <= names
     typed = {row.words for row in ROWS} | ELSEWHERE | OF_FABRIC | OF_GPU | OF_CLUSTERS
     # A command whose name begins another one's is not found in that one's row.

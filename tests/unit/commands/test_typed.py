@@ -4,13 +4,11 @@
 from __future__ import annotations
 
 import argparse
-import configparser
 import contextlib
 import functools
 import importlib
 import io
 import re
-import tomllib
 
 import pytest
 from oslo_config import cfg
@@ -21,6 +19,7 @@ from nova_hpc_guest import command as guest
 from nova_hpc_tools.adopt import service_settings
 from nova_hpc_tools.main import NovaHpc, main
 from tests.unit.commands import pages
+from tools.wheels import read_entry_points
 
 #: Of Nova and Placement, for what is asked here; tests/functional/test_typed.py has all.
 KNOWN = {
@@ -32,17 +31,12 @@ KNOWN = {
 @functools.cache
 def entry_points() -> dict[tuple[str, ...], str]:
     """Words of a command -> where its class is."""
-    setup = configparser.ConfigParser()
-    setup.read(pages.TOP / "setup.cfg")
-    found = {}
-    for group, first in (("nova_hpc.command", "nova-hpc"), ("openstack.hpc.v1", "openstack")):
-        for line in setup["entry_points"][group].strip().splitlines():
-            name, _, place = line.partition(" = ")
-            found[(first, *name.split("_"))] = place
-    lab = tomllib.loads((pages.TOP / "lab/pyproject.toml").read_text())
-    for name, place in lab["project"]["entry-points"]["nova_hpc.command"].items():
-        found[("nova-hpc", *name.split("_"))] = place
-    return found
+    points = read_entry_points()
+    return {
+        (first, *name.split("_")): place
+        for group, first in (("nova_hpc.command", "nova-hpc"), ("openstack.hpc.v1", "openstack"))
+        for name, place in points[group].items()
+    }
 
 
 def parser_of(words: tuple[str, ...]) -> tuple[argparse.ArgumentParser, int]:
@@ -53,7 +47,7 @@ def parser_of(words: tuple[str, ...]) -> tuple[argparse.ArgumentParser, int]:
             try:
                 kind = getattr(importlib.import_module(module), name)
             except ModuleNotFoundError as error:
-                if error.name is None or error.name.split(".")[0] in ("nova_hpc", "nova_hpc_lab"):
+                if error.name is None or error.name.startswith("nova_hpc"):
                     raise
                 pytest.skip(f"{error.name} is not installed here")
             parser = kind(None, None).get_parser(" ".join(words[:count]))

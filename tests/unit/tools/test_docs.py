@@ -6,26 +6,27 @@ from pathlib import Path
 
 import pytest
 
+from tools.wheels import list_production_folders, read_entry_points, read_package_roots
+
 TOP = Path(__file__).resolve().parents[3]
 PAGES = [
     *sorted((TOP / "docs" / "source" / "contributor").glob("*.rst")),
     *(TOP / name for name in ("README.rst", "CONTRIBUTING.rst", "HACKING.rst")),
 ]
+PACKAGES = read_package_roots()
+_NAMES = "|".join(PACKAGES)
 _PATH = re.compile(
-    r"``((?:neutron_drivers|nova_hpc|nova_hpc_lab|nova_hpc_tools|scheduler_filters|virt_driver_patches|lab|tests|tools|docs|benchmarks"
-    r"|devstack|etc)/[\w./-]*)``"
+    rf"``((?:{_NAMES}|extras|lab|tests|tools|docs|benchmarks|devstack|etc)/[\w./-]*)``"
 )
-_MODULE = re.compile(
-    r"``((?:neutron_drivers|nova_hpc|nova_hpc_lab|nova_hpc_tools|scheduler_filters|virt_driver_patches)(?:\.\w+)+)``"
-)
+_MODULE = re.compile(rf"``((?:{_NAMES})(?:\.\w+)+)``")
 
 
 def _exists(dotted):
     """Whether the name is a module, stands in one, or is a group of entry points."""
-    if re.search(rf"^{re.escape(dotted)} =$", (TOP / "setup.cfg").read_text(), re.M):
+    if dotted in read_entry_points():
         return True
     parts = dotted.split(".")
-    top = TOP / "lab" if parts[0] == "nova_hpc_lab" else TOP
+    top = PACKAGES[parts[0]]
     for length in range(len(parts), 0, -1):
         path = top.joinpath(*parts[:length])
         file = (
@@ -59,13 +60,7 @@ def test_texts_that_a_page_on_trouble_quotes_are_said(page, least):
     """Each quoted message is in the code, word by word between what differs."""
     code = "\n".join(
         path.read_text(encoding="utf-8")
-        for package in (
-            "neutron_drivers",
-            "nova_hpc",
-            "nova_hpc_tools",
-            "scheduler_filters",
-            "virt_driver_patches",
-        )
+        for package in list_production_folders()
         for path in sorted((TOP / package).rglob("*.py"))
     )
     library = sorted((TOP / "shm/src").glob("*.c"))

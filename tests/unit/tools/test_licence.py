@@ -3,13 +3,18 @@
 
 from pathlib import Path
 
+from tools.wheels import list_production_folders
+
 TOP = Path(__file__).resolve().parents[3]
 FOLDERS = (
-    *("benchmarks", "devstack", "docs", "lab", "nova_hpc", "scheduler_filters", "tests", "tools"),
+    *list_production_folders(),
+    "benchmarks",
+    "devstack",
+    "docs",
+    "lab",
     "shm",
-    "virt_driver_patches",
-    "nova_hpc_tools",
-    "neutron_drivers",
+    "tests",
+    "tools",
 )
 
 

@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
-TOP = Path(__file__).resolve().parents[3]
-PACKAGES = tuple(
-    sorted(path.parent.name for path in TOP.glob("*/__init__.py") if path.parent.name != "tests")
-)
+from tools.wheels import read_entry_points, read_package_roots
+
+PACKAGES = read_package_roots()
 _DOTTED = re.compile(rf"\b(?:{'|'.join(PACKAGES)})(?:\.\w+)+")
 #: Groups of entry points have names like modules.
-GROUPS = frozenset(re.findall(r"^([\w.]+) =$", (TOP / "setup.cfg").read_text(), re.M))
+GROUPS = frozenset(read_entry_points())
 _FILE = re.compile(rf"\b(?:{'|'.join(PACKAGES)})/[\w/]+\.py\b")
 
 
@@ -25,7 +24,7 @@ def names_a_module(name: str) -> bool:
         return True
     parts = name.split(".")
     for number in range(len(parts), 0, -1):
-        place = TOP.joinpath(*parts[:number])
+        place = PACKAGES[parts[0]].joinpath(*parts[:number])
         if place.with_suffix(".py").is_file():
             return is_defined(place.with_suffix(".py"), parts[number:])
         if place.is_dir():
@@ -58,12 +57,14 @@ def texts_for_people(source: str) -> list[str]:
 @pytest.mark.parametrize("package", PACKAGES)
 def test_each_module_in_a_docstring_is_there(package):
     wrong = []
-    for path in sorted((TOP / package).rglob("*.py")):
+    for path in sorted((PACKAGES[package] / package).rglob("*.py")):
         for text in texts_for_people(path.read_text(encoding="utf-8")):
             wrong += [
                 f"{path}: {name}" for name in _DOTTED.findall(text) if not names_a_module(name)
             ]
             wrong += [
-                f"{path}: {name}" for name in _FILE.findall(text) if not (TOP / name).exists()
+                f"{path}: {name}"
+                for name in _FILE.findall(text)
+                if not (PACKAGES[name.partition("/")[0]] / name).exists()
             ]
     assert wrong == []

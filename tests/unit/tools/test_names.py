@@ -8,14 +8,10 @@ import collections
 from collections.abc import Iterator
 from pathlib import Path
 
+from tools.wheels import list_production_folders
+
 TOP = Path(__file__).resolve().parents[3]
-PACKAGES = (
-    "neutron_drivers",
-    "nova_hpc",
-    "nova_hpc_tools",
-    "scheduler_filters",
-    "virt_driver_patches",
-)
+PACKAGES = list_production_folders()
 #: Module functions with a name of one word: entry points and what others call by name.
 MOST_ONE_WORD = 0.02
 #: Functions and methods that share their name with another; methods of one protocol have to.

@@ -1,59 +1,96 @@
 # SPDX-License-Identifier: Apache-2.0
 """The core knows nothing of the lab; what Debian gives has one list."""
 
-import configparser
+import ast
 import re
 import subprocess
-import tomllib
 from pathlib import Path
 
+import pytest
+
+from tools.wheels import (
+    count_wheel_lines,
+    list_production_folders,
+    read_budget,
+    read_wheels,
+)
+
 TOP = Path(__file__).resolve().parents[3]
-CORE = ("neutron_drivers", "nova_hpc", "nova_hpc_tools", "scheduler_filters", "virt_driver_patches")
+WHEELS = read_wheels()
 #: Of the cloud that the lab runs; whoever installs the core has them or does not need them.
 LAB_ONLY = {"glance", "keystone", "neutron", "openstack-placement", "waitress"}
 
 
-def _core():
-    parser = configparser.ConfigParser()
-    parser.read(TOP / "setup.cfg")
-    return parser
+@pytest.mark.parametrize("name", WHEELS)
+def test_the_entry_points_of_a_wheel_are_its_own(name):
+    wheel = WHEELS[name]
+    places = [place for group in wheel.entry_points.values() for place in group.values()]
+    assert {place.partition(":")[0].partition(".")[0] for place in places} <= set(wheel.packages)
 
 
-def _lab():
-    return tomllib.loads((TOP / "lab" / "pyproject.toml").read_text())["project"]
+def test_each_wheel_has_the_same_version_and_a_budget():
+    assert len({wheel.version for wheel in WHEELS.values()} - {None}) == 1
+    assert read_budget().keys() == WHEELS.keys()
 
 
-def test_the_core_has_no_package_and_no_entry_point_of_the_lab():
-    setup = _core()
-    assert tuple(setup["files"]["packages"].split()) == CORE
-    lines = [line for text in setup["entry_points"].values() for line in text.split("\n") if line]
-    targets = [line.partition("=")[2].strip() for line in lines]
-    assert len(targets) > 20
-    assert {target.partition(".")[0] for target in targets} <= set(CORE)
+@pytest.mark.parametrize("name", WHEELS)
+def test_a_wheel_keeps_to_its_budget(name):
+    """A larger one needs a line in BUDGET that says what its reader gets."""
+    assert count_wheel_lines(WHEELS[name]) <= read_budget()[name]
 
 
-def test_no_file_of_the_core_names_the_lab():
-    files = [path for name in CORE for path in (TOP / name).rglob("*.py")]
-    assert len(files) > 150
+@pytest.mark.parametrize("name", WHEELS)
+def test_a_wheel_requires_the_wheels_that_it_imports(name):
+    """Also those that it imports in a function only; an extra counts."""
+    wheel = WHEELS[name]
+    owners = {package: other for other in WHEELS.values() for package in other.packages}
+    imported = {
+        owners[top].name
+        for folder in wheel.packages.values()
+        for path in (TOP / folder).rglob("*.py")
+        for top in re.findall(r"^ *(?:from|import) (\w+)", path.read_text(), re.M)
+        if top in owners and top not in wheel.packages
+    }
+    assert imported <= {re.split(r"[<>=!~;\[ ]", text)[0] for text in wheel.all_requirements}
+
+
+def test_a_copy_for_the_guests_wheel_is_the_same():
+    """The guest's wheel imports no other one; both sides of a contract have its words."""
+    for ours, theirs in (
+        ("nova_hpc/wire/guest_terms.py", "nova_hpc_guest/terms.py"),
+        ("nova_hpc/topology/rdma_types.py", "nova_hpc_guest/rdma_devices.py"),
+    ):
+        copied, original = (list_definitions(TOP / path) for path in (ours, theirs))
+        assert copied.keys() <= original.keys()
+        assert len(copied) > 2
+        assert {name: original[name] for name in copied} == copied
+
+
+def list_definitions(path):
+    """Name -> code, for the constants and functions of a module."""
+    return {
+        node.name if isinstance(node, ast.FunctionDef) else ast.unparse(node.target): ast.dump(node)
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.FunctionDef | ast.AnnAssign)
+    }
+
+
+def test_no_file_of_another_wheel_names_the_lab():
+    files = [path for name in list_production_folders() for path in (TOP / name).rglob("*.py")]
+    assert len(files) > 500
     naming = [str(path) for path in files if "nova_hpc_lab" in path.read_text()]
     assert naming == []
 
 
 def test_the_core_does_not_require_what_only_the_lab_runs():
     wanted = {
-        re.split(r"[<>=!~;\[ ]", line)[0].lower()
-        for line in (TOP / "requirements.txt").read_text().splitlines()
-        if line and not line.startswith("#")
+        re.split(r"[<>=!~;\[ ]", text)[0].lower()
+        for name, wheel in WHEELS.items()
+        for text in wheel.all_requirements
+        if name != "nova-hpc-lab"
     }
     assert "attrs" in wanted
     assert wanted & LAB_ONLY == set()
-
-
-def test_the_lab_requires_the_core_and_brings_entry_points_of_its_own():
-    lab = _lab()
-    assert "nova-hpc" in lab["dependencies"]
-    targets = [target for group in lab["entry-points"].values() for target in group.values()]
-    assert {target.partition(".")[0] for target in targets} == {"nova_hpc_lab"}
 
 
 def _shell(script):

@@ -22,14 +22,10 @@ from typing import NamedTuple
 
 import pytest
 
+from tools.wheels import list_production_folders
+
 TOP = Path(__file__).resolve().parents[3]
-PACKAGES = (
-    "neutron_drivers",
-    "nova_hpc",
-    "nova_hpc_tools",
-    "scheduler_filters",
-    "virt_driver_patches",
-)
+PACKAGES = list_production_folders()
 
 #: One text for people. Plural names are collections, whose keys may be anything.
 REASON = re.compile(

@@ -51,6 +51,7 @@ from nova_hpc_tools.snapshot import document as snapshot_document
 from tests.unit.topology import nccl_reader
 from tests.unit.wire import acceptance_examples, examples
 from tests.unit.wire.examples import FOLDER, WRITERS
+from tools.wheels import list_production_folders
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -439,14 +440,7 @@ def test_the_command_in_the_guest_keeps_to_the_table() -> None:
     ],
 )
 def test_a_key_is_written_down_once(key: str) -> None:
-    packages = (
-        "neutron_drivers",
-        "nova_hpc",
-        "nova_hpc_tools",
-        "scheduler_filters",
-        "virt_driver_patches",
-        "lab/nova_hpc_lab",
-    )
+    packages = (*list_production_folders(), "lab/nova_hpc_lab")
     places = [
         path
         for package in packages
