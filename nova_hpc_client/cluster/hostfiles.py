@@ -5,8 +5,8 @@ Hosts that are close to each other are listed one after the other: neighbouring 
 most data.
 
 The programs that read these files act on them, for example by logging in to the hosts. So a file
-contains only valid host names and addresses (:mod:`nova_hpc_common.outside.host_names`), or the command
-writes no file.
+contains only valid host names and addresses (:mod:`nova_hpc_common.outside.host_names`), or the
+command writes no file.
 """
 
 from __future__ import annotations

@@ -238,8 +238,8 @@ def _append_branches(domains: Sequence[ClusterDomain], indent: str, lines: list[
 def check_cluster_names(cluster: Cluster) -> None:
     """Check that another program can safely read the names of members and domains.
 
-    :raises nova_hpc_common.outside.host_names.OutsideError: a name is invalid; the text names the server
-        and the cure.
+    :raises nova_hpc_common.outside.host_names.OutsideError: a name is invalid; the text names the
+        server and the cure.
     """
     ordered_seats = order_seats_by_nearness(cluster)
     member_names.check_names((seat.member.id, seat.member.name) for seat in ordered_seats)
@@ -255,7 +255,8 @@ def format_slurm_switches(cluster: Cluster, nodes: Collection[str] = ()) -> str:
     :param nodes: all nodes of the cluster in Slurm's configuration; empty for just the members.
         Nodes that are not members now are below an extra switch, since Slurm refuses every job
         that needs a node outside the file. Members that Slurm does not have are left out.
-    :raises nova_hpc_common.outside.host_names.OutsideError: a name cannot be the name of a node or switch.
+    :raises nova_hpc_common.outside.host_names.OutsideError: a name cannot be the name of a node or
+        switch.
     """
     lines: list[str] = []
     check_cluster_names(cluster)
