@@ -24,7 +24,7 @@ import tempfile
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Final
+from typing import Any, Final
 
 TOP: Final = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(TOP))
@@ -228,13 +228,9 @@ def try_release(nova: str, dist: Path, scratch: Path) -> list[str]:
     pip = (python, "-m", "pip", "install", "-q", "-c", TOP / "constraints.txt")
     (common,) = dist.glob("nova_hpc_common-*.whl")
     beside = f"nova>={nova},<{int(nova) + 1}"
-    # What a controller has: the services' wheels, without any command.
+    # A controller has the services' wheels, without any command.
     _run((*pip, beside, wheel, common), cwd=scratch)
-    services = json.loads(
-        _run((python, TOP / "tools/release_uses.py"), cwd=scratch).splitlines()[-1]
-    )
-    if services["faults"]:
-        raise ReleaseError("\n".join(services["faults"]))
+    services = _use_plug_ins(python, scratch)
     lines = [
         f"Nova {services['nova']} with nova-hpc and nova-hpc-common alone: "
         f"{', '.join(services['filters'])}"
@@ -256,18 +252,24 @@ def try_release(nova: str, dist: Path, scratch: Path) -> list[str]:
     return [*lines, *used, again[0]]
 
 
+def _use_plug_ins(python: Path, scratch: Path) -> dict[str, Any]:
+    text = _run((python, TOP / "tools/release_uses.py"), cwd=scratch)
+    used: dict[str, Any] = json.loads(text.splitlines()[-1])
+    if used["faults"]:
+        raise ReleaseError("\n".join(used["faults"]))
+    return used
+
+
 def _use_release(python: Path, scratch: Path) -> list[str]:
     command = python.parent / "nova-hpc"
     version = _run((command, "--version"), cwd=scratch).strip()
     _run((command, "install-shim", "--python", python), cwd=scratch)
-    used = json.loads(_run((python, TOP / "tools/release_uses.py"), cwd=scratch).splitlines()[-1])
+    used = _use_plug_ins(python, scratch)
     # This environment has no configuration, so the check may end with 2, a failure that it names.
     answer = _run(
         (command, "status", "upgrade", "check", "-f", "json"), cwd=scratch, codes=(0, 1, 2)
     )
     results = {row["Check"]: row["Result"] for row in json.loads(answer[answer.index("[") :])}
-    if used["faults"]:
-        raise ReleaseError("\n".join(used["faults"]))
     checks = ", ".join(f"{name} {result}" for name, result in results.items())
     return [
         f"Nova {used['nova']}: {version}",

@@ -27,17 +27,17 @@ ENABLED: Final = (
 )
 
 
-def list_own_distributions() -> list[tuple[str, importlib.metadata.Distribution]]:
-    """Names of the installed wheels of the project, and the wheels."""
+def list_own_distributions() -> list[importlib.metadata.Distribution]:
+    """The installed wheels of the project."""
     named = {found.metadata["Name"]: found for found in importlib.metadata.distributions()}
-    return sorted((name, named[name]) for name in named if name.startswith("nova-hpc"))
+    return [named[name] for name in sorted(named) if name.startswith("nova-hpc")]
 
 
 def load_entry_points() -> tuple[int, int, list[str]]:
     """Number of loaded entry points, number of those that need a missing Neutron, and errors."""
     loaded, left_out, faults = 0, 0, []
     with_neutron = importlib.util.find_spec("neutron") is not None
-    for name, distribution in list_own_distributions():
+    for distribution in list_own_distributions():
         for point in distribution.entry_points:
             needs_neutron = point.group.startswith(NEUTRON) or "neutron_drivers" in point.value
             if needs_neutron and not with_neutron:
