@@ -131,7 +131,7 @@ class Tree:
         self._clock = int(time.time())
         self._env = {
             **os.environ,
-            "PYTHONPATH": f"{self.top}{os.pathsep}{self.top / 'lab'}",
+            "PYTHONPATH": os.pathsep.join(str(self.top / part) for part in ("", "lab", "extras")),
             "PYTHONPYCACHEPREFIX": str(folder / "bytecode"),
             "PYTHONHASHSEED": "0",
         }

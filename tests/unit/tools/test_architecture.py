@@ -42,7 +42,7 @@ def test_rooms_of_a_floor_lie_side_by_side(architecture):
 
 def test_the_ground_and_the_roof_are_what_the_design_says(architecture):
     rooms = architecture.read_rooms()
-    assert rooms["nova_hpc.placement"].uses <= {"nova_hpc.topology"}
+    assert rooms["nova_hpc.placement"].uses <= {"nova_hpc.topology", "nova_hpc_common"}
     assert rooms["nova_hpc_guest"].uses == frozenset()
     outside = {"neutron_drivers", "scheduler_filters", "nova_hpc_lab"}
     for name, room in rooms.items():

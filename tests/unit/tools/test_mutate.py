@@ -53,7 +53,13 @@ ROWS = {
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     """A small tree with the tool, one module, and a test of half of it."""
-    for path, text in (("tests/unit/code.py", CODE), ("tests/unit/test_code.py", TESTS)):
+    # A checkout that is installed editable has packages of these names, too.
+    packages = (("tests/__init__.py", ""), ("tests/unit/__init__.py", ""))
+    for path, text in (
+        *packages,
+        ("tests/unit/code.py", CODE),
+        ("tests/unit/test_code.py", TESTS),
+    ):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)
     (tmp_path / "tools").mkdir()
