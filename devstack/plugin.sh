@@ -77,7 +77,12 @@ function nova_hpc_command {
 }
 
 function nova_hpc_install {
+    # No index has the wheels, so each comes after those that it requires. setup_develop reads
+    # setup.cfg, which only the root has; without the file it ends stack.sh.
+    pip_install -e $NOVA_HPC_DIR/nova_hpc_common
     setup_develop $NOVA_HPC_DIR
+    pip_install -e $NOVA_HPC_DIR/nova_hpc_guest -e $NOVA_HPC_DIR/nova_hpc_client \
+        -e $NOVA_HPC_DIR/nova_hpc_tools
     if is_service_enabled n-cpu; then
         # No package of ours has a file in Nova's folder of drivers.
         $(nova_hpc_command) install-shim

@@ -199,8 +199,8 @@ class InstallShim(RecordCommand):
             return self._answer(place, "was not there" if current_state == "missing" else "removed")
         if not place.complete:
             raise ShimError(
-                f"{place.python} does not find nova-hpc, which the file imports; "
-                f"install its wheel there: {place.python} -m pip install nova_hpc-*.whl"
+                f"{place.python} does not find nova-hpc, which the file imports; run "
+                f"{place.python} -m pip install nova_hpc-*.whl nova_hpc_common-*.whl"
             )
         if current_state != "installed":
             write_shim(place.target, text)

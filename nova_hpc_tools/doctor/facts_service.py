@@ -107,7 +107,7 @@ def find_shim_fault(driver: str | None) -> Shim | None:
     if not place.complete:
         return Shim(
             f"{place.python} does not find nova-hpc.",
-            f"Install its wheel there: {place.python} -m pip install nova_hpc-*.whl",
+            f"Run {place.python} -m pip install nova_hpc-*.whl nova_hpc_common-*.whl",
         )
     if shim_state == "foreign":
         return Shim(

@@ -61,7 +61,9 @@ PLACEHOLDERS = {
     "UUID": "6f0c1b52-0000-4000-8000-000000000000",
 }
 #: Sections of configuration that is not of OpenStack's services -> whose it is.
-OTHERS = {"Service": "systemd", "nova-base-plugin-nova-hpc": "kolla-build"}
+OTHERS = {"Service": "systemd"} | {
+    f"nova-base-plugin-nova-hpc{end}": "kolla-build" for end in ("", "-common", "-guest", "-tools")
+}
 _WORDS = "|".join(" ".join(each) for each in OURS)
 _PROMPT = re.compile(rf"[$#] (?=(?:{_WORDS})(?: |$))", re.MULTILINE)
 _OURS = re.compile(rf"(?<![\w/.:-])(?:{_WORDS})(?= |$)")

@@ -18,6 +18,8 @@ import attrs
 import pytest
 from oslo_config import cfg, types
 
+from tools.wheels import read_wheels
+
 TOP = pathlib.Path(__file__).resolve().parents[3]
 
 SCRIPT = """
@@ -32,6 +34,7 @@ function sudo { "$@"; }
 function is_service_enabled { return 0; }
 function echo_summary { echo "SUMMARY $*"; }
 function setup_develop { echo "SETUP $1"; }
+function pip_install { echo "PIP $*"; }
 # Where devstack's Python programs are; a path to them is not set in clean.sh.
 function get_python_exec_prefix { echo $SCRATCH/bin; }
 NOVA_CONF=$SCRATCH/nova.conf
@@ -462,6 +465,24 @@ def test_a_log_shows_the_commands_of_a_phase(
     out = _run(traced.replace("set -e", "set -e; exec 2>&1"), captures, tmp_path, "")
     assert "+ nova_hpc_install" in out
     assert f"+ setup_develop {TOP}" in out
+
+
+def test_no_wheel_is_asked_of_an_index(captures: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    script = SCRIPT.replace("stack post-config", "stack install").replace(
+        "source $PLUGIN_TOP/devstack/plugin",
+        "function is_service_enabled { return 1; }\nsource $PLUGIN_TOP/devstack/plugin",
+    )
+    words = _run(script, captures, tmp_path, "").replace("SETUP", "PIP -e").split("PIP ")[1:]
+    folders = [[place for place in line.split() if place != "-e"] for line in words]
+    there: set[str] = set()
+    wheels = {str(TOP / wheel.folder): wheel for wheel in read_wheels(TOP).values()}
+    for together in folders:
+        there |= {wheels[os.path.normpath(place)].name for place in together}
+        for place in together:
+            wanted = wheels[os.path.normpath(place)].all_requirements
+            assert {name for name in wanted if name.startswith("nova-hpc")} <= there
+    ends = ("client", "common", "guest", "tools")
+    assert there == {"nova-hpc", *(f"nova-hpc-{end}" for end in ends)}
 
 
 def test_settings_of_the_plug_in_name_it(captures: pathlib.Path, tmp_path: pathlib.Path) -> None:

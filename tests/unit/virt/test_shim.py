@@ -87,7 +87,7 @@ def test_a_nova_whose_interpreter_lacks_this_project(nova, monkeypatch):
     monkeypatch.setattr(install_shim, "locate_shim", locate)
     status, text = run()
     assert status == 2
-    assert "-m pip install nova_hpc-*.whl" in text
+    assert "-m pip install nova_hpc-*.whl nova_hpc_common-*.whl" in text
     assert not (nova / "hpc.py").exists()
 
 
