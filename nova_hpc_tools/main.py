@@ -11,6 +11,7 @@ import logging
 import signal
 import sys
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from typing import Any, Final
 
 from cliff.app import App
@@ -27,8 +28,12 @@ _USAGE: Final = 2
 _TALKATIVE: Final = 2
 _LIBRARIES: Final = ("amqp", "keystoneauth", "openstack", "os_service_types", "urllib3")
 _INTERRUPTED: Final = 130
-#: The first word of the commands in the lab's distribution.
-_LAB: Final = "lab"
+#: The first word of commands -> the wheel that has them.
+_WHEELS: Final = {
+    "lab": "nova-hpc-lab",
+    "requirements": "nova-hpc-requirements",
+    "simulate": "nova-hpc-simulate",
+}
 #: Signals that request a program to end.
 _ENDING: Final = (signal.SIGTERM, signal.SIGHUP)
 
@@ -96,18 +101,25 @@ class NovaHpc(App):
                 self.LOG.error(refusal)
             return _USAGE
         below = self.command_manager.list_names_below(words) if words else []
-        if words[:1] == [_LAB] and not self.command_manager.list_names_below([_LAB]):
-            self.LOG.error(
-                "the lab is a distribution of its own, nova-hpc-lab: make its wheel from the "
-                "folder lab of the sources, and install that beside this one"
-            )
-            return _USAGE
+        wheel = _WHEELS.get(words[0]) if words else None
+        is_command = any(" ".join(words[:count]) in names for count in range(1, len(words) + 1))
+        if wheel and not is_command and find_spec(wheel.replace("-", "_")) is None:
+            return self._refuse_without(wheel)
         if below and " ".join(words) not in names:
             lines = [f"{self.NAME} {' '.join(words)} has these commands:"]
             lines += self.command_manager.format_commands(below)
             self.stdout.write("\n".join([*lines, ""]))
             return _USAGE
-        return int(super().run_subcommand(argv) or 0)
+        try:
+            return int(super().run_subcommand(argv) or 0)
+        except ModuleNotFoundError as error:
+            if error.name != "nova_hpc_client":
+                raise
+            return self._refuse_without("nova-hpc-client")
+
+    def _refuse_without(self, wheel: str) -> int:
+        self.LOG.error(f"this command needs the wheel {wheel}: install it beside nova-hpc-tools")
+        return _USAGE
 
     def configure_logging(self) -> None:
         """Log this program's messages, but only errors of libraries unless more is requested."""

@@ -94,13 +94,52 @@ def test_first_words_list_their_commands(capsys: pytest.CaptureFixture[str]) -> 
     assert "has these commands" not in capsys.readouterr().out
 
 
-def test_the_lab_is_named_where_it_is_not_installed(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("words", "wheel"),
+    [
+        (("lab", "up"), "nova-hpc-lab"),
+        (("simulate",), "nova-hpc-simulate"),
+        (("requirements", "suite"), "nova-hpc-requirements"),
+        (("accept", "--quick"), "nova-hpc-client"),
+    ],
+)
+def test_a_wheel_that_is_missing_is_named(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...],
+    wheel: str,
 ) -> None:
-    monkeypatch.setattr(CommandIndex, "list_names_below", lambda *_: [])
-    status, out, err = shown(capsys, "lab", "up")
+    """Beside tools alone: each has the code of this checkout, so the import is made to fail."""
+    package = wheel.replace("-", "_")
+    load = CommandIndex.load_commands
+
+    def load_others(index: CommandIndex, namespace: str) -> None:
+        load(index, namespace)
+        for name, point in list(index.commands.items()):
+            if point.value.startswith(package):
+                del index.commands[name]
+
+    monkeypatch.setattr(CommandIndex, "load_commands", load_others)
+    for name in [name for name in sys.modules if name.startswith(package)]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in [name for name in sys.modules if name.startswith("nova_hpc_tools.accept")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [Missing(package), *sys.meta_path])
+    monkeypatch.setattr("nova_hpc_tools.main.find_spec", lambda name: None)
+    status, out, err = shown(capsys, *words)
     assert (status, out) == (2, "")
-    assert "a distribution of its own, nova-hpc-lab" in err
+    assert f"needs the wheel {wheel}: install it beside nova-hpc-tools" in err
+
+
+class Missing:
+    """A finder of a package that is not there."""
+
+    def __init__(self, package: str) -> None:
+        self.package = package
+
+    def find_spec(self, name: str, *_: object) -> None:
+        if name.partition(".")[0] == self.package:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=self.package)
 
 
 def test_the_help_has_all_commands_and_imports_none(capsys: pytest.CaptureFixture[str]) -> None:
