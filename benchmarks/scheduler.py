@@ -22,7 +22,7 @@ from nova_hpc import conf as hpc_conf
 from nova_hpc.from_nova import hosts as reader
 from nova_hpc.from_nova import pools
 from nova_hpc.from_nova.patches import numa_fit
-from nova_hpc_tools.adopt import settings as plugin
+from nova_hpc_tools.site import settings as plugin
 from scheduler_filters import choice, hpc_packing_weigher, hpc_topology_filter, nova_fit
 
 CONF = cfg.CONF

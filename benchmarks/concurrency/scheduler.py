@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.concurrency import nova_process
 from benchmarks.concurrency.computes import GPU_CLASS
 from benchmarks.concurrency.model import BROKEN, PLACED, REFUSED, Create, Variant, room
-from nova_hpc_tools.adopt import settings as plugin
+from nova_hpc_tools.site import settings as plugin
 
 
 def options(variant: Variant) -> dict[tuple[str, str], object]:

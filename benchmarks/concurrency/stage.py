@@ -24,7 +24,7 @@ from typing import Any
 import attrs
 import pymysql
 
-from nova_hpc_tools.adopt import settings as plugin
+from nova_hpc_tools.site import settings as plugin
 
 _DATABASES = ("placement", "nova_api", "nova", "nova_cell0")
 #: One try in Placement; Nova itself starts again after a conflict. Placement repeats

@@ -25,7 +25,7 @@ from benchmarks.concurrency.stage import Stage, stage
 from benchmarks.group_cloud import hosts
 from benchmarks.group_cloud.broker import Broker, broker, free_port
 from benchmarks.group_cloud.hosts import Shape
-from nova_hpc_tools.adopt import settings as plugin
+from nova_hpc_tools.site import settings as plugin
 
 _LIMIT = 600.0
 _HOSTS_LIMIT = 3600.0

@@ -18,7 +18,7 @@ import attrs
 from benchmarks.concurrency.model import BROKEN, VARIANTS, Cloud
 from benchmarks.replay import day, play
 from benchmarks.report import provenance
-from nova_hpc_tools.adopt.settings import FEWEST_CANDIDATES
+from nova_hpc_tools.site.settings import FEWEST_CANDIDATES
 
 RESULTS = Path(__file__).with_name("RESULTS.rst")
 

@@ -14,7 +14,7 @@ import attrs
 from benchmarks.concurrency import nova_process, scheduler
 from benchmarks.concurrency.computes import GPU_CLASS, VF_CLASS
 from benchmarks.concurrency.model import Variant
-from nova_hpc_tools.adopt import settings as plugin
+from nova_hpc_tools.site import settings as plugin
 
 #: The first message of a process, before any question.
 READY: Final = "ready"

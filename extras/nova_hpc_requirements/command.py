@@ -28,8 +28,8 @@ from nova_hpc_requirements.step_names import (
 )
 from nova_hpc_requirements.suite_files import SuiteFileError
 from nova_hpc_requirements.verdicts import EvidenceError, RequirementState, RequirementVerdict
-from nova_hpc_tools.adopt import service_settings, source_options
 from nova_hpc_tools.base import CommandAnswer, CommandError, ListCommand, RecordCommand
+from nova_hpc_tools.site import service_settings, source_options
 
 _COLUMNS: Final = ("ID", "Requirement", "State", "Found", "Cure", "Command", "Rights")
 _OPEN: Final = 1

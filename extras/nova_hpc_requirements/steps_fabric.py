@@ -19,8 +19,8 @@ from nova_hpc_common.wire.position import LEVELS
 from nova_hpc_requirements.judging_cloud import KEYS, TABLES
 from nova_hpc_requirements.step_context import StepContext
 from nova_hpc_requirements.verdicts import EvidenceError
-from nova_hpc_tools.adopt import service_settings
 from nova_hpc_tools.fabric.sync import CloudAggregate
+from nova_hpc_tools.site import service_settings
 from nova_hpc_tools.snapshot import SnapshotError
 from nova_hpc_tools.snapshot.cloud_readers import read_health
 from nova_hpc_tools.snapshot.node_health import NodeHealth

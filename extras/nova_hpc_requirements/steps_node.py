@@ -16,10 +16,10 @@ from nova_hpc_common.outside.host_names import is_uuid
 from nova_hpc_requirements.domain_facts import DomainFacts, read_domain_facts
 from nova_hpc_requirements.step_context import PLATFORM, StepContext
 from nova_hpc_requirements.verdicts import EvidenceError
-from nova_hpc_tools.adopt import service_settings
 from nova_hpc_tools.base import CommandError
 from nova_hpc_tools.device.command import ManagedNode
 from nova_hpc_tools.doctor import libvirt_domains
+from nova_hpc_tools.site import service_settings
 
 Output = dict[str, Any]
 _TOPOLOGY: Final = "2.78"

@@ -10,7 +10,7 @@ from typing import Final
 
 from nova_hpc_lab.node import qemu
 from nova_hpc_lab.state import Paths, Settings, write
-from nova_hpc_tools.adopt import settings as plugin
+from nova_hpc_tools.site import settings as plugin
 
 #: The value of an option, or several values of an option that may be repeated.
 Value = str | int | bool | Path | Sequence[str]

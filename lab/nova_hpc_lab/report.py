@@ -16,7 +16,7 @@ from rich.table import Table
 from nova_hpc_common.outside.text import printable_text
 from nova_hpc_lab import bootstrap, config, machines, node, observe
 from nova_hpc_lab.cloud import Cloud, ServiceStatus
-from nova_hpc_tools.adopt import identity
+from nova_hpc_tools.site import identity
 
 #: Resource class of Placement -> role; configure makes one of the two classes for a role.
 _ROLE_OF_CLASS: Final = {

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adoption by a node and a cloud: configure, prepare, install-shim, upgrade check."""
+"""The commands that set up a site: configure, prepare and install-shim."""

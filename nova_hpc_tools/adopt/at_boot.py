@@ -3,7 +3,7 @@
 
 A host creates virtual functions at its start, so some of them may not exist yet. This
 module computes the addresses at which the kernel will create them. The same function
-(:func:`nova_hpc_tools.adopt.device_spec.build_device_spec`) then computes the offer of
+(:func:`nova_hpc_tools.site.device_spec.build_device_spec`) then computes the offer of
 this future node and of the present one.
 """
 
@@ -18,8 +18,8 @@ from nova_hpc.topology.model import Node, PciFunction, address_key, routing_numb
 from nova_hpc.topology.roles import Roles
 from nova_hpc.topology.vfio import GENERIC
 from nova_hpc.wire.node_declaration import NodeWishes
-from nova_hpc_tools.adopt.declaration import EVERY
-from nova_hpc_tools.adopt.declared_vfs import count_declared_vfs
+from nova_hpc_tools.site.declaration import EVERY
+from nova_hpc_tools.site.declared_vfs import count_declared_vfs
 
 _LAST_BUS: Final = 0xFF
 

@@ -17,35 +17,37 @@ from nova_hpc.topology.model import InventoryError, Node
 from nova_hpc.wire import capture
 from nova_hpc.wire.node_declaration import NodeDeclaration, NodeWishes
 from nova_hpc_tools.adopt import (
-    aliases,
     configure_options,
-    configured,
     declaration_file,
-    device_spec,
-    entry_losses,
     foreign_entries,
     foreign_lines,
     host_files,
-    include_files,
     include_writer,
-    kernel_options,
-    layout_cures,
     layout_files,
-    layout_names,
     node_wishes,
-    nvlink_sets,
     rails,
     readable_node,
+)
+from nova_hpc_tools.base import CommandAnswer, CommandError, ListCommand
+from nova_hpc_tools.site import (
+    aliases,
+    configured,
+    device_spec,
+    entry_losses,
+    include_files,
+    kernel_options,
+    layout_cures,
+    layout_names,
+    nvlink_sets,
     readiness,
     service_settings,
     settings,
     spec_entries,
 )
-from nova_hpc_tools.adopt.declaration import EVERY, Declaration, DeclarationError
-from nova_hpc_tools.adopt.declared_vfs import list_declared_vfs
-from nova_hpc_tools.adopt.identity import Form
-from nova_hpc_tools.adopt.node_findings import find_node_faults
-from nova_hpc_tools.base import CommandAnswer, CommandError, ListCommand
+from nova_hpc_tools.site.declaration import EVERY, Declaration, DeclarationError
+from nova_hpc_tools.site.declared_vfs import list_declared_vfs
+from nova_hpc_tools.site.identity import Form
+from nova_hpc_tools.site.node_findings import find_node_faults
 
 #: The files that depend on the inventory.
 _OF_THE_NODE: Final = (settings.COMMON, settings.COMPUTE)

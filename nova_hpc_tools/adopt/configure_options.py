@@ -17,14 +17,9 @@ from typing import Any
 from nova_hpc.topology import roles
 from nova_hpc.topology.model import Node
 from nova_hpc.wire.node_declaration import NodeDeclaration
-from nova_hpc_tools.adopt import (
-    layout_names,
-    node_wishes,
-    service_settings,
-    settings,
-    source_options,
-)
+from nova_hpc_tools.adopt import node_wishes
 from nova_hpc_tools.base import CommandError
+from nova_hpc_tools.site import layout_names, service_settings, settings, source_options
 
 
 def add_configure_options(parser: argparse.ArgumentParser) -> None:

@@ -21,7 +21,7 @@ from nova_hpc.topology.roles import Roles
 from nova_hpc.wire import capture, node_declaration
 from nova_hpc.wire.node_declaration import NodeDeclaration, NodeWishes, RoleWish
 from nova_hpc_common.wire.version import WireError
-from nova_hpc_tools.adopt import declaration, include_files, nvlink_sets, spec_entries
+from nova_hpc_tools.site import declaration, include_files, nvlink_sets, spec_entries
 
 #: The declaration of this machine.
 HERE: Final = Path("/etc/nova-hpc/node.yaml")

@@ -18,12 +18,12 @@ from nova_hpc.topology.model import Node
 from nova_hpc.topology.roles import Roles
 from nova_hpc.topology.vfio import Vfio
 from nova_hpc_common.outside.name_lists import join_first
-from nova_hpc_tools.adopt import configured, entry_losses, nova_rules, spec_entries
-from nova_hpc_tools.adopt.configured import Configured, Loss
-from nova_hpc_tools.adopt.device_spec import DeviceSpec
-from nova_hpc_tools.adopt.entry_losses import Hiding
 from nova_hpc_tools.adopt.foreign_lines import ForeignFiles
-from nova_hpc_tools.adopt.identity import Form
+from nova_hpc_tools.site import configured, entry_losses, nova_rules, spec_entries
+from nova_hpc_tools.site.configured import Configured, Loss
+from nova_hpc_tools.site.device_spec import DeviceSpec
+from nova_hpc_tools.site.entry_losses import Hiding
+from nova_hpc_tools.site.identity import Form
 
 _OPTION: Final = "device_spec"
 #: Most devices or losses that one line names.

@@ -15,9 +15,9 @@ from typing import Any, Final
 
 import attrs
 
-from nova_hpc_tools.adopt import include_files, layout_cures
-from nova_hpc_tools.adopt.configured import Loss
-from nova_hpc_tools.adopt.layout_names import PLAIN
+from nova_hpc_tools.site import include_files, layout_cures
+from nova_hpc_tools.site.configured import Loss
+from nova_hpc_tools.site.layout_names import PLAIN
 
 _SECTION: Final = re.compile(r"\[(.+)\]\s*", re.ASCII)
 

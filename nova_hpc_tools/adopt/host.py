@@ -17,11 +17,12 @@ from nova_hpc.topology.model import Node, PciFunction, address_key
 from nova_hpc.topology.roles import Roles
 from nova_hpc.topology.vfio import GENERIC, Vfio
 from nova_hpc.wire.node_declaration import NodeWishes, page_kib
-from nova_hpc_tools.adopt import at_boot, kernel_words
+from nova_hpc_tools.adopt import at_boot
 from nova_hpc_tools.adopt.at_boot import Boot
-from nova_hpc_tools.adopt.declaration import Declaration
-from nova_hpc_tools.adopt.device_spec import DeviceSpec
-from nova_hpc_tools.adopt.kernel_options import KernelOptions
+from nova_hpc_tools.site import kernel_words
+from nova_hpc_tools.site.declaration import Declaration
+from nova_hpc_tools.site.device_spec import DeviceSpec
+from nova_hpc_tools.site.kernel_options import KernelOptions
 
 
 @attrs.frozen

@@ -9,10 +9,10 @@ from typing import Final
 
 import attrs
 
-from nova_hpc_tools.adopt import include_files, settings
 from nova_hpc_tools.adopt import option_changes as effective
-from nova_hpc_tools.adopt.include_files import FileChange
 from nova_hpc_tools.base import CommandError
+from nova_hpc_tools.site import include_files, settings
+from nova_hpc_tools.site.include_files import FileChange
 
 #: Earlier releases kept the texts that they replaced in this file, also of operators' files.
 OLD_RECORD: Final = "nova-hpc-undo.json"

@@ -13,16 +13,10 @@ import yaml
 
 from nova_hpc.topology.model import Node
 from nova_hpc_common.outside.host_names import explain_wrong_host, quote_bad_name
-from nova_hpc_tools.adopt import (
-    declaration_file,
-    include_files,
-    layout_names,
-    layouts,
-    option_changes,
-    settings,
-)
-from nova_hpc_tools.adopt.layouts import LayoutFile, Sections
+from nova_hpc_tools.adopt import declaration_file, option_changes
 from nova_hpc_tools.base import CommandError
+from nova_hpc_tools.site import include_files, layout_names, layouts, settings
+from nova_hpc_tools.site.layouts import LayoutFile, Sections
 
 #: Letters of a message that quotes another program's.
 _QUOTE: Final = 500

@@ -24,9 +24,9 @@ from nova_hpc.wire.node_declaration import (
     NodeWishes,
     RoleWish,
 )
-from nova_hpc_tools.adopt import nvlink_sets
-from nova_hpc_tools.adopt.declaration import Declaration, DeclarationError
-from nova_hpc_tools.adopt.identity import Form
+from nova_hpc_tools.site import nvlink_sets
+from nova_hpc_tools.site.declaration import Declaration, DeclarationError
+from nova_hpc_tools.site.identity import Form
 
 #: Lists of devices: the devices of a node are added to the devices for all nodes.
 _DEVICES: Final = ("left_out", "offer_in_use", "whole_pf")

@@ -18,7 +18,8 @@ import attrs
 from oslo_config import cfg
 
 from nova_hpc import conf
-from nova_hpc_tools.adopt import foreign_lines, include_files, service_settings, settings
+from nova_hpc_tools.adopt import foreign_lines
+from nova_hpc_tools.site import include_files, service_settings, settings
 
 #: Options that are lists, and options that may be given several times: they are compared
 #: value by value. Nova's names and defaults: nova/conf/scheduler.py and pci.py of 32 to 34.
@@ -90,7 +91,7 @@ def find_option_changes(
 
     :param files: path -> text before and after; None if the file does not exist. A directory
         that the service does not read by default counts as the last that it reads.
-    :raises nova_hpc_tools.adopt.service_settings.ConfigError: its configuration cannot be read.
+    :raises nova_hpc_tools.site.service_settings.ConfigError: its configuration cannot be read.
     """
     pairs = sorted(
         {pair for texts in files.values() for text in texts for pair in _find_set_options(text)}
@@ -110,7 +111,7 @@ def find_hidden_options(service: ConfiguredService, files: Mapping[Path, str]) -
     """Find options of *files* that another file, read later, sets to another value.
 
     :returns: one refusal each, with the line that wins.
-    :raises nova_hpc_tools.adopt.service_settings.ConfigError: its configuration cannot be read.
+    :raises nova_hpc_tools.site.service_settings.ConfigError: its configuration cannot be read.
     """
     refusals = []
     others = [path for path in service.files(files) if path not in files]

@@ -14,23 +14,13 @@ import attrs
 from nova_hpc.tenancy import holders
 from nova_hpc.topology import vfio
 from nova_hpc.topology.files import FileError, FileTree
-from nova_hpc_tools.adopt import (
-    at_boot,
-    configure_options,
-    host,
-    host_files,
-    include_files,
-    kernel_options,
-    page_memory,
-    readable_node,
-    settings,
-    source_options,
-)
+from nova_hpc_tools.adopt import at_boot, configure_options, host, host_files, readable_node
 from nova_hpc_tools.adopt.configure import Configure, NodeSetup
 from nova_hpc_tools.adopt.host import HostStart
 from nova_hpc_tools.adopt.host_files import File
-from nova_hpc_tools.adopt.include_files import FileChange, IncludeError
 from nova_hpc_tools.base import CommandAnswer, CommandError, ListCommand
+from nova_hpc_tools.site import include_files, kernel_options, page_memory, settings, source_options
+from nova_hpc_tools.site.include_files import FileChange, IncludeError
 
 _AUTO: Final = "auto"
 _COLUMNS: Final = ("File", "State")
@@ -40,12 +30,13 @@ _PARTS: Final = (settings.COMMON, settings.COMPUTE)
 class Prepare(ListCommand):
     """Write the files by which a host starts ready for servers.
 
-    Which devices belong to vfio-pci, the virtual functions of adapters, the
-    hugepages of each NUMA node, the kernel's command line and the initramfs,
-    from the inventory and the node's declaration. Without --write it prints
-    them. Running it again changes nothing; a file that it wrote and that is
-    needed no more is removed, one of somebody else's is never touched. What
-    has to be run afterwards is said; the host is never changed at once.
+    The files bind devices to vfio-pci, create virtual functions of adapters,
+    and set the hugepages of each NUMA node, the kernel's command line and the
+    initramfs. They follow from the inventory and the node's declaration.
+    Without --write the command prints them. A second run changes nothing. It
+    removes its own files that are not needed any more, and leaves all other
+    files alone. It prints the commands to run afterwards, and changes no
+    running host.
     """
 
     acts_with = ("write", "remove")

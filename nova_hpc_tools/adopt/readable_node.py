@@ -11,8 +11,8 @@ import attrs
 from nova_hpc.topology import cpuset
 from nova_hpc.topology.model import Node, PciFunction
 from nova_hpc.wire import tags
-from nova_hpc_tools.adopt import spec_entries
 from nova_hpc_tools.base import CommandError
+from nova_hpc_tools.site import spec_entries
 
 _ONLINE: Final = "echo 1 > /sys/devices/system/cpu/cpu{}/online"
 

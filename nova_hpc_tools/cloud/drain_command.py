@@ -13,7 +13,6 @@ import attrs
 
 from nova_hpc.placement.flavor import has_fabric_keys, has_hpc_keys
 from nova_hpc_common.outside.text import printable_text, shell_command
-from nova_hpc_tools.adopt import source_options
 from nova_hpc_tools.base import CommandAnswer, CommandError, Count, ListCommand
 from nova_hpc_tools.cloud import drain, server_moves
 from nova_hpc_tools.cloud.drain import Move
@@ -29,6 +28,7 @@ from nova_hpc_tools.cloud.explain import find_nodes
 from nova_hpc_tools.cloud.server_moves import DrainStopError, MovePatience
 from nova_hpc_tools.fabric import nova_aggregates
 from nova_hpc_tools.fabric.nova_aggregates import NovaApiError
+from nova_hpc_tools.site import source_options
 from nova_hpc_tools.snapshot import SnapshotError, cloud_readers
 
 _TO_DO: Final = 1

@@ -18,9 +18,9 @@ from nova_hpc.topology.model import address_key, normalise_address
 from nova_hpc.wire.announcements import Maintenance
 from nova_hpc.wire.ledger import DeviceState, Ledger
 from nova_hpc_tools import base
-from nova_hpc_tools.adopt import source_options
 from nova_hpc_tools.base import CommandAnswer, CommandError
 from nova_hpc_tools.device.command import ERRORS, ManagedNode, format_ledger_time
+from nova_hpc_tools.site import source_options
 
 _FAILED: Final = 1
 _MODEL: Final = re.compile(r"[0-9a-f]{4}(?::[0-9a-f]{4}){1,3}", re.ASCII)

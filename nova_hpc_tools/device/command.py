@@ -34,12 +34,12 @@ from nova_hpc.topology.device import DEVICES
 from nova_hpc.topology.model import AddressError, Node, address_key, normalise_address
 from nova_hpc.wire.ledger import DeviceState, Ledger
 from nova_hpc_tools import base
-from nova_hpc_tools.adopt import device_spec, service_settings, source_options
-from nova_hpc_tools.adopt.declaration import Declaration
-from nova_hpc_tools.adopt.device_spec import DeviceSpec
 from nova_hpc_tools.base import CommandAnswer, CommandError
 from nova_hpc_tools.device.upkeep import DeviceUpkeep
 from nova_hpc_tools.doctor import libvirt_domains
+from nova_hpc_tools.site import device_spec, service_settings, source_options
+from nova_hpc_tools.site.declaration import Declaration
+from nova_hpc_tools.site.device_spec import DeviceSpec
 
 #: Options that are used here.
 _NEEDED: Final = (

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from nova_hpc.tenancy.ledger import expect_whole
 from nova_hpc.wire.ledger import Ledger
 from nova_hpc_tools import base
-from nova_hpc_tools.adopt import source_options
 from nova_hpc_tools.base import CommandAnswer
 from nova_hpc_tools.device import reservations
 from nova_hpc_tools.device.command import ERRORS, ManagedNode, format_ledger_time
 from nova_hpc_tools.doctor import nvlink_partitions
+from nova_hpc_tools.site import source_options
 from nova_hpc_tools.snapshot import SnapshotError
 from nova_hpc_tools.snapshot.cloud_readers import read_health
 

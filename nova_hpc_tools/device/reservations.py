@@ -15,8 +15,8 @@ from typing import Final
 from nova_hpc.tenancy.ledger import LedgerFile, expect_whole
 from nova_hpc.topology.model import address_key
 from nova_hpc.wire.reservation import ReservedProvider
-from nova_hpc_tools.adopt import service_settings
 from nova_hpc_tools.base import CommandAnswer
+from nova_hpc_tools.site import service_settings
 
 _COLUMNS: Final = ("Address", "Provider", "Class", "Total", "Withheld", "Operator", "Lift")
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from nova_hpc_tools.adopt import settings
-from nova_hpc_tools.adopt.cures import (
+from nova_hpc_tools.site import settings
+from nova_hpc_tools.site.cures import (
     CONTROLLERS,
     ENTRY_REMOVAL,
     NOVA,
@@ -79,7 +79,7 @@ def _place_list(name: str, called: str = "") -> OptionPlace:
     return place_option("filter_scheduler", name, None, CuredService.SCHEDULER, called=called)
 
 
-#: Check of :data:`nova_hpc_tools.adopt.findings.CHECKS` -> its general cure.
+#: Check of :data:`nova_hpc_tools.site.findings.CHECKS` -> its general cure.
 CURES: Final[Mapping[str, DoctorCure]] = {
     "iommu-off": DoctorCure.of(
         "Switch the IOMMU on in the firmware, run ", PREPARE, " and restart."

@@ -10,8 +10,8 @@ from typing import Final
 
 import attrs
 
-from nova_hpc_tools.adopt import settings, spec_entries
-from nova_hpc_tools.adopt.cures import (
+from nova_hpc_tools.site import settings, spec_entries
+from nova_hpc_tools.site.cures import (
     CONTROLLERS,
     NOVA,
     RESTART_PLACEMENT,
@@ -25,7 +25,7 @@ from nova_hpc_tools.adopt.cures import (
     ServiceRestart,
     place_option,
 )
-from nova_hpc_tools.adopt.findings import DoctorFinding, join_first_few
+from nova_hpc_tools.site.findings import DoctorFinding, join_first_few
 
 _FILTERS: Final = "enabled_filters"
 _TWO: Final = ServiceRestart((CuredService.API, CuredService.CONDUCTOR))

@@ -8,8 +8,9 @@ from typing import Final
 
 from nova_hpc.topology import cpuset
 from nova_hpc.topology.model import Node, PciFunction
-from nova_hpc_tools.adopt import configured, readable_node, settings
-from nova_hpc_tools.adopt.cures import (
+from nova_hpc_tools.adopt import readable_node
+from nova_hpc_tools.site import configured, settings
+from nova_hpc_tools.site.cures import (
     RESTART_COMPUTE,
     WRITE,
     CuredOption,
@@ -17,7 +18,7 @@ from nova_hpc_tools.adopt.cures import (
     OptionPlace,
     place_option,
 )
-from nova_hpc_tools.adopt.findings import DoctorFinding
+from nova_hpc_tools.site.findings import DoctorFinding
 
 _SHARED, _DEDICATED = settings.CPU_SETS
 _RESTART: Final = DoctorCure.of(", and ", RESTART_COMPUTE, ".")

@@ -10,8 +10,8 @@ from typing import Any, Final
 import attrs
 
 from nova_hpc.topology.model import Node, PciFunction
-from nova_hpc_tools.adopt import entry_losses, identity, spec_entries
-from nova_hpc_tools.adopt.cures import (
+from nova_hpc_tools.site import entry_losses, identity, spec_entries
+from nova_hpc_tools.site.cures import (
     ENTRY_REMOVAL,
     NOVA,
     RESTART_COMPUTE,
@@ -21,8 +21,8 @@ from nova_hpc_tools.adopt.cures import (
     ServiceRestart,
     place_option,
 )
-from nova_hpc_tools.adopt.findings import DoctorFinding, join_first_few
-from nova_hpc_tools.adopt.nova_rules import NovaRefusal
+from nova_hpc_tools.site.findings import DoctorFinding, join_first_few
+from nova_hpc_tools.site.nova_rules import NovaRefusal
 
 _THEIRS: Final = place_option("pci", "device_spec", called="the file that has it")
 #: Keys and ids of aliases of this project.

@@ -14,10 +14,10 @@ import attrs
 
 from nova_hpc.topology import cpuset, vfio
 from nova_hpc.topology.model import Node, PciFunction
-from nova_hpc_tools.adopt import kernel_options, kernel_words
-from nova_hpc_tools.adopt.cures import PREPARE, DoctorCure
-from nova_hpc_tools.adopt.findings import DoctorFinding, join_first_few
-from nova_hpc_tools.adopt.kernel_options import KernelOptions
+from nova_hpc_tools.site import kernel_options, kernel_words
+from nova_hpc_tools.site.cures import PREPARE, DoctorCure
+from nova_hpc_tools.site.findings import DoctorFinding, join_first_few
+from nova_hpc_tools.site.kernel_options import KernelOptions
 
 _ACTIVE: Final = "ACTIVE"
 #: Policies of drivers/pci/pcie/aspm.c that switch link states on, even if the firmware left

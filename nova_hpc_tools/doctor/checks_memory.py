@@ -9,8 +9,8 @@ from typing import Final
 import attrs
 
 from nova_hpc.placement.segment_shape import MIB
-from nova_hpc_tools.adopt.cures import RESTART_COMPUTE, DoctorCure, place_option
-from nova_hpc_tools.adopt.findings import DoctorFinding
+from nova_hpc_tools.site.cures import RESTART_COMPUTE, DoctorCure, place_option
+from nova_hpc_tools.site.findings import DoctorFinding
 
 _RESTART: Final = DoctorCure.of(", and ", RESTART_COMPUTE, ".")
 

@@ -7,8 +7,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
-from nova_hpc_tools.adopt import settings
-from nova_hpc_tools.adopt.cures import (
+from nova_hpc_tools.site import settings
+from nova_hpc_tools.site.cures import (
     AliasCopy,
     AliasSource,
     CommandRun,
@@ -18,7 +18,7 @@ from nova_hpc_tools.adopt.cures import (
     ServiceRestart,
     place_option,
 )
-from nova_hpc_tools.adopt.findings import DoctorFinding, join_first_few
+from nova_hpc_tools.site.findings import DoctorFinding, join_first_few
 from nova_hpc_tools.snapshot.cloud_records import (
     CloudRecords,
     PciProvider,

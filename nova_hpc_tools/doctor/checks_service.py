@@ -9,8 +9,8 @@ from typing import Final
 
 import attrs
 
-from nova_hpc_tools.adopt.cures import RESTART_ALONE, DoctorCure, read_cure
-from nova_hpc_tools.adopt.findings import DoctorFinding
+from nova_hpc_tools.site.cures import RESTART_ALONE, DoctorCure, read_cure
+from nova_hpc_tools.site.findings import DoctorFinding
 
 #: Permission bits that a user needs: write and enter, to make files in a folder; read, for a file.
 _MAKE: Final = 0o3

@@ -87,14 +87,14 @@ class Doctor(ListCommand):
         import attrs
 
         from nova_hpc.wire import findings as document
-        from nova_hpc_tools.adopt import service_settings
-        from nova_hpc_tools.adopt.findings import exit_status_of
         from nova_hpc_tools.doctor import (
             examination,
             fleet_findings,
             nvlink_partitions,
             other_checkers,
         )
+        from nova_hpc_tools.site import service_settings
+        from nova_hpc_tools.site.findings import exit_status_of
 
         args = parsed_args
         if args.nvlink:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import argparse
 
-from nova_hpc_tools.adopt import layout_names, source_options
+from nova_hpc_tools.site import layout_names, source_options
 
 NODE, CONTROLLER, PLACEMENT, CLOUD = "node", "controller", "placement", "cloud"
 

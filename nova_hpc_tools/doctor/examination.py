@@ -15,20 +15,8 @@ from oslo_config import cfg
 from nova_hpc.tenancy.hygiene.cleaner import OwnResets
 from nova_hpc.topology.peer_wish import PeerWish
 from nova_hpc_common.wire.version import WireError
-from nova_hpc_tools.adopt import (
-    configure_options,
-    configured,
-    declaration_file,
-    device_users,
-    prepare,
-    service_settings,
-    settings,
-    spec_entries,
-)
+from nova_hpc_tools.adopt import configure_options, declaration_file, prepare
 from nova_hpc_tools.adopt.configure import Configure, NodeSetup
-from nova_hpc_tools.adopt.cures import CuredOption
-from nova_hpc_tools.adopt.findings import DoctorFinding
-from nova_hpc_tools.adopt.node_findings import find_device_faults
 from nova_hpc_tools.doctor import (
     checks_cloud,
     checks_entries,
@@ -43,6 +31,10 @@ from nova_hpc_tools.doctor import (
 from nova_hpc_tools.doctor.checks_cloud import Controller, PlacementOptions
 from nova_hpc_tools.doctor.checks_node import Facts, Needless
 from nova_hpc_tools.doctor.doctor_options import CLOUD, CONTROLLER, NODE, PLACEMENT
+from nova_hpc_tools.site import configured, device_users, service_settings, settings, spec_entries
+from nova_hpc_tools.site.cures import CuredOption
+from nova_hpc_tools.site.findings import DoctorFinding
+from nova_hpc_tools.site.node_findings import find_device_faults
 from nova_hpc_tools.snapshot import SnapshotError
 
 #: The errors that end an examination with one line.

@@ -13,8 +13,9 @@ from typing import Final
 
 from nova_hpc.topology.files import FileError, FileTree
 from nova_hpc.topology.model import Node
-from nova_hpc_tools.adopt import host_files, include_files, kernel_options
+from nova_hpc_tools.adopt import host_files
 from nova_hpc_tools.doctor.checks_host import Frequency, HostFacts, Rule
+from nova_hpc_tools.site import include_files, kernel_options
 
 #: The kernel has no address space for the BAR (IORESOURCE_UNSET, include/linux/ioport.h).
 _UNSET: Final = 0x20000000

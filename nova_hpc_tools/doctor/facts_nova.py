@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from nova_hpc.topology.model import Node
-from nova_hpc_tools.adopt import nova_rules, spec_entries
-from nova_hpc_tools.adopt.nova_rules import PciSettings
 from nova_hpc_tools.doctor import checks_entries
 from nova_hpc_tools.doctor.checks_entries import Entries
+from nova_hpc_tools.site import nova_rules, spec_entries
+from nova_hpc_tools.site.nova_rules import PciSettings
 from nova_hpc_tools.snapshot import SnapshotError, cloud_readers
 
 

@@ -9,9 +9,9 @@ from typing import Any, Final
 from rich.progress import track
 
 from nova_hpc_common.output.printing import InertConsole
-from nova_hpc_tools.adopt.cures import CommandRun, CuredCommand, DoctorCure
-from nova_hpc_tools.adopt.findings import DoctorFinding
 from nova_hpc_tools.doctor import checks_records
+from nova_hpc_tools.site.cures import CommandRun, CuredCommand, DoctorCure
+from nova_hpc_tools.site.findings import DoctorFinding
 from nova_hpc_tools.snapshot import SnapshotError, cloud_readers
 
 _UNREAD: Final = "not-looked"

@@ -12,11 +12,12 @@ from typing import Any, Final
 from nova_hpc.guest_tree.needs import format_dotted_version
 from nova_hpc.topology.files import FileError, FileTree
 from nova_hpc.topology.model import Node, PciFunction
-from nova_hpc_tools.adopt import include_files, install_shim, settings
-from nova_hpc_tools.adopt.cures import CommandRun, CuredCommand, DoctorCure
+from nova_hpc_tools.adopt import install_shim
 from nova_hpc_tools.doctor import libvirt_domains, libvirt_needs
 from nova_hpc_tools.doctor.checks_service import LedgerPath, ServiceFacts, Shim, TooOld, User
 from nova_hpc_tools.doctor.libvirt_needs import LibvirtNeed
+from nova_hpc_tools.site import include_files, settings
+from nova_hpc_tools.site.cures import CommandRun, CuredCommand, DoctorCure
 
 #: Units that start nova-compute: of Debian and Ubuntu, of RDO, of devstack.
 _UNITS: Final = ("nova-compute", "openstack-nova-compute", "devstack@n-cpu")

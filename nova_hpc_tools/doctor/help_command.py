@@ -35,9 +35,9 @@ class ExplainCheck(RecordCommand):
 
     def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
         """Print the check, its cure and its page."""
-        from nova_hpc_tools.adopt.findings import CHECKS, DoctorFinding
-        from nova_hpc_tools.adopt.layout_cures import render_cure
         from nova_hpc_tools.doctor.check_cures import CURES
+        from nova_hpc_tools.site.findings import CHECKS, DoctorFinding
+        from nova_hpc_tools.site.layout_cures import render_cure
 
         name = parsed_args.name.strip("[]")
         if name not in CHECKS:

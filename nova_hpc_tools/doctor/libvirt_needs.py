@@ -10,7 +10,7 @@ import attrs
 from nova_hpc.guest_tree import windows
 from nova_hpc.guest_tree.needs import MAXPHYSADDR, OVERRIDE, Version, has_clique
 from nova_hpc.topology.model import PciFunction
-from nova_hpc_tools.adopt.cures import DoctorCure, place_option, read_cure
+from nova_hpc_tools.site.cures import DoctorCure, place_option, read_cure
 
 
 @attrs.frozen

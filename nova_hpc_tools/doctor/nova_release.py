@@ -7,8 +7,9 @@ import re
 from pathlib import Path
 from typing import Final
 
-from nova_hpc_tools.adopt import include_files, install_shim
-from nova_hpc_tools.adopt.findings import DoctorFinding
+from nova_hpc_tools.adopt import install_shim
+from nova_hpc_tools.site import include_files
+from nova_hpc_tools.site.findings import DoctorFinding
 
 #: Major release -> the first release that ignores Nova's own hints from users (CVE-2026-46448).
 FIXED: Final = {32: (32, 2, 1), 33: (33, 0, 2)}

@@ -16,9 +16,9 @@ from nova_hpc.tenancy.nvlink.partitions import NvlinkFabricError
 from nova_hpc.tenancy.nvlink.step import NvlinkStep
 from nova_hpc.topology import roles, sysfs
 from nova_hpc.topology.model import address_key
-from nova_hpc_tools.adopt import nvlink_sets as sets
-from nova_hpc_tools.adopt import service_settings
 from nova_hpc_tools.base import CommandAnswer
+from nova_hpc_tools.site import nvlink_sets as sets
+from nova_hpc_tools.site import service_settings
 
 #: Errors of the functions below that end a command with one line.
 ERRORS: Final = (

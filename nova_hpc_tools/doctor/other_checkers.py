@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Final
 
 from nova_hpc_tools.adopt import install_shim
-from nova_hpc_tools.adopt.cures import DoctorCure, place_option
-from nova_hpc_tools.adopt.findings import DoctorFinding
 from nova_hpc_tools.doctor import libvirt_domains
+from nova_hpc_tools.site.cures import DoctorCure, place_option
+from nova_hpc_tools.site.findings import DoctorFinding
 
 HOST: Final = "virt-host-validate"
 CONFIG: Final = "oslo-config-validator"

@@ -16,14 +16,15 @@ from oslo_config import cfg
 from nova_hpc.from_nova import nova_sources
 from nova_hpc.from_nova.nova_sources import DIGESTS
 from nova_hpc.tenancy.ledger import LedgerFile
-from nova_hpc_tools.adopt import install_shim, service_settings
-from nova_hpc_tools.adopt.findings import DoctorFinding, Severity
-from nova_hpc_tools.adopt.layout_cures import render_cure
+from nova_hpc_tools.adopt import install_shim
 from nova_hpc_tools.base import CommandAnswer, CommandError, ListCommand
 from nova_hpc_tools.doctor import facts_service, nova_release
 from nova_hpc_tools.doctor.checks_service import shim_finding
 from nova_hpc_tools.doctor.doctor_options import CONTROLLER, NODE, add_doctor_options
 from nova_hpc_tools.doctor.examination import ERRORS, examine_this_machine
+from nova_hpc_tools.site import service_settings
+from nova_hpc_tools.site.findings import DoctorFinding, Severity
+from nova_hpc_tools.site.layout_cures import render_cure
 
 SUCCESS, WARNING, FAILURE = 0, 1, 2
 _WORST: Final[Mapping[Severity, int]] = {Severity.WARNING: WARNING, Severity.ERROR: FAILURE}

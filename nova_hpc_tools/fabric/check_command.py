@@ -24,8 +24,8 @@ from nova_hpc.fabric.partitions.backends.choice import make_subnet_manager
 from nova_hpc.fabric.partitions.keys import format_guid
 from nova_hpc.fabric.partitions.partition_file import PartitionLayout, parse_file
 from nova_hpc_common.outside.text import printable_text
-from nova_hpc_tools.adopt import service_settings, source_options
 from nova_hpc_tools.base import CommandAnswer, CommandError, ListCommand
+from nova_hpc_tools.site import service_settings, source_options
 
 _COLUMNS: Final = ("Name", "Requirement", "State", "Found", "Cure")
 _WRONG: Final = 1

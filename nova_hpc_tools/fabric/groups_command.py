@@ -9,8 +9,8 @@ import attrs
 
 from nova_hpc_common.outside.text import printable_text
 from nova_hpc_tools import base
-from nova_hpc_tools.adopt import source_options
 from nova_hpc_tools.base import CommandAnswer
+from nova_hpc_tools.site import source_options
 from nova_hpc_tools.snapshot import SnapshotError, cloud_readers
 from nova_hpc_tools.snapshot.group_fleet import GroupLine
 

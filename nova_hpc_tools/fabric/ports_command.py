@@ -20,8 +20,8 @@ from nova_hpc.topology import sysfs
 from nova_hpc.topology.files import describe_file_error
 from nova_hpc.topology.model import InventoryError, Node, PciFunction
 from nova_hpc_common.outside.text import printable_text
-from nova_hpc_tools.adopt import include_files
 from nova_hpc_tools.base import CommandAnswer, CommandError, ListCommand
+from nova_hpc_tools.site import include_files
 
 #: Exit status if a port of this machine could not be listed.
 _INCOMPLETE: Final = 1

@@ -19,7 +19,6 @@ from nova_hpc.topology.model import InventoryError, Node, PciFunction
 from nova_hpc.topology.peer_wish import PeerWish
 from nova_hpc.wire import inventory
 from nova_hpc_common.output.printing import InertConsole
-from nova_hpc_tools.adopt import service_settings, source_options
 from nova_hpc_tools.base import PICTURES, CommandAnswer, ListCommand
 from nova_hpc_tools.inventory import (
     device_names,
@@ -29,6 +28,7 @@ from nova_hpc_tools.inventory import (
     peer_text,
     text,
 )
+from nova_hpc_tools.site import service_settings, source_options
 
 if TYPE_CHECKING:
     from nova_hpc_tools.inventory.standing import NodeSettings
@@ -298,8 +298,8 @@ def _draw_inventory_tree(node: Node, args: argparse.Namespace) -> None:
 
 
 def _format_device_spec(node: Node, config: Sequence[str]) -> Iterator[str]:
-    from nova_hpc_tools.adopt import device_spec
     from nova_hpc_tools.inventory import standing
+    from nova_hpc_tools.site import device_spec
 
     spec = standing.read_node_settings(node, config).spec
     for line in device_spec.format_omitted_lines(spec.omitted):

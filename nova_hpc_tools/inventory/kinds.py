@@ -17,7 +17,7 @@ from typing import Final
 import attrs
 
 from nova_hpc.topology.model import Node, NumaNode, PciFunction, address_key
-from nova_hpc_tools import class_names
+from nova_hpc_tools.site import pci_classes
 
 #: The share of a node's memory by which firmware and kernels of equal nodes differ.
 _MEMORY: Final = 0.02
@@ -114,7 +114,7 @@ _Products = Mapping[str, Sequence[PciFunction]]
 def _group_by_product(node: Node) -> _Products:
     products: dict[str, list[PciFunction]] = defaultdict(list)
     for function in sorted(node.functions, key=lambda function: address_key(function.address)):
-        chipset = not function.path and class_names.is_chipset(function.class_code)
+        chipset = not function.path and pci_classes.is_chipset(function.class_code)
         bridge = function.is_bridge or (function.class_code or "").startswith("0600")
         if function.physical_function is None and not bridge and not chipset:
             products[_product_name_of(function)].append(function)
@@ -123,7 +123,7 @@ def _group_by_product(node: Node) -> _Products:
 
 def _product_name_of(function: PciFunction) -> str:
     ids = f"{function.vendor_id or '????'}:{function.product_id or '????'}"
-    return f"{class_names.class_name_of(function.class_code)} {ids}"
+    return f"{pci_classes.class_name_of(function.class_code)} {ids}"
 
 
 def _group_by_kind(parts: Mapping[str, _Products]) -> list[list[str]]:

@@ -11,11 +11,11 @@ from nova_hpc.topology.cpuset import format_list
 from nova_hpc.topology.model import BridgeKind, Node, NumaNode, PciFunction
 from nova_hpc_common.level import Location
 from nova_hpc_guest.show import format_size
-from nova_hpc_tools import class_names
-from nova_hpc_tools.adopt.device_spec import DeviceSpec
 from nova_hpc_tools.inventory.standing import NONE, FunctionStanding, Offer
 from nova_hpc_tools.pictures.model import DeviceTile, Largest, NodePicture, TileState
 from nova_hpc_tools.pictures.place_tree import build_place_boxes
+from nova_hpc_tools.site import pci_classes
+from nova_hpc_tools.site.device_spec import DeviceSpec
 from nova_hpc_tools.snapshot.largest_sets import measure_largest_sets
 
 _STATES: Final = {
@@ -80,7 +80,7 @@ def _is_drawn(node: Node, function: PciFunction, standings: Mapping[str, Functio
     if function.physical_function is not None:
         return node.function(function.physical_function) is None
     known = function.address in standings
-    return known or bool(function.path) or not class_names.is_chipset(function.class_code)
+    return known or bool(function.path) or not pci_classes.is_chipset(function.class_code)
 
 
 def _locate_by_root(node: Node, function: PciFunction) -> Location:
@@ -118,7 +118,7 @@ def _describe_function(
 
 def _name_product(function: PciFunction) -> str:
     ids = f"{function.vendor_id or '????'}:{function.product_id or '????'}"
-    return function.model or f"{class_names.class_name_of(function.class_code)} {ids}"
+    return function.model or f"{pci_classes.class_name_of(function.class_code)} {ids}"
 
 
 def _list_function_details(function: PciFunction, standing: FunctionStanding) -> Iterator[str]:

@@ -2,7 +2,7 @@
 """The role of each function of a node, and whether servers are offered it, or the reason if not.
 
 The answer comes from the entries that ``configure`` would write
-(:mod:`nova_hpc_tools.adopt.device_spec`) and from the current ``[pci]device_spec``. So an
+(:mod:`nova_hpc_tools.site.device_spec`) and from the current ``[pci]device_spec``. So an
 inventory, a picture and ``configure`` cannot differ.
 """
 
@@ -19,15 +19,9 @@ from nova_hpc.tenancy.stage import erasers
 from nova_hpc.topology import roles
 from nova_hpc.topology.model import InventoryError, Node
 from nova_hpc.topology.roles import Roles
-from nova_hpc_tools.adopt import (
-    configured,
-    device_spec,
-    nvlink_sets,
-    service_settings,
-    spec_entries,
-)
-from nova_hpc_tools.adopt.declaration import Declaration
-from nova_hpc_tools.adopt.device_spec import DeviceSpec
+from nova_hpc_tools.site import configured, device_spec, nvlink_sets, service_settings, spec_entries
+from nova_hpc_tools.site.declaration import Declaration
+from nova_hpc_tools.site.device_spec import DeviceSpec
 
 
 class Offer(enum.Enum):
@@ -78,7 +72,7 @@ class NodeSettings:
 def read_node_settings(node: Node, config: Sequence[str]) -> NodeSettings:
     """Read the settings of nova-compute, and decide which devices *node* offers.
 
-    :param config: as :func:`nova_hpc_tools.adopt.source_options.add_config_options` stores it.
+    :param config: as :func:`nova_hpc_tools.site.source_options.add_config_options` stores it.
     :raises InventoryError: a setting cannot be used; the text contains the option and the reason.
     """
     try:

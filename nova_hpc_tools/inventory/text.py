@@ -17,7 +17,7 @@ from nova_hpc.topology.cpuset import format_list
 from nova_hpc.topology.model import BridgeKind, HugePages, Node, NumaNode, PcieLink, PciFunction
 from nova_hpc_common.outside.name_lists import cut_after
 from nova_hpc_guest.show import format_size
-from nova_hpc_tools import class_names
+from nova_hpc_tools.site import pci_classes
 
 if TYPE_CHECKING:
     from nova_hpc_tools.inventory.standing import FunctionStanding
@@ -175,13 +175,13 @@ class _Drawing:
             return function.bridge is BridgeKind.DOWNSTREAM or not used
         if function.physical_function is not None:
             return self.node.function(function.physical_function) is not None
-        return not function.path and class_names.is_chipset(function.class_code)
+        return not function.path and pci_classes.is_chipset(function.class_code)
 
     def describe(self, function: PciFunction) -> str:
         kind = _KINDS.get(function.bridge) if function.bridge else None
         ids = f"{function.vendor_id or '????'}:{function.product_id or '????'}"
         parts = [
-            f"{function.address} {kind or class_names.class_name_of(function.class_code)} {ids}"
+            f"{function.address} {kind or pci_classes.class_name_of(function.class_code)} {ids}"
         ]
         if function.model:
             parts[0] += f" {function.model}"

@@ -12,7 +12,6 @@ from typing import ClassVar, Final
 
 import attrs
 
-from nova_hpc_tools.adopt import source_options
 from nova_hpc_tools.base import CommandAnswer, CommandError, Count, ListCommand
 from nova_hpc_tools.device.command import ERRORS
 from nova_hpc_tools.fabric.check_command import CheckFabric
@@ -25,6 +24,7 @@ from nova_hpc_tools.metrics.exposition import (
     TransportKeys,
 )
 from nova_hpc_tools.metrics.samples import MetricSample
+from nova_hpc_tools.site import source_options
 from nova_hpc_tools.snapshot import SnapshotError, cloud_readers
 
 _COLUMNS: Final = ("Metric", "Labels", "Value")

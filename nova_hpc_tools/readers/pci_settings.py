@@ -20,7 +20,7 @@ from nova.pci import devspec, request, whitelist
 from nova.pci import utils as pci_utils
 
 from nova_hpc.topology.model import Node, PciFunction
-from nova_hpc_tools.adopt.nova_rules import NovaRefusal, PciSettings
+from nova_hpc_tools.site.nova_rules import NovaRefusal, PciSettings
 
 #: Serial number of a virtual function if it was not read.
 _SERIAL: Final = "not read"

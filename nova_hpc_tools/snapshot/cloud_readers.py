@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from nova_hpc.topology.model import Node
-from nova_hpc_tools.adopt import source_options
-from nova_hpc_tools.adopt.nova_rules import NovaRefusal, PciSettings
+from nova_hpc_tools.site import source_options
+from nova_hpc_tools.site.nova_rules import NovaRefusal, PciSettings
 from nova_hpc_tools.snapshot import Snapshot, SnapshotError
 from nova_hpc_tools.snapshot import document as snapshot_document
 from nova_hpc_tools.snapshot.cloud_records import CloudRecords

@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 from lxml import html
 
-from nova_hpc_tools.adopt import findings
+from nova_hpc_tools.site import findings
 from tools.wheels import list_production_folders
 
 TOP = Path(__file__).resolve().parents[2]

@@ -23,11 +23,11 @@ from oslo_utils import uuidutils
 
 from nova_hpc.fabric.model import FabricMap, FabricPlace
 from nova_hpc.wire import stats
-from nova_hpc_tools.adopt.findings import CHECKS, DoctorFinding
-from nova_hpc_tools.adopt.layout_cures import render_cure
 from nova_hpc_tools.doctor import facts_records as cli_doctor
 from nova_hpc_tools.fabric.map_aggregates import aggregates_of
 from nova_hpc_tools.readers import records
+from nova_hpc_tools.site.findings import CHECKS, DoctorFinding
+from nova_hpc_tools.site.layout_cures import render_cure
 from nova_hpc_tools.snapshot import cloud_readers
 from tests.functional import base, fixtures
 from tests.functional.reserve_base import ADAPTER, FIRST, NEAR, PF, TWO, ReserveTest

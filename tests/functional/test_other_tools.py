@@ -21,10 +21,10 @@ from nova.virt.libvirt import driver as libvirt_driver
 from oslo_config import cfg
 
 from nova_hpc.topology import sysfs
-from nova_hpc_tools.adopt import service_settings, spec_entries
 from nova_hpc_tools.adopt.configure import Configure
 from nova_hpc_tools.adopt.prepare import Prepare
 from nova_hpc_tools.doctor.command import Doctor
+from nova_hpc_tools.site import service_settings, spec_entries
 from tests.functional import fixtures
 from tests.functional.driver_base import DriverTest
 

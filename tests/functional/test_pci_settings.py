@@ -14,9 +14,9 @@ from nova.compute import pci_placement_translator
 from nova.pci import devspec
 
 from nova_hpc.topology import sysfs
-from nova_hpc_tools.adopt import entry_losses, identity, nova_rules, spec_entries
-from nova_hpc_tools.adopt.nova_rules import PciSettings
 from nova_hpc_tools.readers import pci_settings
+from nova_hpc_tools.site import entry_losses, identity, nova_rules, spec_entries
+from nova_hpc_tools.site.nova_rules import PciSettings
 from tests.unit.adopt.machines import adapter, gpu, machines, node
 
 several = hypothesis_settings(

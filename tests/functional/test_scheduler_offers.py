@@ -19,7 +19,7 @@ from oslo_config import fixture as config_fixture
 
 from nova_hpc import conf as hpc_conf
 from nova_hpc.from_nova import contract, hosts, pools, providers, server
-from nova_hpc_tools.adopt.settings import RESULTS_OF_HOST
+from nova_hpc_tools.site.settings import RESULTS_OF_HOST
 from scheduler_filters import choice, hpc_topology_filter, nova_fit
 from tests.functional import fixtures
 

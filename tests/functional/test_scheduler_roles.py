@@ -8,9 +8,9 @@ from oslo_limit import fixture as limit_fixture
 from oslo_serialization import jsonutils
 
 from nova_hpc.from_nova import contract
-from nova_hpc_tools.adopt import identity
 from nova_hpc_tools.cloud import explain
 from nova_hpc_tools.readers import snapshot
+from nova_hpc_tools.site import identity
 from nova_hpc_tools.snapshot import SnapshotError
 from tests.functional import base, fixtures
 from tests.functional.driver_base import DriverTest

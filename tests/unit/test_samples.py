@@ -15,9 +15,9 @@ from nova_hpc import conf
 from nova_hpc.conf import partitions
 from nova_hpc.topology import roles
 from nova_hpc.topology.model import NumaNode
-from nova_hpc_tools.adopt import device_spec, include_files, settings
-from nova_hpc_tools.adopt.declaration import Declaration
-from nova_hpc_tools.adopt.identity import Form
+from nova_hpc_tools.site import device_spec, include_files, settings
+from nova_hpc_tools.site.declaration import Declaration
+from nova_hpc_tools.site.identity import Form
 from tests.unit.adopt.machines import adapter, gpu, node
 
 ETC = Path(__file__).resolve().parents[2] / "etc"

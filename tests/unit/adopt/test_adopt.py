@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from nova_hpc_tools.adopt import settings
-from nova_hpc_tools.adopt.spec_entries import addresses_of_entry
+from nova_hpc_tools.site import settings
+from nova_hpc_tools.site.spec_entries import addresses_of_entry
 from tests.nodes.catalogue import NODES
 from tests.nodes.write import write
 from tests.unit.adopt.merged import SEVERAL, kolla, told

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from nova_hpc_tools.adopt import include_files, settings
 from nova_hpc_tools.adopt.configure import Configure
+from nova_hpc_tools.site import include_files, settings
 from tests.unit.node_files import contents, declare, put
 
 GPU_ROLE = '{"role": "gpu", "vendor_id": "10de", "class": "03*"}'

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from nova_hpc_tools.adopt import settings
+from nova_hpc_tools.site import settings
 from tests.unit.node_files import contents, refused
 
 GPU_ROLE = '{"role": "gpu", "vendor_id": "10de", "class": "03*"}'

@@ -3,8 +3,8 @@
 
 import pytest
 
-from nova_hpc_tools.adopt import settings
 from nova_hpc_tools.adopt.configure import Configure
+from nova_hpc_tools.site import settings
 from tests.unit.node_files import GPU, PF, VF, contents, put, refused, snapshot
 
 NIC = "0000:1a:00.0"

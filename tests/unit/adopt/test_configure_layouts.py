@@ -7,9 +7,10 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from nova_hpc_tools.adopt import layout_files, settings
+from nova_hpc_tools.adopt import layout_files
 from nova_hpc_tools.adopt.configure import Configure
 from nova_hpc_tools.base import CommandError
+from nova_hpc_tools.site import settings
 from tests.unit import hostile
 from tests.unit.adopt.merged import SEVERAL, kolla, osa, told
 from tests.unit.node_files import declare, put

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from nova_hpc_tools.adopt import settings
+from nova_hpc_tools.site import settings
 from tests.unit.node_files import contents, declare_as_told, identities, put, refused
 
 #: The default of a release that did not tell the fabrics apart.

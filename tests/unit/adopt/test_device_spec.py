@@ -9,7 +9,7 @@ from nova_hpc.topology import roles
 from nova_hpc.topology.model import address_key
 from nova_hpc.wire import tags
 from nova_hpc_common.level import Location
-from nova_hpc_tools.adopt import declaration, device_spec
+from nova_hpc_tools.site import declaration, device_spec
 from tests.unit.adopt.machines import ROLE_ENTRIES, ROLES, adapter, gpu, machines, node
 
 

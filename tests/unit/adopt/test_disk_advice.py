@@ -9,8 +9,8 @@ import pytest
 
 from nova_hpc.conf.roles import DEFAULT_ROLES
 from nova_hpc.topology import sysfs
-from nova_hpc_tools.adopt.device_users import find_device_users
 from nova_hpc_tools.main import main
+from nova_hpc_tools.site.device_users import find_device_users
 from tests.nodes.describe import Endpoint, Machine, Processor, Root, Vfs
 from tests.nodes.parts import DISK, XEON, numa_nodes, nvme, port
 from tests.nodes.write import write

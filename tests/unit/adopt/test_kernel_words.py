@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from nova_hpc_tools.adopt import host_files, kernel_options, kernel_words
+from nova_hpc_tools.adopt import host_files
 from nova_hpc_tools.main import main
+from nova_hpc_tools.site import kernel_options, kernel_words
 from tests.nodes import states
 from tests.nodes.write import write
 from tests.unit.node_files import put

@@ -14,8 +14,9 @@ import re
 import pytest
 
 from nova_hpc.topology import cpuset, sysfs
-from nova_hpc_tools.adopt import host_files, nova_rules
+from nova_hpc_tools.adopt import host_files
 from nova_hpc_tools.main import main
+from nova_hpc_tools.site import nova_rules
 from tests.nodes import states
 from tests.nodes.catalogue import NODES
 from tests.nodes.reported import REPORTED

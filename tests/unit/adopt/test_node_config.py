@@ -8,8 +8,8 @@ import pytest
 from oslo_config import cfg
 
 from nova_hpc import conf
-from nova_hpc_tools.adopt import service_settings, source_options
 from nova_hpc_tools.inventory.command import Inventory
+from nova_hpc_tools.site import service_settings, source_options
 
 
 @pytest.fixture

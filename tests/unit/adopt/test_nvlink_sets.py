@@ -6,9 +6,9 @@ import pytest
 
 from nova_hpc.topology import nvlink as tags
 from nova_hpc.topology import roles
-from nova_hpc_tools.adopt import device_spec, nvlink_sets
-from nova_hpc_tools.adopt.declaration import Declaration
-from nova_hpc_tools.adopt.nvlink_sets import NvlinkError, NvlinkSet
+from nova_hpc_tools.site import device_spec, nvlink_sets
+from nova_hpc_tools.site.declaration import Declaration
+from nova_hpc_tools.site.nvlink_sets import NvlinkError, NvlinkSet
 from tests.unit.adopt.machines import adapter, gpu, node
 
 ROLES = roles.parse_roles(

@@ -14,11 +14,11 @@ from nova_hpc.conf.roles import DEFAULT_ROLES
 from nova_hpc.tenancy.storage import Erasers
 from nova_hpc.topology import roles as offer_roles
 from nova_hpc.topology import sysfs
-from nova_hpc_tools.adopt import device_spec, overlooked, readiness
-from nova_hpc_tools.adopt.layout_cures import render_cure
-from nova_hpc_tools.adopt.storage_findings import find_kept_storage
 from nova_hpc_tools.doctor import facts_host
 from nova_hpc_tools.main import main
+from nova_hpc_tools.site import device_spec, overlooked, readiness
+from nova_hpc_tools.site.layout_cures import render_cure
+from nova_hpc_tools.site.storage_findings import find_kept_storage
 from tests.nodes.catalogue import NODES
 from tests.nodes.reported import REPORTED
 from tests.nodes.write import write

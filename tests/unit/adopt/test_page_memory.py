@@ -7,8 +7,9 @@ import attrs
 import pytest
 
 from nova_hpc.topology.model import HugePages, NumaNode
-from nova_hpc_tools.adopt import host_files, page_memory
+from nova_hpc_tools.adopt import host_files
 from nova_hpc_tools.main import main
+from nova_hpc_tools.site import page_memory
 from tests.nodes import states
 from tests.nodes.write import write
 from tests.unit.node_files import libvirt  # noqa: F401

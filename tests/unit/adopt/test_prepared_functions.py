@@ -12,7 +12,8 @@ import pytest
 
 from nova_hpc.topology import sysfs
 from nova_hpc.topology.vfio import Vfio
-from nova_hpc_tools.adopt import host_files, spec_entries
+from nova_hpc_tools.adopt import host_files
+from nova_hpc_tools.site import spec_entries
 from tests.nodes.catalogue import NODES
 from tests.nodes.write import write
 from tests.unit.adopt.booting import Booting, kernel_places

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nova_hpc.topology.model import Node, NumaNode
-from nova_hpc_tools.adopt import aliases, declaration, device_spec, settings
-from nova_hpc_tools.adopt.settings import SettingsOptions
+from nova_hpc_tools.site import aliases, declaration, device_spec, settings
+from nova_hpc_tools.site.settings import SettingsOptions
 from tests.unit.adopt.machines import ROLES, adapter, gpu, machines, node
 
 

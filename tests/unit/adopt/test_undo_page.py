@@ -10,8 +10,8 @@ import pytest
 
 from nova_hpc.conf.roles import DEFAULT_ROLES
 from nova_hpc.topology import sysfs
-from nova_hpc_tools.adopt import spec_entries
 from nova_hpc_tools.main import main
+from nova_hpc_tools.site import spec_entries
 from tests.nodes.write import write
 from tests.unit.node_files import libvirt  # noqa: F401
 from tests.unit.nodes.test_disks import DISKS, ERASE, machine

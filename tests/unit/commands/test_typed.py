@@ -16,8 +16,8 @@ from oslo_config import cfg
 from nova_hpc.conf.roles import DEFAULT_ROLES
 from nova_hpc.topology import roles
 from nova_hpc_guest import command as guest
-from nova_hpc_tools.adopt import service_settings
 from nova_hpc_tools.main import NovaHpc, main
+from nova_hpc_tools.site import service_settings
 from tests.unit.commands import pages
 from tools.wheels import read_entry_points
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from nova_hpc_tools.adopt.cures import CuredService, DoctorCure
-from nova_hpc_tools.adopt.layout_cures import render_cure
-from nova_hpc_tools.adopt.layout_names import NAMES, PLAIN
+from nova_hpc_tools.site.cures import CuredService, DoctorCure
+from nova_hpc_tools.site.layout_cures import render_cure
+from nova_hpc_tools.site.layout_names import NAMES, PLAIN
 
 _SERVICES: Final = "|".join(
     (*(service.value for service in CuredService), "Nova's", "the(?:ir)? services", "Placement")

@@ -9,7 +9,8 @@ from typing import Final
 
 import attrs
 
-from nova_hpc_tools.adopt import host_files, settings
+from nova_hpc_tools.adopt import host_files
+from nova_hpc_tools.site import settings
 from tests.unit.doctor.doctor_place import GROUPS, PCI, Place
 from tests.unit.node_files import GPU, PF, VF
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from nova_hpc_tools.adopt.findings import CHECKS
-from nova_hpc_tools.adopt.layout_cures import render_cure
 from nova_hpc_tools.doctor.check_cures import CURES
+from nova_hpc_tools.site.findings import CHECKS
+from nova_hpc_tools.site.layout_cures import render_cure
 from tests.unit.doctor.doctor_faults import CLOUD, FAULTS
 
 PAGE: Final = Path(__file__).parents[3] / "docs/source/admin/doctor-faults.inc"

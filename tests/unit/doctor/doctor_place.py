@@ -15,8 +15,9 @@ from typing import Any, Final
 
 import attrs
 
-from nova_hpc_tools.adopt import install_shim, settings
+from nova_hpc_tools.adopt import install_shim
 from nova_hpc_tools.adopt.prepare import Prepare
+from nova_hpc_tools.site import settings
 from tests.nodes import catalogue
 from tests.nodes.describe import Machine, Processor, Root
 from tests.nodes.write import write as build

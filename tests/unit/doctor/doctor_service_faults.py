@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from nova_hpc_tools.adopt import settings
+from nova_hpc_tools.site import settings
 from tests.unit.doctor.doctor_changes import (
     CONFIGURE,
     CONTROLLER,

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from nova_hpc_tools.adopt.findings import CHECKS
-from nova_hpc_tools.adopt.layout_cures import render_cure
 from nova_hpc_tools.doctor.check_cures import CURES
 from nova_hpc_tools.main import main
+from nova_hpc_tools.site.findings import CHECKS
+from nova_hpc_tools.site.layout_cures import render_cure
 
 DOCTOR = Path(__file__).parents[3] / "nova_hpc_tools/doctor"
 

@@ -6,11 +6,11 @@ import shutil
 
 import pytest
 
-from nova_hpc_tools.adopt import findings
-from nova_hpc_tools.adopt.layout_cures import render_cure
 from nova_hpc_tools.doctor import examination, facts_service
 from nova_hpc_tools.doctor.command import Doctor
 from nova_hpc_tools.main import main
+from nova_hpc_tools.site import findings
+from nova_hpc_tools.site.layout_cures import render_cure
 from tests.unit.doctor import doctor_changes, doctor_page
 from tests.unit.doctor.cure_words import faults_of_cure
 from tests.unit.doctor.doctor_faults import CLOUD, FAULTS

@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-from nova_hpc_tools.adopt.layout_cures import render_cure
 from nova_hpc_tools.doctor import other_checkers
 from nova_hpc_tools.main import main
+from nova_hpc_tools.site.layout_cures import render_cure
 
 #: libvirt 9 on a node whose firmware has VT-d off.
 SAID = """\

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from nova_hpc_tools.adopt.cures import (
+from nova_hpc_tools.doctor.check_cures import CURES
+from nova_hpc_tools.site.cures import (
     CONTROLLERS,
     DECLARATION,
     NOVA,
@@ -25,10 +26,9 @@ from nova_hpc_tools.adopt.cures import (
     place_option,
     read_cure,
 )
-from nova_hpc_tools.adopt.findings import CHECKS
-from nova_hpc_tools.adopt.layout_cures import COMMANDS, render_cure
-from nova_hpc_tools.adopt.layout_names import KOLLA, NAMES, OSA, PLAIN
-from nova_hpc_tools.doctor.check_cures import CURES
+from nova_hpc_tools.site.findings import CHECKS
+from nova_hpc_tools.site.layout_cures import COMMANDS, render_cure
+from nova_hpc_tools.site.layout_names import KOLLA, NAMES, OSA, PLAIN
 from tests.unit.commands.test_typed import parser_of
 from tests.unit.doctor.cure_words import NAMED, faults_of_cure
 

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from nova_hpc.from_nova import nova_sources
-from nova_hpc_tools.adopt import install_shim, settings
-from nova_hpc_tools.adopt.layout_cures import render_cure
+from nova_hpc_tools.adopt import install_shim
 from nova_hpc_tools.doctor import nova_release, upgrade_check
 from nova_hpc_tools.doctor.upgrade_check import FAILURE, SUCCESS, WARNING
 from nova_hpc_tools.main import main
+from nova_hpc_tools.site import settings
+from nova_hpc_tools.site.layout_cures import render_cure
 from tests.unit.doctor.doctor_changes import COMPUTE
 from tests.unit.doctor.doctor_place import Place
 from tests.unit.node_files import GPU

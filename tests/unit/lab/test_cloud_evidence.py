@@ -10,7 +10,7 @@ from nova_hpc_lab.errors import LabError
 from nova_hpc_lab.evidence import Asked
 from nova_hpc_lab.node import qemu
 from nova_hpc_lab.observe import PciRecord, Provider
-from nova_hpc_tools.adopt import identity
+from nova_hpc_tools.site import identity
 
 DOMAIN = """
 <domain type='kvm' id='1'>

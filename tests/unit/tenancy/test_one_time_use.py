@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 
-from nova_hpc_tools.adopt import device_spec
-from nova_hpc_tools.adopt.declaration import Declaration, DeclarationError
+from nova_hpc_tools.site import device_spec
+from nova_hpc_tools.site.declaration import Declaration, DeclarationError
 from tests.unit.adopt.machines import ROLES, adapter, gpu, node
 
 GPU = "0000:41:00.0"

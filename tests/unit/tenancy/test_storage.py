@@ -22,10 +22,10 @@ from nova_hpc.tenancy.step import DeviceTenant, NodeView, RefusedError
 from nova_hpc.tenancy.storage import Erasers
 from nova_hpc.topology import lstopo, roles, sysfs
 from nova_hpc.topology.model import Node
-from nova_hpc_tools.adopt import device_spec
-from nova_hpc_tools.adopt.declaration import EVERY, Declaration
-from nova_hpc_tools.adopt.layout_cures import render_cure
-from nova_hpc_tools.adopt.storage_findings import find_kept_storage
+from nova_hpc_tools.site import device_spec
+from nova_hpc_tools.site.declaration import EVERY, Declaration
+from nova_hpc_tools.site.layout_cures import render_cure
+from nova_hpc_tools.site.storage_findings import find_kept_storage
 from tests.nodes.catalogue import NODES
 from tests.nodes.reported import REPORTED
 from tests.nodes.write import write

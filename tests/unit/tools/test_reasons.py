@@ -65,7 +65,7 @@ OTHERWISE = {
     ("nova_hpc_tools/fabric/nova_aggregates.py", "step.kind == sync.METADATA"): "the same",
     ("nova_hpc_tools/fabric/sync_command.py", "step.kind == sync.METADATA"): "the same",
     (
-        "nova_hpc_tools/adopt/include_files.py",
+        "nova_hpc_tools/site/include_files.py",
         "text.partition('\\n')[0] == MARKER",
     ): "our files' heads",
     (
@@ -77,10 +77,10 @@ OTHERWISE = {
     ("nova_hpc_guest/accept/cause_facts.py", "peers.why in reasons"): "the same",
     ("nova_hpc_tools/adopt/host_files.py", "MARKER in text.splitlines()[:2]"): "our files' heads",
     (
-        "nova_hpc_tools/adopt/layouts.py",
+        "nova_hpc_tools/site/layouts.py",
         "line.startswith(_REPEATED)",
     ): "a line that configure writes",
-    ("nova_hpc_tools/adopt/layouts.py", "line.removeprefix(_REPEATED)"): "the same",
+    ("nova_hpc_tools/site/layouts.py", "line.removeprefix(_REPEATED)"): "the same",
     ("nova_hpc_tools/inventory/kinds.py", "of == 'NUMA node'"): "the order of a table's rows",
     ("nova_hpc/topology/peer.py", "reason in states"): "members of an enumeration",
     (

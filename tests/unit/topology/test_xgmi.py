@@ -12,8 +12,8 @@ from nova_hpc.conf.roles import DEFAULT_ROLES
 from nova_hpc.topology import roles, sysfs, xgmi
 from nova_hpc.topology.files import FileTree
 from nova_hpc.wire import inventory
-from nova_hpc_tools.adopt import device_spec, nvlink_sets
 from nova_hpc_tools.inventory import node_archive
+from nova_hpc_tools.site import device_spec, nvlink_sets
 from tests.unit.topology.builder import Machine, config
 
 GPUS = [f"0000:{bus:02x}:00.0" for bus in range(0x11, 0x19)]

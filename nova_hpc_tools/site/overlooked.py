@@ -16,9 +16,8 @@ from nova_hpc.topology.model import Node, PciFunction
 from nova_hpc.topology.nvlink import SWITCH_ROLE
 from nova_hpc.topology.roles import Roles
 from nova_hpc_common.level import Level, common_level
-from nova_hpc_tools import class_names
-from nova_hpc_tools.adopt import nvlink_sets
-from nova_hpc_tools.adopt.cures import (
+from nova_hpc_tools.site import nvlink_sets, pci_classes
+from nova_hpc_tools.site.cures import (
     DECLARATION,
     RESTART_COMPUTE,
     WRITE,
@@ -29,7 +28,7 @@ from nova_hpc_tools.adopt.cures import (
     ServiceRestart,
     place_option,
 )
-from nova_hpc_tools.adopt.findings import DoctorFinding, join_first_few
+from nova_hpc_tools.site.findings import DoctorFinding, join_first_few
 
 #: ``[hpc]nvlink_backend`` if nova-compute does not activate partitions.
 NOBODY: Final = "none"
@@ -125,7 +124,7 @@ def _check_roleless_devices(
         how = (
             f"with {vfs} virtual functions" if vfs else f"bound to {function.driver or 'no driver'}"
         )
-        name = class_names.class_name_of(function.class_code)
+        name = pci_classes.class_name_of(function.class_code)
         told = f"device_role = {line} to [hpc] of the file that has the others"
         cure = (
             DoctorCure.of(

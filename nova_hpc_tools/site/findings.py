@@ -10,7 +10,7 @@ from typing import Final
 import attrs
 
 from nova_hpc_common.outside.name_lists import join_first
-from nova_hpc_tools.adopt.cures import DoctorCure, read_cure
+from nova_hpc_tools.site.cures import DoctorCure, read_cure
 
 #: The page that explains each check, below the documentation's root.
 PAGE: Final = "admin/doctor.html"

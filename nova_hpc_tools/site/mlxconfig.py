@@ -17,7 +17,7 @@ from typing import Final
 
 from nova_hpc.tenancy.hygiene import reset
 from nova_hpc.tenancy.hygiene.reset import ResetError
-from nova_hpc_tools.adopt.declared_vfs import FirmwareSriov
+from nova_hpc_tools.site.declared_vfs import FirmwareSriov
 
 _PROGRAMS: Final = ("mlxconfig", "mstconfig")
 #: Seconds for one adapter.

@@ -17,8 +17,8 @@ from nova_hpc.topology import classes
 from nova_hpc.topology.model import Node, PciFunction
 from nova_hpc.topology.roles import Roles
 from nova_hpc.wire.node_declaration import EVERY, NodeWishes
-from nova_hpc_tools.adopt.cures import DoctorCure
-from nova_hpc_tools.adopt.findings import DoctorFinding
+from nova_hpc_tools.site.cures import DoctorCure
+from nova_hpc_tools.site.findings import DoctorFinding
 
 #: The vendor whose adapters mlxconfig sets.
 _MELLANOX: Final = "15b3"

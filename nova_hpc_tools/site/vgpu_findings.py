@@ -10,9 +10,9 @@ from typing import Final
 from nova_hpc.topology import classes
 from nova_hpc.topology.model import Node
 from nova_hpc_common.outside.name_lists import join_first
-from nova_hpc_tools.adopt.cures import DECLARATION, WRITE, DoctorCure
-from nova_hpc_tools.adopt.device_spec import DeviceSpec
-from nova_hpc_tools.adopt.findings import DoctorFinding, join_first_few
+from nova_hpc_tools.site.cures import DECLARATION, WRITE, DoctorCure
+from nova_hpc_tools.site.device_spec import DeviceSpec
+from nova_hpc_tools.site.findings import DoctorFinding, join_first_few
 
 #: Most devices that a cure names.
 _MOST: Final = 32

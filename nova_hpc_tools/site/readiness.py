@@ -15,14 +15,14 @@ from nova_hpc.topology.model import HugePages, Node, NumaNode, PciFunction, addr
 from nova_hpc.topology.roles import Roles
 from nova_hpc.wire.node_declaration import NodeWishes, page_kib
 from nova_hpc_common.outside.name_lists import join_first
-from nova_hpc_tools.adopt import kernel_words, page_memory
-from nova_hpc_tools.adopt.cures import DECLARATION, WRITE, DoctorCure
-from nova_hpc_tools.adopt.declared_vfs import count_declared_vfs
-from nova_hpc_tools.adopt.device_spec import DeviceSpec
-from nova_hpc_tools.adopt.device_users import DeviceUsers
-from nova_hpc_tools.adopt.findings import DoctorFinding
-from nova_hpc_tools.adopt.kernel_options import KernelOptions
-from nova_hpc_tools.adopt.vgpu_findings import check_vgpu_types
+from nova_hpc_tools.site import kernel_words, page_memory
+from nova_hpc_tools.site.cures import DECLARATION, WRITE, DoctorCure
+from nova_hpc_tools.site.declared_vfs import count_declared_vfs
+from nova_hpc_tools.site.device_spec import DeviceSpec
+from nova_hpc_tools.site.device_users import DeviceUsers
+from nova_hpc_tools.site.findings import DoctorFinding
+from nova_hpc_tools.site.kernel_options import KernelOptions
+from nova_hpc_tools.site.vgpu_findings import check_vgpu_types
 
 _MANY: Final = 4
 _TO_GRUB: Final = (

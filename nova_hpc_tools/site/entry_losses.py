@@ -14,8 +14,8 @@ from typing import Any, Final
 import attrs
 
 from nova_hpc.topology.model import Node, PciFunction
-from nova_hpc_tools.adopt import identity, spec_entries
-from nova_hpc_tools.adopt.nova_rules import is_true
+from nova_hpc_tools.site import identity, spec_entries
+from nova_hpc_tools.site.nova_rules import is_true
 
 #: Keys that Nova reads as true or false.
 _FLAGS: Final = frozenset({"managed", "live_migratable", "one_time_use", "remote_managed"})

@@ -20,10 +20,10 @@ from nova_hpc.topology import cpuset
 from nova_hpc.topology.model import Node, PciFunction
 from nova_hpc.topology.roles import Roles
 from nova_hpc.wire import tags
-from nova_hpc_tools.adopt import entry_losses, identity, nova_rules, spec_entries
-from nova_hpc_tools.adopt.declaration import TUNNELS
-from nova_hpc_tools.adopt.device_spec import DeviceOffer, DeviceSpec
-from nova_hpc_tools.adopt.identity import Form
+from nova_hpc_tools.site import entry_losses, identity, nova_rules, spec_entries
+from nova_hpc_tools.site.declaration import TUNNELS
+from nova_hpc_tools.site.device_spec import DeviceOffer, DeviceSpec
+from nova_hpc_tools.site.identity import Form
 
 #: Keys that Nova ignores in its search for the devices of an alias (nova/pci/request.py,
 #: _get_alias_from_config): aliases that differ only in these name the same devices.

@@ -2,7 +2,7 @@
 """From the inventory of a node to its entries of ``[pci]device_spec``.
 
 One entry offers one physical device, or virtual functions of one physical function that have the
-same properties; :mod:`nova_hpc_tools.adopt.spec_address` makes the addresses. Keys of a device in
+same properties; :mod:`nova_hpc_tools.site.spec_address` makes the addresses. Keys of a device in
 an entry of others are copied into ours.
 
 This module does not decide whether a device may be given right now: the tracker
@@ -23,8 +23,8 @@ from nova_hpc.topology.roles import Roles
 from nova_hpc.wire.tags import Tags
 from nova_hpc_common.level import Location
 from nova_hpc_common.outside.name_lists import join_first
-from nova_hpc_tools.adopt import identity, nova_rules, nvlink_sets, spec_address, spec_entries
-from nova_hpc_tools.adopt.declaration import Declaration
+from nova_hpc_tools.site import identity, nova_rules, nvlink_sets, spec_address, spec_entries
+from nova_hpc_tools.site.declaration import Declaration
 
 _LONGEST_TAG: Final = 255
 #: Most devices that one line names.
@@ -49,7 +49,7 @@ class DeviceOffer:
     #: Its resource class is the operator's, whatever the product.
     any_product: bool = False
     #: Its devices are for Neutron's ports on this physical network, or on networks that
-    #: tunnel (:data:`~nova_hpc_tools.adopt.declaration.TUNNELS`), so no alias matches them. Nova
+    #: tunnel (:data:`~nova_hpc_tools.site.declaration.TUNNELS`), so no alias matches them. Nova
     #: does not report devices of a physical network in Placement.
     network: str | None = None
 

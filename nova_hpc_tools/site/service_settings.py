@@ -27,10 +27,10 @@ from nova_hpc.tenancy.storage import Erasers
 from nova_hpc.topology import roles
 from nova_hpc.topology.model import Node
 from nova_hpc.topology.roles import Roles
-from nova_hpc_tools.adopt import configured, include_files, settings, spec_entries
-from nova_hpc_tools.adopt.configured import Configured
-from nova_hpc_tools.adopt.layouts import Sections
-from nova_hpc_tools.adopt.source_options import CONFIG_DIR, CONFIG_FILE
+from nova_hpc_tools.site import configured, include_files, settings, spec_entries
+from nova_hpc_tools.site.configured import Configured
+from nova_hpc_tools.site.layouts import Sections
+from nova_hpc_tools.site.source_options import CONFIG_DIR, CONFIG_FILE
 
 #: Both are empty unless a file sets them (nova/conf/pci.py of 32 to 34).
 PCI: Final = [

@@ -3,7 +3,7 @@
 
 Services, commands and files of options have other names with Kolla-Ansible and OpenStack-Ansible
 than on a host whose services read ``/etc/nova``. A cure has them as parts between its words. Only
-:mod:`nova_hpc_tools.adopt.layout_cures` turns them into text.
+:mod:`nova_hpc_tools.site.layout_cures` turns them into text.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 
 import attrs
 
-from nova_hpc_tools.adopt import settings
+from nova_hpc_tools.site import settings
 
 
 class CuredService(enum.Enum):

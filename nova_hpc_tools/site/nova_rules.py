@@ -14,7 +14,7 @@ from typing import Any, Final
 import attrs
 
 from nova_hpc.topology.model import Node, PciFunction, address_key
-from nova_hpc_tools.adopt import identity, spec_entries
+from nova_hpc_tools.site import identity, spec_entries
 
 _VIRTUAL: Final = ("type-VF", "vdpa")
 _FALSE: Final = frozenset({"", "0", "f", "false", "off", "n", "no", "none"})
@@ -49,7 +49,7 @@ class NovaRefusal:
 def placement_refusals_of(lines: Iterable[str], node: Node) -> list[NovaRefusal]:
     """The entries that Nova refuses if it reports to Placement.
 
-    :param lines: one entry each, see :func:`nova_hpc_tools.adopt.spec_entries.split_entries`.
+    :param lines: one entry each, see :func:`nova_hpc_tools.site.spec_entries.split_entries`.
     """
     texts = list(lines)
     return [*_refuse_interface_names(texts), *_refuse_mixed_providers(texts, node)]

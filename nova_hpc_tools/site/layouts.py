@@ -18,8 +18,8 @@ from typing import Any, Final
 import attrs
 import yaml
 
-from nova_hpc_tools.adopt import settings
-from nova_hpc_tools.adopt.layout_names import KOLLA
+from nova_hpc_tools.site import settings
+from nova_hpc_tools.site.layout_names import KOLLA
 
 #: Options that may be given several times.
 SEVERAL: Final = ("alias", "device_spec", "available_filters", "device_role")
@@ -70,7 +70,7 @@ def render_override(override: LayoutFile, parts: Mapping[str, Sections], others:
     """The text of one file.
 
     :param parts: part -> its options, made by
-        :func:`nova_hpc_tools.adopt.settings.render_settings`.
+        :func:`nova_hpc_tools.site.settings.render_settings`.
     :param others: the present values of others for the options in :data:`SEVERAL`.
     """
     merged: dict[str, dict[str, list[str]]] = {}

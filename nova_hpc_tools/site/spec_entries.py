@@ -198,7 +198,7 @@ def hidden_addresses_of(device_spec: Iterable[str], node: Node) -> dict[str, lis
 
 
 def addresses_of_entry(entry: Mapping[str, Any]) -> list[str]:
-    """The addresses that an entry of ours names, see :mod:`nova_hpc_tools.adopt.spec_address`."""
+    """The addresses that an entry of ours names, see :mod:`nova_hpc_tools.site.spec_address`."""
     address = entry.get("address")
     if isinstance(address, str):
         return [address.lower()]

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from nova_hpc_tools.adopt.cures import (
+from nova_hpc_tools.site.cures import (
     CONTROLLERS,
     NOVA,
     AliasCopy,
@@ -26,7 +26,7 @@ from nova_hpc_tools.adopt.cures import (
     OptionPlace,
     ServiceRestart,
 )
-from nova_hpc_tools.adopt.layout_names import KOLLA, OSA, PLAIN
+from nova_hpc_tools.site.layout_names import KOLLA, OSA, PLAIN
 
 #: The folder of a layout on the deployment host.
 _FOLDERS: Final = {KOLLA: "/etc/kolla/config", OSA: "/etc/openstack_deploy"}

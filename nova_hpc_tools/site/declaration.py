@@ -14,9 +14,9 @@ from nova_hpc.topology.model import Node, PciFunction
 from nova_hpc.topology.nvlink import SWITCH_ROLE
 from nova_hpc.topology.roles import Roles
 from nova_hpc.wire import node_declaration
-from nova_hpc_tools.adopt import identity, nvlink_sets
-from nova_hpc_tools.adopt.identity import Form
-from nova_hpc_tools.adopt.nvlink_sets import NvlinkSet
+from nova_hpc_tools.site import identity, nvlink_sets
+from nova_hpc_tools.site.identity import Form
+from nova_hpc_tools.site.nvlink_sets import NvlinkSet
 
 #: Value of :attr:`Declaration.whole` that means every adapter.
 EVERY: Final = node_declaration.EVERY
@@ -150,7 +150,7 @@ class Declaration:
 
         :raises DeclarationError: an address in *whole* is not a physical function with a role,
             or virtual functions have one-time use.
-        :raises nova_hpc_tools.adopt.nvlink_sets.NvlinkError: a set of GPUs does not match
+        :raises nova_hpc_tools.site.nvlink_sets.NvlinkError: a set of GPUs does not match
             the node.
         """
         nvlink_sets.check_nvlink_sets(self.nvlink or (), node, roles)

@@ -12,7 +12,7 @@ from typing import Final
 
 import attrs
 
-from nova_hpc_tools.adopt.kernel_options import KernelOption, KernelOptions
+from nova_hpc_tools.site.kernel_options import KernelOption, KernelOptions
 
 INTEL_IOMMU: Final = "intel_iommu=on"
 PASSTHROUGH: Final = "iommu=pt"

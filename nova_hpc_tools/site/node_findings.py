@@ -8,14 +8,14 @@ from pathlib import Path
 from nova_hpc.topology.model import Node
 from nova_hpc.topology.roles import Roles
 from nova_hpc.wire.node_declaration import NodeWishes
-from nova_hpc_tools.adopt import device_users, overlooked, readiness
-from nova_hpc_tools.adopt.declared_vfs import check_firmware, list_short_adapters
-from nova_hpc_tools.adopt.device_spec import DeviceSpec
-from nova_hpc_tools.adopt.findings import DoctorFinding
-from nova_hpc_tools.adopt.kernel_options import KernelOptions
-from nova_hpc_tools.adopt.mlxconfig import read_firmware_sriov
-from nova_hpc_tools.adopt.service_settings import ServiceSettings
-from nova_hpc_tools.adopt.storage_findings import find_kept_storage
+from nova_hpc_tools.site import device_users, overlooked, readiness
+from nova_hpc_tools.site.declared_vfs import check_firmware, list_short_adapters
+from nova_hpc_tools.site.device_spec import DeviceSpec
+from nova_hpc_tools.site.findings import DoctorFinding
+from nova_hpc_tools.site.kernel_options import KernelOptions
+from nova_hpc_tools.site.mlxconfig import read_firmware_sriov
+from nova_hpc_tools.site.service_settings import ServiceSettings
+from nova_hpc_tools.site.storage_findings import find_kept_storage
 
 
 def find_device_faults(

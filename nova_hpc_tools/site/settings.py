@@ -23,10 +23,10 @@ import attrs
 
 from nova_hpc.topology import cpuset
 from nova_hpc.topology.model import Node
-from nova_hpc_tools.adopt import aliases, configured, spec_entries
-from nova_hpc_tools.adopt.configured import Configured, Loss
-from nova_hpc_tools.adopt.declaration import Declaration
-from nova_hpc_tools.adopt.device_spec import DeviceSpec
+from nova_hpc_tools.site import aliases, configured, spec_entries
+from nova_hpc_tools.site.configured import Configured, Loss
+from nova_hpc_tools.site.declaration import Declaration
+from nova_hpc_tools.site.device_spec import DeviceSpec
 
 COMMON: Final = "common"
 CONTROLLER: Final = "controller"
@@ -142,7 +142,7 @@ def render_settings(
     :param others: the offers of nodes of other kinds: the aliases are one set of
         names for the whole cloud.
     :param before: the present configuration, to which values are added.
-    :raises nova_hpc_tools.adopt.aliases.ClashError: Nova cannot distinguish two roles.
+    :raises nova_hpc_tools.site.aliases.ClashError: Nova cannot distinguish two roles.
     """
     files = _Files(node, spec, options, before or Configured())
     specs = [spec, *others]

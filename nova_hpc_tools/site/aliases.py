@@ -9,8 +9,8 @@ from typing import Any
 
 import attrs
 
-from nova_hpc_tools.adopt import identity
-from nova_hpc_tools.adopt.device_spec import DeviceOffer, DeviceSpec
+from nova_hpc_tools.site import identity
+from nova_hpc_tools.site.device_spec import DeviceOffer, DeviceSpec
 
 
 class ClashError(ValueError):

@@ -11,9 +11,8 @@ from nova_hpc.tenancy.storage import Erasers
 from nova_hpc.topology.model import Node, PciFunction
 from nova_hpc.topology.roles import Roles
 from nova_hpc.wire import tags
-from nova_hpc_tools import class_names
-from nova_hpc_tools.adopt import overlooked, readiness, spec_entries
-from nova_hpc_tools.adopt.cures import (
+from nova_hpc_tools.site import overlooked, pci_classes, readiness, spec_entries
+from nova_hpc_tools.site.cures import (
     RESTART_COMPUTE,
     CommandRun,
     CuredCommand,
@@ -22,8 +21,8 @@ from nova_hpc_tools.adopt.cures import (
     OptionPlace,
     place_option,
 )
-from nova_hpc_tools.adopt.device_spec import DeviceSpec
-from nova_hpc_tools.adopt.findings import DoctorFinding, join_first_few
+from nova_hpc_tools.site.device_spec import DeviceSpec
+from nova_hpc_tools.site.findings import DoctorFinding, join_first_few
 
 _THEIRS: Final = place_option("pci", "device_spec", called="the file that has it")
 #: Most devices with a command in one cure.
@@ -123,7 +122,7 @@ def _word_host_driver(functions: Iterable[PciFunction]) -> str:
 
 def _word_functions(functions: Sequence[PciFunction]) -> str:
     first = functions[0]
-    name = class_names.class_name_of(first.class_code)
+    name = pci_classes.class_name_of(first.class_code)
     places = join_first_few(function.address for function in functions)
     bound = f"bound to {first.driver or 'no driver'}"
     return f"{places} ({name} {first.vendor_id}:{first.product_id}, {bound})"
