@@ -8,8 +8,8 @@ from pathlib import Path
 import attrs
 
 from nova_hpc.placement.model import DevicePool, FreeHost, HostNode
-from nova_hpc.topology import lstopo
 from nova_hpc_common.level import Location
+from nova_hpc_tools.site import lstopo
 
 #: Base class and sub-class of 3D controllers, which the GPUs are.
 _GPU_CLASS = "0302"

@@ -22,13 +22,14 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from nova_hpc import conf
-from nova_hpc.topology import lstopo, roles
+from nova_hpc.topology import roles
 from nova_hpc.topology.model import InventoryError
 from nova_hpc_common.output.printing import InertConsole
 from nova_hpc_simulate import inputs, model
 from nova_hpc_simulate.model import Layout, SimulatedMachine, SimulatedTask
 from nova_hpc_simulate.policies import PolicyMaker
 from nova_hpc_simulate.scenario import FigureSpread, ReplayOutcome, Scenario, Summary, play_scenario
+from nova_hpc_tools.site import lstopo
 from nova_hpc_tools.snapshot import SnapshotError
 from nova_hpc_tools.snapshot import document as snapshot_document
 

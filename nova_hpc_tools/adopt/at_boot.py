@@ -17,9 +17,9 @@ import attrs
 from nova_hpc.topology.model import Node, PciFunction, address_key, routing_number_of
 from nova_hpc.topology.roles import Roles
 from nova_hpc.topology.vfio import GENERIC
-from nova_hpc.wire.node_declaration import NodeWishes
 from nova_hpc_tools.site.declaration import EVERY
 from nova_hpc_tools.site.declared_vfs import count_declared_vfs
+from nova_hpc_tools.wire.node_declaration import NodeWishes
 
 _LAST_BUS: Final = 0xFF
 

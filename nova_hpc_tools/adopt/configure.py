@@ -12,10 +12,9 @@ from typing import Any, Final
 
 import attrs
 
-from nova_hpc.topology import lstopo, roles, sysfs
+from nova_hpc.topology import roles, sysfs
 from nova_hpc.topology.model import InventoryError, Node
 from nova_hpc.wire import capture
-from nova_hpc.wire.node_declaration import NodeDeclaration, NodeWishes
 from nova_hpc_tools.adopt import (
     configure_options,
     declaration_file,
@@ -38,6 +37,7 @@ from nova_hpc_tools.site import (
     kernel_options,
     layout_cures,
     layout_names,
+    lstopo,
     nvlink_sets,
     readiness,
     service_settings,
@@ -48,6 +48,7 @@ from nova_hpc_tools.site.declaration import EVERY, Declaration, DeclarationError
 from nova_hpc_tools.site.declared_vfs import list_declared_vfs
 from nova_hpc_tools.site.identity import Form
 from nova_hpc_tools.site.node_findings import find_node_faults
+from nova_hpc_tools.wire.node_declaration import NodeDeclaration, NodeWishes
 
 #: The files that depend on the inventory.
 _OF_THE_NODE: Final = (settings.COMMON, settings.COMPUTE)

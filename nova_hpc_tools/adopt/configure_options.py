@@ -2,7 +2,7 @@
 """The options of ``nova-hpc configure``: its sources and its output.
 
 The decisions for a node are not options but keys of its declaration
-(:mod:`nova_hpc.wire.node_declaration`).
+(:mod:`nova_hpc_tools.wire.node_declaration`).
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any
 
 from nova_hpc.topology import roles
 from nova_hpc.topology.model import Node
-from nova_hpc.wire.node_declaration import NodeDeclaration
 from nova_hpc_tools.adopt import node_wishes
 from nova_hpc_tools.base import CommandError
 from nova_hpc_tools.site import layout_names, service_settings, settings, source_options
+from nova_hpc_tools.wire.node_declaration import NodeDeclaration
 
 
 def add_configure_options(parser: argparse.ArgumentParser) -> None:

@@ -18,10 +18,11 @@ from nova_hpc.topology import roles as role_table
 from nova_hpc.topology.files import FileTree
 from nova_hpc.topology.model import Node, PciFunction
 from nova_hpc.topology.roles import Roles
-from nova_hpc.wire import capture, node_declaration
-from nova_hpc.wire.node_declaration import NodeDeclaration, NodeWishes, RoleWish
+from nova_hpc.wire import capture
 from nova_hpc_common.wire.version import WireError
 from nova_hpc_tools.site import declaration, include_files, nvlink_sets, spec_entries
+from nova_hpc_tools.wire import node_declaration
+from nova_hpc_tools.wire.node_declaration import NodeDeclaration, NodeWishes, RoleWish
 
 #: The declaration of this machine.
 HERE: Final = Path("/etc/nova-hpc/node.yaml")

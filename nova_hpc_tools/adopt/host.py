@@ -16,13 +16,13 @@ from nova_hpc.topology import classes
 from nova_hpc.topology.model import Node, PciFunction, address_key
 from nova_hpc.topology.roles import Roles
 from nova_hpc.topology.vfio import GENERIC, Vfio
-from nova_hpc.wire.node_declaration import NodeWishes, page_kib
 from nova_hpc_tools.adopt import at_boot
 from nova_hpc_tools.adopt.at_boot import Boot
 from nova_hpc_tools.site import kernel_words
 from nova_hpc_tools.site.declaration import Declaration
 from nova_hpc_tools.site.device_spec import DeviceSpec
 from nova_hpc_tools.site.kernel_options import KernelOptions
+from nova_hpc_tools.wire.node_declaration import NodeWishes, page_kib
 
 
 @attrs.frozen

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """From the declaration of a kind of node to the wishes for this one. Pure.
 
-The file (:mod:`nova_hpc.wire.node_declaration`) names hardware, and the offer needs
+The file (:mod:`nova_hpc_tools.wire.node_declaration`) names hardware, and the offer needs
 addresses. A run adds keys to the node's own part of the file if there is one, else to the
 part for all nodes.
 """
@@ -17,16 +17,16 @@ from nova_hpc.tenancy.storage import Erasers
 from nova_hpc.topology.model import ADDRESS, Node
 from nova_hpc.topology.roles import Roles
 from nova_hpc.wire import capture
-from nova_hpc.wire.node_declaration import (
+from nova_hpc_tools.site import nvlink_sets
+from nova_hpc_tools.site.declaration import Declaration, DeclarationError
+from nova_hpc_tools.site.identity import Form
+from nova_hpc_tools.wire.node_declaration import (
     EVERY,
     DeclaredDevice,
     NodeDeclaration,
     NodeWishes,
     RoleWish,
 )
-from nova_hpc_tools.site import nvlink_sets
-from nova_hpc_tools.site.declaration import Declaration, DeclarationError
-from nova_hpc_tools.site.identity import Form
 
 #: Lists of devices: the devices of a node are added to the devices for all nodes.
 _DEVICES: Final = ("left_out", "offer_in_use", "whole_pf")

@@ -14,10 +14,10 @@ import attrs
 
 from nova_hpc.topology.model import ADDRESS, Node, PciFunction
 from nova_hpc.topology.roles import Roles, link_layer
-from nova_hpc.wire.rail_wish import RailWish
 from nova_hpc_tools.site import spec_entries
 from nova_hpc_tools.site.configured import Configured, networks_of_roles
 from nova_hpc_tools.site.declaration import DeclarationError
+from nova_hpc_tools.wire.rail_wish import RailWish
 
 #: Segmentation ids that can be P_Keys of networks; the ones below 256 are for operators.
 _LEAST, _MOST = 256, 4094

@@ -14,7 +14,6 @@ from nova_hpc.topology.model import Node, PciFunction, address_key
 from nova_hpc.topology.peer_wish import PeerWish
 from nova_hpc.topology.roles import Roles
 from nova_hpc.wire import tags
-from nova_hpc.wire.node_declaration import NodeWishes
 from nova_hpc_tools.doctor import checks_cpus, checks_host, checks_memory, checks_service
 from nova_hpc_tools.site import nova_rules, overlooked, readiness, settings, spec_entries, vfio_ids
 from nova_hpc_tools.site.cures import (
@@ -33,6 +32,7 @@ from nova_hpc_tools.site.cures import (
 from nova_hpc_tools.site.device_spec import DeviceSpec
 from nova_hpc_tools.site.device_users import DeviceUsers
 from nova_hpc_tools.site.findings import DoctorFinding
+from nova_hpc_tools.wire.node_declaration import NodeWishes
 
 _SHARED, _DEDICATED = settings.CPU_SETS
 _RESTART: Final = DoctorCure.of(", and ", RESTART_COMPUTE, ".")

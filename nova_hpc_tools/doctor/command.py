@@ -15,7 +15,7 @@ from nova_hpc_tools.base import CommandAnswer, CommandError, ListCommand
 from nova_hpc_tools.doctor import doctor_options
 
 if TYPE_CHECKING:
-    from nova_hpc.wire.findings import WireFinding
+    from nova_hpc_tools.wire.findings import WireFinding
 
 _COLUMNS: Final = ("Node", "Severity", "Check", "Seen", "Why", "Cure", "Docs")
 
@@ -86,7 +86,6 @@ class Doctor(ListCommand):
         """Examine the parts, and print the findings."""
         import attrs
 
-        from nova_hpc.wire import findings as document
         from nova_hpc_tools.doctor import (
             examination,
             fleet_findings,
@@ -95,6 +94,7 @@ class Doctor(ListCommand):
         )
         from nova_hpc_tools.site import service_settings
         from nova_hpc_tools.site.findings import exit_status_of
+        from nova_hpc_tools.wire import findings as document
 
         args = parsed_args
         if args.nvlink:

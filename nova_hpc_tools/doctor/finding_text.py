@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from nova_hpc.topology.model import ADDRESS
-from nova_hpc.wire.findings import WireFinding
 from nova_hpc_common.outside.name_lists import join_first
 from nova_hpc_tools.site import layout_names
+from nova_hpc_tools.wire.findings import WireFinding
 
 #: Most devices, or nodes, in one line.
 _MOST_NAMES: Final = 12

@@ -7,14 +7,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from nova_hpc.wire import findings as document
-from nova_hpc.wire.findings import WireFinding
 from nova_hpc_common.wire.version import WireError
 from nova_hpc_tools.base import CommandError
 from nova_hpc_tools.doctor import checks_cloud
 from nova_hpc_tools.site.cures import CommandRun, CuredCommand, DoctorCure
 from nova_hpc_tools.site.findings import CHECKS, DoctorFinding, Severity
 from nova_hpc_tools.site.layout_cures import render_cure
+from nova_hpc_tools.wire import findings as document
+from nova_hpc_tools.wire.findings import WireFinding
 
 _LARGEST: Final = 1 << 24
 

@@ -12,7 +12,6 @@ from typing import Any, Final
 from stevedore import extension
 
 from nova_hpc.fabric.model import FabricLevel, FabricMap, FabricPlace
-from nova_hpc.wire import fabric_map
 from nova_hpc_common.outside.text import printable_text
 from nova_hpc_tools.base import CommandAnswer, CommandError, ListCommand
 from nova_hpc_tools.fabric import difference, map_files, nova_aggregates
@@ -21,6 +20,7 @@ from nova_hpc_tools.fabric.problems import FabricMapError
 from nova_hpc_tools.fabric.sync import map_as_in_nova, map_of_aggregates
 from nova_hpc_tools.fabric.writers import slurm, svg, text, topograph
 from nova_hpc_tools.site import include_files
+from nova_hpc_tools.wire import fabric_map
 
 _DIFFERENT: Final = 1
 

@@ -10,8 +10,6 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from nova_hpc.fabric.model import FabricLevel, FabricMap
-from nova_hpc.wire import fabric_map
-from nova_hpc.wire.documents import FABRIC_MAP
 from nova_hpc_common.outside.name_lists import cut_after
 from nova_hpc_common.outside.text import printable_text
 from nova_hpc_common.wire.version import WireError
@@ -25,6 +23,8 @@ from nova_hpc_tools.fabric.problems import (
     SourceProblem,
 )
 from nova_hpc_tools.fabric.readers import reader_choice as readers
+from nova_hpc_tools.wire import fabric_map
+from nova_hpc_tools.wire.documents import FABRIC_MAP
 
 _LONGEST: Final = 1 << 28
 _MOST_NOTES: Final = 10

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Final
 from rich.highlighter import RegexHighlighter
 from rich.theme import Theme
 
-from nova_hpc.topology import lstopo, nccl, sysfs
+from nova_hpc.topology import nccl, sysfs
 from nova_hpc.topology.files import FileTree, show_path
 from nova_hpc.topology.model import InventoryError, Node, PciFunction
 from nova_hpc.topology.peer_wish import PeerWish
-from nova_hpc.wire import inventory
 from nova_hpc_common.output.printing import InertConsole
 from nova_hpc_tools.base import PICTURES, CommandAnswer, ListCommand
 from nova_hpc_tools.inventory import (
@@ -28,7 +27,8 @@ from nova_hpc_tools.inventory import (
     peer_text,
     text,
 )
-from nova_hpc_tools.site import service_settings, source_options
+from nova_hpc_tools.site import lstopo, service_settings, source_options
+from nova_hpc_tools.wire import inventory
 
 if TYPE_CHECKING:
     from nova_hpc_tools.inventory.standing import NodeSettings

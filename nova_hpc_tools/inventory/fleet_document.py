@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from nova_hpc.wire.documents import FLEET
 from nova_hpc_tools.inventory.kinds import NodeFleet
+from nova_hpc_tools.wire.documents import FLEET
 
 
 def write_node_fleet(fleet: NodeFleet, not_read: Mapping[str, str]) -> str:

@@ -13,10 +13,10 @@ from nova_hpc.tenancy.storage import Erasers
 from nova_hpc.topology.model import Node, PciFunction
 from nova_hpc.topology.nvlink import SWITCH_ROLE
 from nova_hpc.topology.roles import Roles
-from nova_hpc.wire import node_declaration
 from nova_hpc_tools.site import identity, nvlink_sets
 from nova_hpc_tools.site.identity import Form
 from nova_hpc_tools.site.nvlink_sets import NvlinkSet
+from nova_hpc_tools.wire import node_declaration
 
 #: Value of :attr:`Declaration.whole` that means every adapter.
 EVERY: Final = node_declaration.EVERY

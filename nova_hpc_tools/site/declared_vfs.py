@@ -16,9 +16,9 @@ import attrs
 from nova_hpc.topology import classes
 from nova_hpc.topology.model import Node, PciFunction
 from nova_hpc.topology.roles import Roles
-from nova_hpc.wire.node_declaration import EVERY, NodeWishes
 from nova_hpc_tools.site.cures import DoctorCure
 from nova_hpc_tools.site.findings import DoctorFinding
+from nova_hpc_tools.wire.node_declaration import EVERY, NodeWishes
 
 #: The vendor whose adapters mlxconfig sets.
 _MELLANOX: Final = "15b3"

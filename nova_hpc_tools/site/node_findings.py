@@ -7,7 +7,6 @@ from pathlib import Path
 
 from nova_hpc.topology.model import Node
 from nova_hpc.topology.roles import Roles
-from nova_hpc.wire.node_declaration import NodeWishes
 from nova_hpc_tools.site import device_users, overlooked, readiness
 from nova_hpc_tools.site.declared_vfs import check_firmware, list_short_adapters
 from nova_hpc_tools.site.device_spec import DeviceSpec
@@ -16,6 +15,7 @@ from nova_hpc_tools.site.kernel_options import KernelOptions
 from nova_hpc_tools.site.mlxconfig import read_firmware_sriov
 from nova_hpc_tools.site.service_settings import ServiceSettings
 from nova_hpc_tools.site.storage_findings import find_kept_storage
+from nova_hpc_tools.wire.node_declaration import NodeWishes
 
 
 def find_device_faults(

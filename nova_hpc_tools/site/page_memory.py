@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from nova_hpc.topology.model import NumaNode
-from nova_hpc.wire.node_declaration import page_kib
+from nova_hpc_tools.wire.node_declaration import page_kib
 
 _GIB: Final = 1 << 20  # in KiB
 #: The memory that the host keeps of each NUMA node; of a smaller node it keeps an eighth.

@@ -13,7 +13,6 @@ from typing import Final
 
 from nova_hpc.topology.model import HugePages, Node, NumaNode, PciFunction, address_key
 from nova_hpc.topology.roles import Roles
-from nova_hpc.wire.node_declaration import NodeWishes, page_kib
 from nova_hpc_common.outside.name_lists import join_first
 from nova_hpc_tools.site import kernel_words, page_memory
 from nova_hpc_tools.site.cures import DECLARATION, WRITE, DoctorCure
@@ -23,6 +22,7 @@ from nova_hpc_tools.site.device_users import DeviceUsers
 from nova_hpc_tools.site.findings import DoctorFinding
 from nova_hpc_tools.site.kernel_options import KernelOptions
 from nova_hpc_tools.site.vgpu_findings import check_vgpu_types
+from nova_hpc_tools.wire.node_declaration import NodeWishes, page_kib
 
 _MANY: Final = 4
 _TO_GRUB: Final = (

@@ -15,10 +15,10 @@ from typing import Final
 from nova_hpc.topology import classes
 from nova_hpc.topology.model import Node, PciFunction
 from nova_hpc.topology.roles import Roles
-from nova_hpc.wire.node_declaration import NodeWishes
 from nova_hpc_tools.site.cures import PREPARE, DoctorCure
 from nova_hpc_tools.site.findings import DoctorFinding, join_first_few
 from nova_hpc_tools.site.kernel_options import KernelOption, KernelOptions
+from nova_hpc_tools.wire.node_declaration import NodeWishes
 
 _IDS: Final = "vfio_pci.ids"
 _HEX: Final = re.compile(r"(?:0x)?([0-9a-f]{1,8})", re.ASCII | re.IGNORECASE)

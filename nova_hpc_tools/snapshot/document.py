@@ -22,11 +22,11 @@ import cattrs
 from nova_hpc.placement.model import WantedCell
 from nova_hpc.placement.profile import FlavorShape, Profile
 from nova_hpc.wire import strict
-from nova_hpc.wire.documents import SNAPSHOT
 from nova_hpc.wire.strict import ANY_TEXT, WrongError, number_field
 from nova_hpc_common.level import Level, Location
 from nova_hpc_common.wire.version import WireError, show_json_value
 from nova_hpc_tools.snapshot import Flavor, Snapshot, SnapshotDevice, SnapshotError
+from nova_hpc_tools.wire.documents import SNAPSHOT
 
 _MOST_KIB: Final = 1 << 50
 #: The greatest count of one kind: more than any server has.

@@ -27,9 +27,9 @@ from placement.conf import placement as placement_options
 from placement.conf import workarounds as placement_workarounds
 
 from nova_hpc import conf as hpc_conf
-from nova_hpc.topology import lstopo, roles, sysfs
+from nova_hpc.topology import roles, sysfs
 from nova_hpc.wire import tags
-from nova_hpc_tools.site import configured, declaration, device_spec, settings, spec_entries
+from nova_hpc_tools.site import configured, declaration, device_spec, lstopo, settings, spec_entries
 from tests.nodes.catalogue import NODES
 from tests.unit.adopt.machines import ROLES, adapter, gpu, machines, node
 

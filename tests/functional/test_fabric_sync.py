@@ -18,10 +18,10 @@ from oslo_config import cfg
 
 from nova_hpc.fabric.aggregates import SALT_KEY, read_aggregate_place
 from nova_hpc.fabric.model import FabricMap, FabricPlace
-from nova_hpc.wire import fabric_map
 from nova_hpc_tools.fabric import command as fabric
 from nova_hpc_tools.fabric import nova_aggregates, sync_command
 from nova_hpc_tools.main import NovaHpc
+from nova_hpc_tools.wire import fabric_map
 
 CONF = cfg.CONF
 HOSTS = ("n1", "n2", "n3", "n4")

@@ -13,12 +13,12 @@ from nova_hpc.conf.roles import DEFAULT_ROLES
 from nova_hpc.topology.roles import parse_roles
 from nova_hpc.topology.sysfs import read_sysfs_node
 from nova_hpc.wire.decision import Decision
-from nova_hpc.wire.node_declaration import read_declaration
 from nova_hpc_common.level import AffinityPolicy, Distance, Level
 from nova_hpc_tools.adopt.rails import networks_of_functions
 from nova_hpc_tools.site.configured import Configured
 from nova_hpc_tools.site.declaration import Declaration
 from nova_hpc_tools.site.device_spec import build_device_spec
+from nova_hpc_tools.wire.node_declaration import read_declaration
 from tests.functional import base, fixtures
 from tests.functional.driver_fixtures import FakeSysfs
 from tests.functional.fixtures import Shape, Switch

@@ -7,8 +7,8 @@ import types
 import pytest
 import yaml
 
-from nova_hpc.wire import node_declaration
 from nova_hpc_tools.adopt.configure import Configure
+from nova_hpc_tools.wire import node_declaration
 
 #: The devices of :func:`machine`.
 GPU, PF, VF = "0000:18:00.0", "0000:19:00.0", "0000:19:00.1"

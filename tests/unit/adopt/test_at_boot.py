@@ -16,13 +16,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nova_hpc.conf.roles import DEFAULT_ROLES
-from nova_hpc.topology import lstopo, roles, sysfs
+from nova_hpc.topology import roles, sysfs
 from nova_hpc.topology.model import BridgeKind, address_key
-from nova_hpc.wire.node_declaration import NodeWishes
 from nova_hpc_tools.adopt import at_boot, host, host_files
-from nova_hpc_tools.site import declared_vfs, device_spec
+from nova_hpc_tools.site import declared_vfs, device_spec, lstopo
 from nova_hpc_tools.site.declaration import EVERY, Declaration
 from nova_hpc_tools.site.kernel_options import KernelOptions
+from nova_hpc_tools.wire.node_declaration import NodeWishes
 from tests.nodes.catalogue import NODES
 from tests.unit.adopt import machines
 from tests.unit.adopt.booting import Booting, kernel_places

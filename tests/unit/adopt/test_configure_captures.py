@@ -7,8 +7,9 @@ import subprocess
 
 import pytest
 
-from nova_hpc.topology import lstopo, roles, sysfs
+from nova_hpc.topology import roles, sysfs
 from nova_hpc_tools.adopt.configure import Configure
+from nova_hpc_tools.site import lstopo
 from tests.nodes.catalogue import NODES
 from tests.unit.node_files import declare
 

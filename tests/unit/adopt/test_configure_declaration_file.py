@@ -6,9 +6,9 @@ import json
 import pytest
 
 from nova_hpc.topology import sysfs
-from nova_hpc.wire import node_declaration
 from nova_hpc_tools.adopt import declaration_file
 from nova_hpc_tools.adopt.configure import Configure
+from nova_hpc_tools.wire import node_declaration
 from tests.unit.node_files import GPU, PF, contents, declare, declared, put, refused, snapshot
 
 

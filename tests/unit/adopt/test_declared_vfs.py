@@ -9,13 +9,13 @@ import pytest
 
 from nova_hpc.conf.roles import DEFAULT_ROLES
 from nova_hpc.topology import roles, sysfs
-from nova_hpc.wire.node_declaration import DeclaredDevice, NodeWishes
 from nova_hpc_tools.adopt import at_boot, host
 from nova_hpc_tools.site import device_spec, mlxconfig, readiness
 from nova_hpc_tools.site.declaration import EVERY, Declaration
 from nova_hpc_tools.site.declared_vfs import FirmwareSriov, check_firmware, list_declared_vfs
 from nova_hpc_tools.site.kernel_options import KernelOptions
 from nova_hpc_tools.site.layout_cures import render_cure
+from nova_hpc_tools.wire.node_declaration import DeclaredDevice, NodeWishes
 from tests.nodes.describe import DIRECT, Machine, Processor, Root, Vfs
 from tests.nodes.parts import XEON, adapter, gpu, numa_nodes, port, switch
 from tests.nodes.write import write

@@ -11,9 +11,9 @@ import yaml
 
 from nova_hpc.topology import sysfs
 from nova_hpc.topology.roles import parse_roles
-from nova_hpc.wire.node_declaration import read_declaration, write_declaration
 from nova_hpc_tools.adopt.rails import locate_rails
 from nova_hpc_tools.main import main
+from nova_hpc_tools.wire.node_declaration import read_declaration, write_declaration
 from tests.nodes import catalogue, write
 from tests.unit.node_files import GPU, PF, VF, declared, refused
 

@@ -22,7 +22,6 @@ from rich.text import Text
 from rich.tree import Tree
 
 from nova_hpc.cluster.group_domain.records import SweptProviders
-from nova_hpc.wire import fabric_map
 from nova_hpc_common.output.hostlist import expand_hostlist
 from nova_hpc_common.output.printing import InertConsole, InertStream, inert_streams
 from nova_hpc_tools import main
@@ -33,6 +32,7 @@ from nova_hpc_tools.fabric import nova_aggregates, sync_command
 from nova_hpc_tools.fabric.sync import CREATE, METADATA, SyncStep
 from nova_hpc_tools.snapshot import cloud_readers
 from nova_hpc_tools.snapshot.group_fleet import Reaped
+from nova_hpc_tools.wire import fabric_map
 from tests.unit import hostile
 from tests.unit.fabric.cabling import Cabling
 from tests.unit.snapshot import clouds

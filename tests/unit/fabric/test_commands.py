@@ -10,10 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from nova_hpc.wire import fabric_map
 from nova_hpc_tools.fabric import command as fabric
 from nova_hpc_tools.fabric import nova_aggregates, sync_command
 from nova_hpc_tools.main import NovaHpc
+from nova_hpc_tools.wire import fabric_map
 
 COMMANDS = {
     "show": fabric.ShowFabric,

@@ -13,10 +13,11 @@ import pytest
 from nova_hpc.tenancy.hygiene import baseline
 from nova_hpc.topology import sysfs
 from nova_hpc.topology.files import FileTree
-from nova_hpc.wire import capture, node_declaration
+from nova_hpc.wire import capture
 from nova_hpc_tools.adopt import declaration_file
 from nova_hpc_tools.inventory import node_archive
 from nova_hpc_tools.main import main
+from nova_hpc_tools.wire import node_declaration
 from tests.nodes.catalogue import NODES
 from tests.nodes.describe import Bridge, Endpoint
 from tests.nodes.write import write

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from nova_hpc.topology import sysfs
 from nova_hpc.topology.files import FileTree
 from nova_hpc.topology.model import Node
-from nova_hpc.wire import inventory
 from nova_hpc_tools.inventory import nccl_node, node_archive
 from nova_hpc_tools.inventory.record import RecordingTree, ReplayTree
 from nova_hpc_tools.main import main
+from nova_hpc_tools.wire import inventory
 from tests.nodes.catalogue import NODES
 from tests.nodes.describe import Endpoint, Machine, Numa, Processor, Rdma, Root, every
 from tests.nodes.parts import adapter, gpu, port

@@ -11,12 +11,12 @@ import pytest
 
 from nova_hpc.topology import peer, sysfs
 from nova_hpc.topology.model import Node
-from nova_hpc.wire.findings import WireFinding
 from nova_hpc_tools.doctor.finding_text import format_finding_lines
 from nova_hpc_tools.inventory import pci_names, peer_text, standing, text
 from nova_hpc_tools.inventory.standing import Offer
 from nova_hpc_tools.main import main
 from nova_hpc_tools.site.device_spec import Omitted, format_omitted_lines
+from nova_hpc_tools.wire.findings import WireFinding
 
 IDS = """\
 # a comment

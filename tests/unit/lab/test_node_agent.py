@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import nova_hpc_lab.node
-from nova_hpc.wire.node_declaration import Cpus, NodeWishes, RoleWish, read_declaration
-from nova_hpc.wire.rail_wish import RailWish
+from nova_hpc_tools.wire.node_declaration import Cpus, NodeWishes, RoleWish, read_declaration
+from nova_hpc_tools.wire.rail_wish import RailWish
 
 AGENT = Path(nova_hpc_lab.node.__file__).parent / "inside" / "agent.py"
 ADAPTER = {

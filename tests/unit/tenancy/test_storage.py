@@ -20,9 +20,9 @@ from nova_hpc.tenancy.hygiene import cleaner
 from nova_hpc.tenancy.stage.erasers import find_erasers
 from nova_hpc.tenancy.step import DeviceTenant, NodeView, RefusedError
 from nova_hpc.tenancy.storage import Erasers
-from nova_hpc.topology import lstopo, roles, sysfs
+from nova_hpc.topology import roles, sysfs
 from nova_hpc.topology.model import Node
-from nova_hpc_tools.site import device_spec
+from nova_hpc_tools.site import device_spec, lstopo
 from nova_hpc_tools.site.declaration import EVERY, Declaration
 from nova_hpc_tools.site.layout_cures import render_cure
 from nova_hpc_tools.site.storage_findings import find_kept_storage

@@ -14,10 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lxml import etree
 
-from nova_hpc.topology import lstopo, sysfs
+from nova_hpc.topology import sysfs
 from nova_hpc.topology.model import ADDRESS, InventoryError, Node, address_key
-from nova_hpc.wire import inventory
 from nova_hpc_tools.inventory import text
+from nova_hpc_tools.site import lstopo
+from nova_hpc_tools.wire import inventory
 from tests.unit.topology import damage
 from tests.unit.topology.builder import Machine, config
 

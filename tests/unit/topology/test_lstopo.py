@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from nova_hpc.topology import lstopo
 from nova_hpc.topology.model import BridgeKind, InventoryError, Node, PciFunction
 from nova_hpc_common.level import Distance, Level, common_level, distance_between
 from nova_hpc_tools.main import main
+from nova_hpc_tools.site import lstopo
 
 
 @pytest.fixture(scope="session")

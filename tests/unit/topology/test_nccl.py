@@ -8,13 +8,14 @@ import attrs
 import pytest
 from hypothesis import given
 
-from nova_hpc.topology import lstopo, nccl
+from nova_hpc.topology import nccl
 from nova_hpc.topology.cpuset import parse_mask
 from nova_hpc.topology.files import FileTree
 from nova_hpc.topology.model import BridgeKind, Node, PcieLink, PciFunction
 from nova_hpc_common.level import Distance, distance_between
 from nova_hpc_tools.inventory import nccl_node
 from nova_hpc_tools.main import main
+from nova_hpc_tools.site import lstopo
 from tests.unit.guest.worlds import hosts
 from tests.unit.topology import nccl_reader
 from tests.unit.topology.nccl_reader import (

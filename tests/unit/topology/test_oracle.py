@@ -16,8 +16,9 @@ from pathlib import Path
 import attrs
 import pytest
 
-from nova_hpc.topology import lstopo, sysfs
+from nova_hpc.topology import sysfs
 from nova_hpc.topology.model import Node, address_key, normalise_address
+from nova_hpc_tools.site import lstopo
 
 
 @attrs.frozen

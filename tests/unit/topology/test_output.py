@@ -16,11 +16,12 @@ from pathlib import Path
 import attrs
 import pytest
 
-from nova_hpc.topology import lstopo, sysfs
+from nova_hpc.topology import sysfs
 from nova_hpc.topology.model import HugePages, Node, PcieLink
-from nova_hpc.wire import inventory
 from nova_hpc_tools.inventory import standing, text
 from nova_hpc_tools.inventory.command import Inventory
+from nova_hpc_tools.site import lstopo
+from nova_hpc_tools.wire import inventory
 from tests.unit.topology.builder import Machine
 
 TREE = """\

@@ -13,11 +13,11 @@ from nova_hpc.topology.model import BridgeKind, Node, PciFunction
 from nova_hpc.topology.peer import PeerPair, PeerPath, PeerReason
 from nova_hpc.topology.peer_wish import PeerWish
 from nova_hpc.topology.sysfs import read_sysfs_node
-from nova_hpc.wire import inventory
 from nova_hpc_guest import compare, show, terms
 from nova_hpc_guest import document as told
 from nova_hpc_guest.machine import GuestMachine as Guest
 from nova_hpc_tools.inventory import text
+from nova_hpc_tools.wire import inventory
 from tests.unit.topology.builder import Machine, config
 
 REDIRECT = 0x1D  # as the kernel sets it

@@ -16,8 +16,8 @@ from nova_hpc.topology import confspace, peer, peer_wish
 from nova_hpc.topology.peer import PeerPath, PeerReason
 from nova_hpc.topology.peer_wish import AcsChange, PeerWish
 from nova_hpc.topology.sysfs import read_sysfs_node
-from nova_hpc.wire import inventory
 from nova_hpc_tools.inventory import peer_text
+from nova_hpc_tools.wire import inventory
 from tests.nodes.describe import Machine, Processor, Root
 from tests.nodes.parts import XEON, adapter, gpu, numa_nodes, port, switch
 from tests.nodes.write import write as build

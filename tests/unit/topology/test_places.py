@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from nova_hpc.topology import lstopo, nccl, peer
+from nova_hpc.topology import nccl, peer
 from nova_hpc.topology.confspace import parse_config_space
 from nova_hpc.topology.model import BridgeKind, Node, PciFunction
 from nova_hpc.topology.peer import PeerPath
 from nova_hpc.topology.sysfs import read_sysfs_node
 from nova_hpc_common.level import Distance, Location, distance_between
+from nova_hpc_tools.site import lstopo
 from tests.unit.topology.builder import Machine, config
 from tests.unit.topology.test_peer import NOTHING, machine
 

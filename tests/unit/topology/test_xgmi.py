@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from nova_hpc.conf.roles import DEFAULT_ROLES
 from nova_hpc.topology import roles, sysfs, xgmi
 from nova_hpc.topology.files import FileTree
-from nova_hpc.wire import inventory
 from nova_hpc_tools.inventory import node_archive
 from nova_hpc_tools.site import device_spec, nvlink_sets
+from nova_hpc_tools.wire import inventory
 from tests.unit.topology.builder import Machine, config
 
 GPUS = [f"0000:{bus:02x}:00.0" for bus in range(0x11, 0x19)]

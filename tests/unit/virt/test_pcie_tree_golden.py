@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from nova_hpc.guest_tree import Abi, TopologyMode, TreeDevice, plan_guest_pci_tree, windows
-from nova_hpc.topology import lstopo
 from nova_hpc.topology.model import Bar
 from nova_hpc_common.level import Location, distance_between
+from nova_hpc_tools.site import lstopo
 from tests.unit.virt import tree_picture, tree_reader
 from tests.unit.virt.tree_worlds import UEFI, arranged, domain
 

@@ -36,28 +36,11 @@ from nova_hpc.placement.segment_shape import SegmentShape
 from nova_hpc.topology import nccl
 from nova_hpc.topology.peer import PeerReason
 from nova_hpc.topology.peer_wish import PeerWish as PeerWish
-from nova_hpc.wire import (
-    capture,
-    device_record,
-    fabric_map,
-    findings,
-    inventory,
-    node_declaration,
-    partitions,
-)
+from nova_hpc.wire import capture, device_record, partitions
 from nova_hpc.wire.announcements import Accepted, Maintenance
 from nova_hpc.wire.decision import Decision
 from nova_hpc.wire.guest_abi import Abi, TopologyMode
 from nova_hpc.wire.ledger import DeviceState, Ledger, LedgerDevice, PartitionTenancy, Trial
-from nova_hpc.wire.node_declaration import (
-    Cpus,
-    DeclaredLimits,
-    NodeDeclaration,
-    NodeWishes,
-    RoleWish,
-)
-from nova_hpc.wire.node_declaration import DeclaredDevice as Declared
-from nova_hpc.wire.rail_wish import RailWish
 from nova_hpc.wire.reservation import ReservedProvider
 from nova_hpc.wire.stats import StatsDocument
 from nova_hpc.wire.tags import Tags
@@ -78,6 +61,16 @@ from nova_hpc_tools import snapshot
 from nova_hpc_tools.inventory import fleet_document, kinds
 from nova_hpc_tools.snapshot import Snapshot
 from nova_hpc_tools.snapshot import document as snapshot_document
+from nova_hpc_tools.wire import fabric_map, findings, inventory, node_declaration
+from nova_hpc_tools.wire.node_declaration import (
+    Cpus,
+    DeclaredLimits,
+    NodeDeclaration,
+    NodeWishes,
+    RoleWish,
+)
+from nova_hpc_tools.wire.node_declaration import DeclaredDevice as Declared
+from nova_hpc_tools.wire.rail_wish import RailWish
 from tests.unit.wire.acceptance_examples import (
     ACCEPTED_AT,
     GUEST_FACTS,

@@ -28,12 +28,8 @@ from nova_hpc.wire import (
     capture,
     decision,
     device_record,
-    documents,
-    fabric_map,
-    findings,
     guest_abi,
     ledger,
-    node_declaration,
     partitions,
     stats,
     tags,
@@ -48,6 +44,7 @@ from nova_hpc_guest.gpu import records as gpu_records
 from nova_hpc_guest.machine import GuestFunction
 from nova_hpc_tools.snapshot import SnapshotError
 from nova_hpc_tools.snapshot import document as snapshot_document
+from nova_hpc_tools.wire import documents, fabric_map, findings, node_declaration
 from tests.unit.topology import nccl_reader
 from tests.unit.wire import acceptance_examples, examples
 from tests.unit.wire.examples import FOLDER, WRITERS

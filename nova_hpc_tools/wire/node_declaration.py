@@ -30,9 +30,9 @@ import yaml
 
 from nova_hpc.topology.model import ADDRESS, normalise_address
 from nova_hpc.wire import strict
-from nova_hpc.wire.documents import NODE_DECLARATION
-from nova_hpc.wire.rail_wish import RailWish, check_rails, rails_as_lists
 from nova_hpc_common.wire.version import WireError, show_json_value
+from nova_hpc_tools.wire.documents import NODE_DECLARATION
+from nova_hpc_tools.wire.rail_wish import RailWish, check_rails, rails_as_lists
 
 #: Address of ``whole_pf`` that stands for every adapter.
 EVERY: Final = "all"

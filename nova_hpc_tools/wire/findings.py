@@ -16,7 +16,7 @@ from typing import Final
 import attrs
 
 from nova_hpc.wire import strict
-from nova_hpc.wire.documents import FINDINGS
+from nova_hpc_tools.wire.documents import FINDINGS
 
 
 @attrs.frozen

@@ -18,7 +18,7 @@ from nova_hpc.topology import peer, peer_wish
 from nova_hpc.topology.cpuset import format_list
 from nova_hpc.topology.model import HugePages, Node, NumaNode, PciFunction
 from nova_hpc.topology.peer_wish import PeerWish
-from nova_hpc.wire.documents import INVENTORY
+from nova_hpc_tools.wire.documents import INVENTORY
 
 
 @attrs.frozen

@@ -40,7 +40,7 @@ SNAPSHOT: Final = WireDocument(
 INVENTORY: Final = WireDocument(
     name="inventory",
     lives="the output of nova-hpc inventory",
-    writer="nova_hpc.wire.inventory:write_inventory",
+    writer="nova_hpc_tools.wire.inventory:write_inventory",
     schema="nova-hpc/inventory",
 )
 FLEET: Final = WireDocument(
@@ -60,24 +60,24 @@ DECLARATION: Final = WireDocument(
 NODE_DECLARATION: Final = WireDocument(
     name="node declaration",
     lives="/etc/nova-hpc/node.yaml",
-    writer="nova_hpc.wire.node_declaration:write_declaration",
-    readers=("nova_hpc.wire.node_declaration:read_declaration",),
+    writer="nova_hpc_tools.wire.node_declaration:write_declaration",
+    readers=("nova_hpc_tools.wire.node_declaration:read_declaration",),
     schema="nova-hpc/node",
     longest=1 << 20,
 )
 FINDINGS: Final = WireDocument(
     name="findings",
     lives="the output of nova-hpc doctor",
-    writer="nova_hpc.wire.findings:write_findings",
-    readers=("nova_hpc.wire.findings:read_findings",),
+    writer="nova_hpc_tools.wire.findings:write_findings",
+    readers=("nova_hpc_tools.wire.findings:read_findings",),
     schema="nova-hpc/findings",
     longest=1 << 24,
 )
 FABRIC_MAP: Final = WireDocument(
     name="fabric map",
     lives="a file of the operator's",
-    writer="nova_hpc.wire.fabric_map:write_fabric_map",
-    readers=("nova_hpc.wire.fabric_map:read_fabric_map",),
+    writer="nova_hpc_tools.wire.fabric_map:write_fabric_map",
+    readers=("nova_hpc_tools.wire.fabric_map:read_fabric_map",),
     schema="nova-hpc/fabric-map",
     # 10,000 hosts of eight rails need about 8 MiB.
     longest=1 << 28,

@@ -26,9 +26,9 @@ from nova_hpc.fabric.model import (
     wrong_name,
 )
 from nova_hpc.wire import strict
-from nova_hpc.wire.documents import FABRIC_MAP
 from nova_hpc.wire.strict import WrongError
 from nova_hpc_common.wire.version import WireError, show_json_value
+from nova_hpc_tools.wire.documents import FABRIC_MAP
 
 _LONGEST: Final = 1000
 
