@@ -95,7 +95,7 @@ def test_a_service_loads_none_of_the_tools(service: str) -> None:
 
 
 def test_services_load_all_of_their_wheel() -> None:
-    """The core is no place for what only commands need, but for texts with two readers."""
+    """The services' wheel is no place for code that only commands need."""
     loaded = _closure(module for starts in SERVICES.values() for module in starts)
     rest = {name for name in MODULES if name.partition(".")[0] in OF_ROOT} - loaded
     assert sorted(rest) == []
