@@ -134,7 +134,10 @@ def main() -> None:
     objects.register_all()
     loaded, left_out, faults = load_entry_points()
     filters, wrong = use_scheduler()
-    driver = importutils.import_class("nova.virt.hpc.HpcLibvirtDriver")
+    # The shim is placed by nova-hpc install-shim, which the services' wheels do not have.
+    has_shim = importlib.util.find_spec("nova.virt.hpc") is not None
+    place = "nova.virt.hpc" if has_shim else "virt_driver_patches.driver.hpc_libvirt"
+    driver = importutils.import_class(f"{place}.HpcLibvirtDriver")
     data = [path for path in Path(sys.prefix, "etc/nova-hpc").rglob("*") if path.is_file()]
     print(
         json.dumps(
@@ -143,7 +146,7 @@ def main() -> None:
                 "loaded": loaded,
                 "left_out": left_out,
                 "filters": filters,
-                "driver": f"{driver.__name__} from nova.virt.hpc",
+                "driver": f"{driver.__name__} from {place}",
                 "data": len(data),
                 "faults": [*faults, *wrong, *use_validators()],
             }
