@@ -11,6 +11,7 @@ import attrs
 from nova_hpc.from_nova import hosts as reader
 from nova_hpc.from_nova import placement_answer, providers
 from nova_hpc.from_nova.placement_answer import PlacementAnswer
+from nova_hpc.placement.model import DeviceMiss
 from scheduler_filters import choice
 
 
@@ -39,14 +40,15 @@ class ChooseAgain:
         available = reader.Available.of(task, self.answer)
         view = reader.read_host(host, task, available.devices, available.bandwidth)
         view = reader.bind_view_roles(view, self.bound)
-        if choice.place_devices_on_host(host, self.order, view) is not None:
+        chosen = choice.place_devices_on_host(host, self.order, view)
+        if isinstance(chosen, DeviceMiss):
             return False
-        (replacement,) = host.allocation_candidates
-        if replacement["allocations"] == candidate["allocations"]:
+        choice.put_choice_on_host(host, chosen)
+        if chosen.candidate["allocations"] == candidate["allocations"]:
             return False
         # Nova keeps a reference to this object, and takes the devices from it.
         candidate.clear()
-        candidate.update(replacement)
+        candidate.update(chosen.candidate)
         host.allocation_candidates = [candidate]
         return True
 

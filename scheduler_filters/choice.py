@@ -49,25 +49,18 @@ _PLACES: Final[Cache[Mapping[str, tuple[str, Location]]]] = Cache()
 
 
 @attrs.frozen
-class Template:
-    """One of Placement's own candidates, kept on the host state.
-
-    A request for several servers filters the same host state again for every
-    server, and its candidates are then already replaced by ours.
-    """
-
-    key: tuple[str, ...]
-    candidate: candidates.Candidate
-
-
-@attrs.frozen
 class HostChoice:
-    """The filter's choice on a host; the weigher reads it."""
+    """The filter's choice on a host, kept on the host state; the weigher reads it."""
 
     key: tuple[str, ...]
     devices: DeviceSet
     #: Smaller is better, comparable between hosts.
     rank: tuple[int, ...]
+    #: The candidate that names the devices.
+    candidate: candidates.Candidate
+    #: One of Placement's own candidates. A request for several servers filters the same host
+    #: state again for every server, and its candidates are then already replaced by ours.
+    template: candidates.Candidate
 
 
 @attrs.frozen
@@ -109,8 +102,8 @@ class ServerOrder:
         return attrs.evolve(self, request=request, key=(*self.key, rooms))
 
 
-def place_devices_on_host(host: Any, order: ServerOrder, view: HostView) -> DeviceMiss | None:
-    """Choose devices on one host and offer them; a miss if there are none.
+def place_devices_on_host(host: Any, order: ServerOrder, view: HostView) -> HostChoice | DeviceMiss:
+    """Choose devices on one host, whose state stays the same; a miss if there are none.
 
     The engine chooses the best set. Nova's own functions then show the NUMA nodes that the guest
     would get with it, and the set is judged again on these nodes. Further sets are tried as long
@@ -149,8 +142,24 @@ def place_devices_on_host(host: Any, order: ServerOrder, view: HostView) -> Devi
     if not offers:
         return _miss_of_refusals(refusals)
     best_offer = min(offers, key=lambda offer: numa_choice.place_of_set(offer.judged))
-    _put_offer_on_host(host, order, best_offer, between_hosts.free_room_of(view.pattern.host.nodes))
-    return None
+    LOG.debug(
+        "%s, %s: offers %s at level %s (%s)",
+        host.host,
+        host.nodename,
+        [pick.pool for pick in best_offer.devices.picks],
+        best_offer.judged.level.word,
+        best_offer.devices.reason,
+    )
+    free = between_hosts.free_room_of(view.pattern.host.nodes)
+    return _rank_offer(order, best_offer, free, template)
+
+
+def put_choice_on_host(host: Any, choice: HostChoice) -> None:
+    """Offer a choice to the rest of the scheduler, as the host's only candidate."""
+    # The earlier candidate may be claimed by now, so it is replaced and never changed.
+    host.allocation_candidates = [choice.candidate]
+    host.hpc_choice = choice
+    nova_fit.lighten_host_state(host)
 
 
 def _build_candidate(
@@ -181,28 +190,17 @@ class _JudgedOffer:
     candidate: Mapping[str, Any]
 
 
-def _put_offer_on_host(host: Any, order: ServerOrder, best: _JudgedOffer, free: int) -> None:
-    # The earlier candidate may be claimed by now, so it is replaced and never changed.
-    host.allocation_candidates = [best.candidate]
-    nova_fit.lighten_host_state(host)
+def _rank_offer(
+    order: ServerOrder, best: _JudgedOffer, free: int, template: candidates.Candidate
+) -> HostChoice:
     # The engine does not decide about Nova's NUMA nodes, but the damage is the same.
     score = (*numa_choice.place_of_set(best.judged), *best.devices.score[numa_choice.PLACE :])
     coarse = between_hosts.damage_grain_of(order.sold.profile)
     measured = best.devices.measured
     order.work.unmeasured += not measured
-    host.hpc_choice = HostChoice(
-        order.task.key,
-        attrs.evolve(best.judged, score=score),
-        between_hosts.rank_device_set(score, order.request.level, coarse, measured, free),
-    )
-    LOG.debug(
-        "%s, %s: offers %s at level %s (%s)",
-        host.host,
-        host.nodename,
-        [pick.pool for pick in best.devices.picks],
-        best.judged.level.word,
-        best.devices.reason,
-    )
+    rank = between_hosts.rank_device_set(score, order.request.level, coarse, measured, free)
+    devices = attrs.evolve(best.judged, score=score)
+    return HostChoice(order.task.key, devices, rank, best.candidate, template)
 
 
 def _miss_of_refusals(refusals: Sequence[DeviceMiss]) -> DeviceMiss:
@@ -390,14 +388,11 @@ def _shape_of_set(order: ServerOrder, pattern: HostPattern, devices: DeviceSet) 
 
 
 def _find_own_template(host: Any, task: ServerTask) -> candidates.Candidate | None:
-    """Placement's own candidate for this request, which the host state keeps."""
-    kept: Template | None = getattr(host, "hpc_template", None)
+    """Placement's own candidate for this request; a host state with a choice keeps it."""
+    kept: HostChoice | None = getattr(host, "hpc_choice", None)
     if kept is not None and kept.key == task.key:
-        return kept.candidate
-    candidate = candidates.find_template(host.allocation_candidates or (), task.units)
-    if candidate is not None:
-        host.hpc_template = Template(task.key, candidate)
-    return candidate
+        return kept.template
+    return candidates.find_template(host.allocation_candidates or (), task.units)
 
 
 def _assign_providers(

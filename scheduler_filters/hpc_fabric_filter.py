@@ -63,11 +63,7 @@ class HpcFabricFilter(filters.BaseHostFilter):
     RUN_ON_REBUILD = False
 
     def __init__(self) -> None:
-        self._unknown = ""
-        try:
-            scheduler_patches.install_scheduler_patches()
-        except exception.InvalidConfiguration as error:
-            self._unknown = str(error)
+        self._unknown = scheduler_patches.try_scheduler_patches()
         enabled = list(CONF.filter_scheduler.enabled_filters)
         if type(self).__name__ in enabled[:-1]:
             LOG.warning(
@@ -120,8 +116,7 @@ class HpcFabricFilter(filters.BaseHostFilter):
         fabric.remember_seats(view)
         task = _FabricTask(spec, wish, view, fabric_records.open_group_domains(spec._context))
         strange = [*contract.list_release_differences(), *fabric_records.list_client_differences()]
-        if self._unknown:
-            strange.append(self._unknown)
+        strange += self._unknown
         if strange and task.new:
             LOG.error("New servers with hpc:fabric are refused: %s", "; ".join(strange))
             return _refuse_fabric_request(
@@ -344,18 +339,6 @@ def _level_in_words(level: str) -> str:
 
 
 def _refuse_fabric_request(spec: objects.RequestSpec, reason: str) -> list[Any]:
-    """No host; the reason is stored for the answer.
-
-    Like HpcTopologyFilter: without the wraps only an exception brings the reason to the
-    user, which would leave the claims of earlier servers of the request behind.
-    """
+    """No host; the reason is stored for the answer."""
     LOG.info("HpcFabricFilter refuses server %s: %s", spec.instance_uuid, reason)
-    groups = spec.requested_resources if "requested_resources" in spec else None
-    claimed = any(group.provider_uuids for group in groups or ())
-    if claimed or getattr(spec, _MARK, None) is not None:
-        reason = f"Not for every server of the request: {reason}"
-        claimed = True
-    answers.put_down_reason(spec, reason)
-    if answers.are_answers_installed() or claimed:
-        return []
-    raise exception.NoValidHost(reason=answers.shorten_fault_reason(reason))
+    return answers.refuse_request(spec, reason, placed=getattr(spec, _MARK, None) is not None)

@@ -7,15 +7,21 @@ The scheduler claims it, Placement makes it binding and the compute node takes
 exactly these devices. All decisions are in ``nova_hpc.placement``.
 This file translates, and checks with Nova's own functions whether CPUs and memory
 pages fit as well.
+
+A pass has three phases. The filter reads the request and all hosts (:class:`TopologyFacts`).
+:func:`choose_on_all_hosts` decides, and changes no host state (:class:`TopologyAnswer`).
+:func:`_give_answer` hands the decision to Nova and to the log.
 """
 
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from nova import exception, objects
+import attrs
+from nova import objects
 from nova.scheduler import filters
 from oslo_config import cfg
 from oslo_log import log as logging
@@ -32,7 +38,7 @@ from nova_hpc.placement import flavor as hpc_flavor
 from nova_hpc.placement import roles as hpc_roles
 from nova_hpc.placement import user_reasons, withheld
 from nova_hpc.placement.grouping import FlavorError, UnknownNameError
-from nova_hpc.placement.model import DeviceMiss, Request, Unmet
+from nova_hpc.placement.model import DeviceMiss, Unmet
 from nova_hpc.topology import roles
 from scheduler_filters import choice, filter_log, shared_memory_hosts
 from scheduler_filters.again import ChooseAgain
@@ -54,23 +60,16 @@ class HpcTopologyFilter(filters.BaseHostFilter):
     RUN_ON_REBUILD = False
 
     def __init__(self) -> None:
-        #: Why Nova's functions could not be wrapped; "" if they could.
-        self._unknown = ""
-        try:
-            scheduler_patches.install_scheduler_patches()
-        except exception.InvalidConfiguration as error:
-            self._unknown = str(error)
-        for text in (*contract.list_wrong_settings(CONF), *self._strange()):
+        #: Why Nova's functions could not be wrapped; [] if they could.
+        self._unknown = scheduler_patches.try_scheduler_patches()
+        strange = contract.list_release_differences() or self._unknown
+        for text in (*contract.list_wrong_settings(CONF), *strange):
             LOG.warning("Servers with hpc: flavors will be refused: %s", text)
         for text in contract.list_setting_advice(CONF):
             LOG.info("For hpc: flavors: %s", text)
-        #: Roles that are configured, or were seen since the start. Replaced as a whole; the
-        #: next request sees a role again if two threads overwrite each other.
+        #: Roles that are configured, or were seen since the start.
         self._known = roles.configured_role_names(CONF.hpc.device_role)
-
-    def _strange(self) -> list[str]:
-        """Why this Nova is not supported; [] if it is."""
-        return contract.list_release_differences() or ([self._unknown] if self._unknown else [])
+        self._lock = threading.Lock()
 
     def filter_all(
         self, filter_obj_list: Iterable[Any], spec_obj: objects.RequestSpec
@@ -83,128 +82,113 @@ class HpcTopologyFilter(filters.BaseHostFilter):
             not supported and would lose the reason.
         """
         extra_specs = spec_obj.flavor.extra_specs or {}
-        shared = hpc_flavor.has_shared_memory_keys(extra_specs)
-        if not (shared or hpc_flavor.has_hpc_keys(extra_specs)):
-            return filter_obj_list
-        if rebuilds.is_own_rebuild(spec_obj):
+        if not (
+            hpc_flavor.has_shared_memory_keys(extra_specs) or hpc_flavor.has_hpc_keys(extra_specs)
+        ) or rebuilds.is_own_rebuild(spec_obj):
             return filter_obj_list
         hosts = list(filter_obj_list)
         if not hosts:
             return hosts
-        if rebuilds.has_forged_check(spec_obj):
-            LOG.error("Server %s is refused: %s", _uuid_of_server(spec_obj), rebuilds.FORGED)
-            return _refuse_topology_request(spec_obj, rebuilds.FORGED)
         answers.put_down_reason(spec_obj, None)
-        if shared:
-            hosts = _keep_giving_hosts(hosts, spec_obj)
-            if not hosts or not hpc_flavor.has_hpc_keys(extra_specs):
-                return hosts
         claims.put_down_choice(spec_obj, None)
         try:
-            return self._filter(hosts, spec_obj)
-        except exception.NoValidHost:
-            raise
+            facts = self._read(hosts, spec_obj)
+            answer = choose_on_all_hosts(facts) if isinstance(facts, TopologyFacts) else facts
         except Exception:
             LOG.exception("HpcTopologyFilter failed; the server is refused")
-            return _refuse_topology_request(spec_obj, "The scheduler could not read the request.")
+            answer = TopologyAnswer("The scheduler could not read the request.")
+        return _give_answer(answer, spec_obj)
 
-    def _filter(self, hosts: Sequence[Any], spec: objects.RequestSpec) -> Sequence[Any]:
-        """The hosts, or a refusal if settings are wrong or this Nova is not supported.
+    def _read(
+        self, hosts: Sequence[Any], spec: objects.RequestSpec
+    ) -> TopologyFacts | TopologyAnswer:
+        """Read the request and all hosts; an answer if less than that is enough for one.
 
-        An existing server may still move on such a Nova.
-        """
-        wrong = contract.list_wrong_settings(CONF)
-        if wrong:
-            LOG.error("Servers with hpc: flavors are refused: %s", "; ".join(wrong))
-            return _refuse_topology_request(spec, _NOT_SET_UP.format("; ".join(wrong)))
-        strange = self._strange()
-        if not strange:
-            return self._place(hosts, spec)
-        if new_servers.is_new_server(spec):
-            LOG.error("New servers with hpc: flavors are refused: %s", "; ".join(strange))
-            return _refuse_topology_request(
-                spec,
-                "This cloud's Nova is of a release for which hpc: flavors are not ready; ask its "
-                "operator",
-            )
-        return self._move(hosts, spec, strange)
-
-    def _move(
-        self, hosts: Sequence[Any], spec: objects.RequestSpec, strange: Sequence[str]
-    ) -> Sequence[Any]:
-        """Hosts for an existing server, on a Nova that is not supported.
-
-        Without guarantees: it must be possible to empty a host, and to recover the
+        The cheap facts come first. A fault for the operator is logged here, and the reason for
+        the user with the answer. An existing server may still move if this Nova is not
+        supported, without guarantees: it must be possible to empty a host, and to recover the
         servers of a failed one.
         """
-        LOG.warning(
-            "A server with an hpc: flavor moves without a promise (%s): %s",
-            _uuid_of_server(spec),
-            "; ".join(strange),
-        )
+        if rebuilds.has_forged_check(spec):
+            LOG.error("Server %s is refused: %s", _uuid_of_server(spec), rebuilds.FORGED)
+            return TopologyAnswer(rebuilds.FORGED)
+        extra_specs = spec.flavor.extra_specs or {}
+        if hpc_flavor.has_shared_memory_keys(extra_specs):
+            try:
+                hosts = shared_memory_hosts.list_giving_hosts(hosts, spec)
+            except FlavorError as error:
+                return TopologyAnswer(f"Flavor: {error}")
+            if not hosts:
+                return TopologyAnswer(shared_memory_hosts.NONE_GIVES)
+            if not hpc_flavor.has_hpc_keys(extra_specs):
+                return TopologyAnswer(hosts=dict.fromkeys(hosts))
+        wrong = "; ".join(contract.list_wrong_settings(CONF))
+        if wrong:
+            LOG.error("Servers with hpc: flavors are refused: %s", wrong)
+            return TopologyAnswer(_NOT_SET_UP.format(wrong))
+        strange = "; ".join(contract.list_release_differences() or self._unknown)
+        if strange and new_servers.is_new_server(spec):
+            LOG.error("New servers with hpc: flavors are refused: %s", strange)
+            return TopologyAnswer(
+                "This cloud's Nova is of a release for which hpc: flavors are not ready; ask its "
+                "operator"
+            )
+        if strange:
+            LOG.warning(
+                "A server with an hpc: flavor moves without a promise (%s): %s",
+                _uuid_of_server(spec),
+                strange,
+            )
+        anyway = hosts if strange and CONF.hpc.moves_on_unknown_nova == "any" else ()
         try:
-            passed_hosts = self._place(hosts, spec)
-        except exception.NoValidHost:
-            if CONF.hpc.moves_on_unknown_nova != "any":
-                raise
-            passed_hosts = []
-        if passed_hosts or CONF.hpc.moves_on_unknown_nova != "any":
-            return passed_hosts
-        LOG.warning(
-            "Server %s moves to any host, whatever its devices: [hpc]moves_on_unknown_nova is any",
-            _uuid_of_server(spec),
-        )
-        answers.put_down_reason(spec, None)
-        return hosts
-
-    def _place(self, hosts: Sequence[Any], spec: objects.RequestSpec) -> Sequence[Any]:
-        """Choose devices on every host.
-
-        First the request and all hosts are read, because the roles of an alias depend on all
-        hosts. Then each host gets its choice. The data of this pass is kept for claims that
-        another scheduler wins.
-        """
-        try:
-            task = server.read_server_task(spec)
-            answer = placement_answer.answer_of(spec)
-            views, misses = _read_all_hosts(hosts, task, answer)
-            filter_log.log_unusable_devices(views)
-            bound = self._bind(task, views.values())
-            request = task.server.request(_add_known_roles(bound, task))
+            return attrs.evolve(self._read_all_hosts(hosts, spec), anyway=anyway)
         except server.RequestError as error:
             LOG.error("A server with an hpc: flavor is refused: %s", error)
-            return _refuse_topology_request(spec, _NOT_SET_UP.format(error.cure))
-        except hpc_roles.RoleConflictError as error:
-            LOG.error("Flavor %s is refused: %s", spec.flavor.flavorid, error)
-            return _refuse_topology_request(spec, f"Flavor: {error}")
+            return TopologyAnswer(_NOT_SET_UP.format(error.cure), anyway)
         except UnknownNameError as error:
             # The hosts with such devices may be full: the flavor is not at fault.
-            return _refuse_topology_request(spec, str(error))
+            return TopologyAnswer(str(error), anyway)
         except FlavorError as error:
-            LOG.info("Flavor %s is refused: %s", spec.flavor.flavorid, error)
-            return _refuse_topology_request(spec, f"Flavor: {error}")
+            # Only the operator can cure a conflict of roles.
+            conflict = isinstance(error, hpc_roles.RoleConflictError)
+            level = logging.ERROR if conflict else logging.INFO
+            LOG.log(level, "Flavor %s is refused: %s", spec.flavor.flavorid, error)
+            return TopologyAnswer(f"Flavor: {error}", anyway)
+
+    def _read_all_hosts(self, hosts: Sequence[Any], spec: objects.RequestSpec) -> TopologyFacts:
+        """Read the request and every host; one that cannot be read is a miss.
+
+        All hosts are read before the first decision, because the roles of an alias depend on them.
+
+        :raises nova_hpc.from_nova.server.RequestError: the request cannot be read.
+        :raises nova_hpc.placement.grouping.FlavorError: the flavor contradicts itself, or its
+            aliases are ambiguous.
+        """
+        task = server.read_server_task(spec)
+        answer = placement_answer.answer_of(spec)
+        free = reader.Available.of(task, answer)
+        views: dict[Any, reader.HostView] = {}
+        unread: dict[Any, DeviceMiss] = {}
+        # Placement is queried again for each server that has ports with bandwidth.
+        same = None if answer is None or free.bandwidth else (answer, task.matching)
+        for host in hosts:
+            view = placement_answer.recall_view(host, same)
+            if view is None:
+                view = _call_guarded(reader.read_host, host, task, free.devices, free.bandwidth)
+            if isinstance(view, DeviceMiss):
+                unread[host] = view
+            else:
+                views[host] = view
+                placement_answer.keep_view(host, same, view)
+        filter_log.log_unusable_devices(views)
+        bound = self._bind(task, views.values())
+        request = task.server.request(_add_known_roles(bound, task))
         views = {host: reader.bind_view_roles(view, bound) for host, view in views.items()}
         order = choice.ServerOrder.of(spec, task, request, CLOUD_PROFILES.current())
-        passed = []
-        for host in hosts:
-            view = views.get(host)
-            if view is None:
-                continue
-            outcome = view.miss or _call_guarded(
-                host, choice.place_devices_on_host, host, order, view
-            )
-            if outcome is None:
-                passed.append(host)
-            else:
-                misses[host] = withheld.count_withheld_in_miss(outcome, view.counted)
-        filter_log.log_rejected_hosts(misses, views, spec, len(passed))
-        filter_log.log_unmeasured_hosts(order.work, spec)
-        if not passed:
-            return _refuse_topology_request(spec, _reason_for_user(request, misses.values(), spec))
-        if answer is not None:
-            named = {host.uuid: host for host in passed}
-            claims.put_down_choice(spec, ChooseAgain(named, order, bound, answer))
-        return passed
+        left_out = bool("ignore_hosts" in spec and spec.ignore_hosts)
+        asked = user_reasons.AskedHosts(cut=answers.is_answer_cut(spec), left_out=left_out)
+        disclosed = CONF.hpc.disclose_capacity
+        return TopologyFacts(order, bound, answer, views, unread, asked, disclosed)
 
     def _bind(self, task: server.ServerTask, views: Iterable[reader.HostView]) -> Mapping[str, str]:
         """The roles whose devices the server may have.
@@ -213,50 +197,92 @@ class HpcTopologyFilter(filters.BaseHostFilter):
         """
         played = hpc_roles.roles_played_by_hosts(view.pattern.roles for view in views)
         # A role whose devices are all taken still exists.
-        if not played.known <= self._known:
+        with self._lock:
             self._known |= played.known
-        return hpc_roles.bind_alias_roles(task.server.wants, played, self._known)
+            existing = self._known
+        return hpc_roles.bind_alias_roles(task.server.wants, played, existing)
 
 
-def _keep_giving_hosts(hosts: list[Any], spec: objects.RequestSpec) -> list[Any]:
-    """The hosts that may offer the server's shared memory; none, with the reason."""
-    try:
-        giving_hosts = list(shared_memory_hosts.list_giving_hosts(hosts, spec))
-    except FlavorError as error:
-        return _refuse_topology_request(spec, f"Flavor: {error}")
-    return giving_hosts or _refuse_topology_request(spec, shared_memory_hosts.NONE_GIVES)
+@attrs.frozen
+class TopologyFacts:
+    """All facts about one server and its hosts, read for one decision."""
+
+    order: choice.ServerOrder
+    #: Want -> role.
+    bound: Mapping[str, str]
+    #: Placement's free amounts; None if Placement was queried instead.
+    placement: PlacementAnswer | None
+    #: In Nova's order, with only devices of the server's roles.
+    views: Mapping[Any, reader.HostView]
+    #: Hosts that could not be read.
+    unread: Mapping[Any, DeviceMiss]
+    asked: user_reasons.AskedHosts
+    #: Whether users may read counts.
+    disclosed: bool
+    #: As :attr:`TopologyAnswer.anyway`.
+    anyway: Sequence[Any] = ()
 
 
-def _read_all_hosts(
-    hosts: Sequence[Any], task: server.ServerTask, answer: PlacementAnswer | None
-) -> tuple[dict[Any, reader.HostView], dict[Any, DeviceMiss]]:
-    """Read every host; one that cannot be read is a miss.
+@attrs.frozen
+class TopologyAnswer:
+    """The decision about one server: hosts, or the reason why there are none."""
 
-    :param answer: Placement's free amounts; Placement is queried if None.
-    """
-    available = reader.Available.of(task, answer)
-    views: dict[Any, reader.HostView] = {}
-    misses: dict[Any, DeviceMiss] = {}
-    # Placement is queried again for each server that has ports with bandwidth.
-    same = None if answer is None or available.bandwidth else (answer, task.matching)
-    for host in hosts:
-        view = placement_answer.recall_view(host, same)
-        if view is None:
-            view = _call_guarded(
-                host, reader.read_host, host, task, available.devices, available.bandwidth
-            )
-        if isinstance(view, DeviceMiss):
-            misses[host] = view
+    #: For the user; None if there are hosts.
+    reason: str | None = None
+    #: Hosts for an existing server in spite of *reason*, on a Nova that is not supported.
+    anyway: Sequence[Any] = ()
+    #: In Nova's order; a host without a choice keeps its candidates.
+    hosts: Mapping[Any, choice.HostChoice | None] = attrs.field(factory=dict)
+    #: Hosts that were read or searched in vain.
+    misses: Mapping[Any, DeviceMiss] = attrs.field(factory=dict)
+    #: None if no host was read.
+    facts: TopologyFacts | None = None
+
+
+def choose_on_all_hosts(facts: TopologyFacts) -> TopologyAnswer:
+    """Choose devices on every host; no host state is changed."""
+    passed: dict[Any, choice.HostChoice | None] = {}
+    misses = dict(facts.unread)
+    for host, view in facts.views.items():
+        outcome = view.miss or _call_guarded(choice.place_devices_on_host, host, facts.order, view)
+        if isinstance(outcome, DeviceMiss):
+            misses[host] = withheld.count_withheld_in_miss(outcome, view.counted)
         else:
-            views[host] = view
-            placement_answer.keep_view(host, same, view)
-    return views, misses
+            passed[host] = outcome
+    reason = None if passed else _reason_for_user(facts, misses.values())
+    return TopologyAnswer(reason, facts.anyway, passed, misses, facts)
 
 
-def _call_guarded(host: Any, function: Any, *arguments: Any) -> Any:
-    """Call *function*; an exception makes a miss of only this host."""
+def _give_answer(answer: TopologyAnswer, spec: objects.RequestSpec) -> Sequence[Any]:
+    """Hand an answer to Nova, to its host states, to later claims and to the log."""
+    facts, uuid = answer.facts, _uuid_of_server(spec)
+    if facts is not None:
+        filter_log.log_rejected_hosts(answer.misses, facts.views, spec, len(answer.hosts))
+        filter_log.log_unmeasured_hosts(facts.order.work, spec)
+    if answer.reason is not None:
+        LOG.info("HpcTopologyFilter finds no host for server %s: %s", uuid, answer.reason)
+        if not answer.anyway:
+            return answers.refuse_request(spec, answer.reason)
+        LOG.warning(
+            "Server %s moves to any host, whatever its devices: [hpc]moves_on_unknown_nova is any",
+            uuid,
+        )
+        return answer.anyway
+    for host, chosen in answer.hosts.items():
+        if chosen is not None:
+            choice.put_choice_on_host(host, chosen)
+    if facts is not None and facts.placement is not None:
+        # Another scheduler may win a claim: then the data of this pass serves once more.
+        named = {host.uuid: host for host in answer.hosts}
+        again = ChooseAgain(named, facts.order, facts.bound, facts.placement)
+        claims.put_down_choice(spec, again)
+    return list(answer.hosts)
+
+
+def _call_guarded(function: Any, host: Any, *arguments: Any) -> Any:
+    """Call *function* for a host; an exception makes a miss of only this host."""
     try:
-        return function(*arguments)
+        return function(host, *arguments)
     except Exception as error:
         where = f"{type(error).__name__} in {function.__name__}"
         filter_log.log_broken_host(host, where, error)
@@ -270,43 +296,16 @@ def _add_known_roles(bound: Mapping[str, str], task: server.ServerTask) -> dict[
     return {want: role for want, role in seen.items() if role is not None} | dict(bound)
 
 
-def _reason_for_user(
-    request: Request, misses: Iterable[DeviceMiss], spec: objects.RequestSpec
-) -> str:
+def _reason_for_user(facts: TopologyFacts, misses: Collection[DeviceMiss]) -> str:
     """Why no host is left: no name of a host, no address, and by default no count."""
-    all_misses = list(misses)
-    if not CONF.hpc.disclose_capacity:
-        asked = user_reasons.AskedHosts(
-            unusable=any(miss.unmet is Unmet.OTHER for miss in all_misses),
-            cut=answers.is_answer_cut(spec),
-            left_out=bool("ignore_hosts" in spec and spec.ignore_hosts),
-        )
-        return user_reasons.refusal_sentence(
-            request, user_reasons.nearest_unmet_wish(all_misses), asked
-        )
-    counter = collections.Counter(miss.user for miss in all_misses)
+    if not facts.disclosed:
+        unusable = any(miss.unmet is Unmet.OTHER for miss in misses)
+        asked = attrs.evolve(facts.asked, unusable=unusable)
+        unmet = user_reasons.nearest_unmet_wish(misses)
+        return user_reasons.refusal_sentence(facts.order.request, unmet, asked)
+    counter = collections.Counter(miss.user for miss in misses)
     parts = sorted(counter.items(), key=lambda item: (-item[1], item[0]))
-    return "; ".join(f"{count} of {len(all_misses)} nodes: {text}" for text, count in parts)
-
-
-def _refuse_topology_request(spec: objects.RequestSpec, reason: str) -> list[Any]:
-    """No host; the reason is stored for the answer.
-
-    Without the wraps only an exception brings the reason to the user. It would leave the
-    claims of earlier servers of the same request behind, because only Nova's own code path
-    returns them. So there is no reason once one of them is claimed.
-    """
-    LOG.info("HpcTopologyFilter finds no host for server %s: %s", _uuid_of_server(spec), reason)
-    groups = spec.requested_resources if "requested_resources" in spec else None
-    # The providers of a server that moves are on its present host.
-    several = answers.count_asked_servers(spec) > 1
-    claimed = several and any(group.provider_uuids for group in groups or ())
-    if claimed:
-        reason = f"Not for every server of the request: {reason}"
-    answers.put_down_reason(spec, reason)
-    if answers.are_answers_installed() or claimed:
-        return []
-    raise exception.NoValidHost(reason=answers.shorten_fault_reason(reason))
+    return "; ".join(f"{count} of {len(misses)} nodes: {text}" for text, count in parts)
 
 
 def _uuid_of_server(spec: objects.RequestSpec) -> str | None:

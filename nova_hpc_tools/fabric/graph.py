@@ -34,7 +34,6 @@ from nova_hpc.fabric.model import (
     FabricPlace,
     FabricSwitch,
     Rail,
-    wrong_name,
 )
 from nova_hpc_common.outside.name_lists import join_first
 from nova_hpc_tools.fabric.exclusions import NOTHING, Exclusions, note_placeholders
@@ -467,14 +466,3 @@ def _hosts_by_domain(graph: Graph) -> dict[str, set[str]]:
     for host, domain in graph.nvlink.items():
         hosts_by_name.setdefault(domain, set()).add(host)
     return hosts_by_name
-
-
-def good_name(name: object, what: str, collector: ProblemCollector, line: int | None) -> bool:
-    """Whether *name* can be a name; if not, *collector* gets a problem.
-
-    :param what: the noun for the problem, e.g. "a node".
-    """
-    wrong = wrong_name(name)
-    if wrong is not None:
-        collector.wrong(f"{what}: {wrong}", line)
-    return wrong is None

@@ -8,7 +8,8 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.fabric.model import FabricMap
+from nova_hpc.fabric.model import FabricMap, wrong_name
+from nova_hpc_common.output.hostlist import HostListError, expand_hostlist
 from nova_hpc_common.outside.name_lists import cut_after
 from nova_hpc_tools.fabric.map_outline import find_crossed_leaves
 
@@ -61,6 +62,25 @@ class ProblemCollector:
     def note(self, text: str, line: int | None = None) -> None:
         """Add a note."""
         self.notes.append(SourceProblem(text, line))
+
+    def good_name(self, name: object, what: str, line: int | None) -> bool:
+        """Whether *name* can be a name; if not, it is a problem.
+
+        :param what: the noun for the problem, e.g. "a node".
+        """
+        wrong = wrong_name(name)
+        if wrong is not None:
+            self.wrong(f"{what}: {wrong}", line)
+        return wrong is None
+
+    def good_names(self, text: str, what: str, line: int) -> list[str]:
+        """The names of a text like ``n[1-4],n7``; each wrong one is a problem, and left out."""
+        try:
+            names = expand_hostlist(text)
+        except HostListError as error:
+            self.wrong(str(error), line)
+            return []
+        return [name for name in names if self.good_name(name, what, line)]
 
     def checked_reading(self, fabric: FabricMap) -> FabricReading:
         """The reading of a newly made map, after checks of its domains.

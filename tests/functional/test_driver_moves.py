@@ -164,7 +164,7 @@ class MoveTest(DriverTest):
         server = self.boot(self.make_flavor(PAIR))
         self.host("beta", APART)
         self.restart_scheduler(with_filter=True)
-        self.topology_filter()._unknown = "nobody has tried this Nova"
+        self.topology_filter()._unknown = ["nobody has tried this Nova"]
         self.flags(moves_on_unknown_nova="any", group="hpc")
         self.refused_move(server, {"migrate": None})
         self.assertTrue(self.log_lines("moves to any host, whatever its devices"))

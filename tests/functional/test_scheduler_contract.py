@@ -93,7 +93,6 @@ class ContractTest(base.HpcServersTest):
         flavor = self.make_flavor(PAIR)
         for _ in range(2):
             ((hosts, _spec),) = self.seen_by_filter(flavor)
-            self.assertNotIn("hpc_template", hosts[0])
             self.assertNotIn("hpc_choice", hosts[0])
 
     def test_no_request_changes_what_is_kept_of_hosts(self) -> None:
@@ -145,9 +144,9 @@ class ContractTest(base.HpcServersTest):
         body |= {"min_count": 2, "max_count": 2}
         with mock.patch.object(hpc_topology_filter.HpcTopologyFilter, "filter_all", spy):
             self.api.post_server({"server": body})
-        self.assertNotIn("hpc_template", calls[0])
+        self.assertNotIn("hpc_choice", calls[0])
         for later in calls[1:]:
-            self.assertIn("hpc_template", later)
+            self.assertIn("hpc_choice", later)
             self.assertEqual(1, len(later["allocation_candidates"]))
         for server in self.api.get_servers():
             self._wait_for_state_change(server, "ACTIVE")

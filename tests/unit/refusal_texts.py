@@ -29,9 +29,9 @@ SAYS: Final[Mapping[str, int | str]] = {
     "RoleConflictError": 0,
     "SegmentDeviceError": 0,
     "UnknownNameError": 0,
+    "TopologyAnswer": 0,
     "_FullError": 0,
     "_refuse_fabric_request": 1,
-    "_refuse_topology_request": 1,
 }
 #: The same of Neutron's servers.
 NEUTRON_SAYS: Final[Mapping[str, int | str]] = {

@@ -85,6 +85,28 @@ def put_down_reason(spec: objects.RequestSpec, reason: str | None) -> None:
     setattr(spec, _REASON, None if reason is None else shorten_fault_reason(reason))
 
 
+def refuse_request(spec: objects.RequestSpec, reason: str, *, placed: bool = False) -> list[Any]:
+    """Refuse *spec* as a filter: no host; the reason is stored for the answer.
+
+    Without the wraps only an exception brings the reason to the user. It would leave the
+    claims of earlier servers of the same request behind, because only Nova's own code path
+    returns them. So there is no exception once one of them is claimed.
+
+    :param placed: the filter has a record of earlier servers of the request.
+    :raises nova.exception.NoValidHost: without the wraps, if nothing is claimed yet.
+    """
+    groups = spec.requested_resources if "requested_resources" in spec else None
+    # The providers of a server that moves are on its present host.
+    several = count_asked_servers(spec) > 1
+    claimed = several and (placed or any(group.provider_uuids for group in groups or ()))
+    if claimed:
+        reason = f"Not for every server of the request: {reason}"
+    put_down_reason(spec, reason)
+    if are_answers_installed() or claimed:
+        return []
+    raise exception.NoValidHost(reason=shorten_fault_reason(reason))
+
+
 def reason_put_down_for(spec: objects.RequestSpec) -> str | None:
     """The reason that was stored for *spec*."""
     reason: str | None = getattr(spec, _REASON, None)

@@ -12,6 +12,7 @@ import copy
 import threading
 from typing import Any, Final
 
+from nova import exception
 from nova.objects import request_spec
 from nova.scheduler import host_manager
 from nova.scheduler.filters import numa_topology_filter
@@ -91,6 +92,15 @@ def install_scheduler_patches() -> None:
         forced.install_forced_patch()
         candidate_question.install_question_patch()
         host_reads.install_host_reads_patch()
+
+
+def try_scheduler_patches() -> list[str]:
+    """Install the wraps; returns why this Nova is not supported, or [] if it is."""
+    try:
+        install_scheduler_patches()
+    except exception.InvalidConfiguration as error:
+        return [str(error)]
+    return []
 
 
 def _consume_as_served(call: Call) -> Any:

@@ -18,9 +18,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from nova_hpc.fabric.model import TREE, FabricLevel, FabricLink, FabricSwitch
-from nova_hpc_common.output.hostlist import HostListError, expand_hostlist
 from nova_hpc_tools.fabric.exclusions import NOTHING, Exclusions
-from nova_hpc_tools.fabric.graph import good_name
 from nova_hpc_tools.fabric.problems import FabricMapError, FabricReading, ProblemCollector
 from nova_hpc_tools.fabric.reader_text import LineValue, text_of
 from nova_hpc_tools.fabric.readers.stated_domains import Spoken
@@ -55,7 +53,7 @@ def read_plain_map(
             collector.wrong(f"{key!r} is no known key", value.line)
     if name is None:
         name = text_of(document.get("name")) or "fabric"
-        if not good_name(name, "the name of the map", collector, document.line):
+        if not collector.good_name(name, "the name of the map", document.line):
             name = "fabric"
     spoken = Spoken(collector, exclusions)
     names: dict[str, FabricLevel] = {}
@@ -81,7 +79,7 @@ def _read_domain_entry(
         level = _LEVELS.get(key)
         if level is not None:
             domain = text_of(value)
-            if domain is None or not good_name(domain, key, collector, value.line):
+            if domain is None or not collector.good_name(domain, key, value.line):
                 if domain is None:
                     collector.wrong(f"{key} is {value.kind}, not a name", value.line)
                 continue
@@ -92,17 +90,11 @@ def _read_domain_entry(
             collector.wrong(f"{key!r} is no known key of a domain", value.line)
     if not domains:
         collector.wrong("the entry names no domain", entry.line)
-    rails = [
-        rail
-        for rail, line in _names_in_value(entry.get("rails"), collector)
-        if good_name(rail, "a rail", collector, line)
-    ]
-    hosts = list(_names_in_value(entry.get("hosts"), collector))
+    rails = [rail for rail, _ in _names_in_value(entry.get("rails"), "a rail", collector)]
+    hosts = list(_names_in_value(entry.get("hosts"), "a host", collector))
     if not hosts:
         collector.note("the entry names no host", entry.line)
     for host, line in hosts:
-        if not good_name(host, "a host", collector, line):
-            continue
         spoken.host(host)
         spoken.rails(host, rails)
         for level, domain in domains.items():
@@ -110,7 +102,7 @@ def _read_domain_entry(
 
 
 def _names_in_value(
-    value: LineValue | None, collector: ProblemCollector
+    value: LineValue | None, what: str, collector: ProblemCollector
 ) -> Iterator[tuple[str, int]]:
     """The names in a list, or in a text like ``n[1-4],n7``."""
     if value is None:
@@ -120,12 +112,7 @@ def _names_in_value(
         if text is None:
             collector.wrong(f"{item.kind} is no name", item.line)
             continue
-        try:
-            names = expand_hostlist(text)
-        except HostListError as error:
-            collector.wrong(str(error), item.line)
-            continue
-        for name in names:
+        for name in collector.good_names(text, what, item.line):
             yield name, item.line
 
 
@@ -139,7 +126,7 @@ def _read_links(value: LineValue | None, collector: ProblemCollector) -> Iterato
             collector.wrong("a link has no 'lower' or no 'upper'", entry.line)
             continue
         if not all(
-            good_name(end, "an end of a link", collector, entry.line) for end in (lower, upper)
+            collector.good_name(end, "an end of a link", entry.line) for end in (lower, upper)
         ):
             continue
         if (lower, upper) in seen:
@@ -150,7 +137,7 @@ def _read_links(value: LineValue | None, collector: ProblemCollector) -> Iterato
         seen[lower, upper] = entry.line
         numbers = [_cable_count_of(entry, key, collector) for key in ("count", "dead")]
         rate = text_of(entry.get("rate"))
-        if rate is not None and not good_name(rate, "a rate", collector, entry.line):
+        if rate is not None and not collector.good_name(rate, "a rate", entry.line):
             rate = None
         yield FabricLink(lower, upper, numbers[0], numbers[1], rate)
 

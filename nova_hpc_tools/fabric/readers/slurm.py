@@ -10,9 +10,8 @@ from typing import Final
 import attrs
 
 from nova_hpc.fabric.model import FabricLevel
-from nova_hpc_common.output.hostlist import HostListError, expand_hostlist
 from nova_hpc_tools.fabric.exclusions import NOTHING, Exclusions
-from nova_hpc_tools.fabric.graph import Cables, Graph, HostPort, build_map_from_graph, good_name
+from nova_hpc_tools.fabric.graph import Cables, Graph, HostPort, build_map_from_graph
 from nova_hpc_tools.fabric.problems import FabricMapError, FabricReading, ProblemCollector
 from nova_hpc_tools.fabric.reader_text import LineValue, text_of
 from nova_hpc_tools.fabric.readers.stated_domains import Spoken
@@ -217,7 +216,7 @@ def _drop_repeated_entries(
     """Each name once; a repeated name is a problem, and its first entry counts."""
     seen: dict[str, int] = {}
     for entry in entries:
-        if not good_name(entry.name, f"a {kind}", collector, entry.line):
+        if not collector.good_name(entry.name, f"a {kind}", entry.line):
             continue
         if entry.name in seen:
             collector.wrong(
@@ -230,18 +229,8 @@ def _drop_repeated_entries(
         yield entry
 
 
-def _expand_names(
-    text: str | None, what: str, line: int, collector: ProblemCollector
-) -> Iterator[str]:
-    if not text:
-        return
-    try:
-        names = expand_hostlist(text)
-    except HostListError as error:
-        collector.wrong(str(error), line)
-        return
+def _expand_names(text: str | None, what: str, line: int, collector: ProblemCollector) -> list[str]:
+    names = collector.good_names(text, what, line) if text else []
     if "ALL" in names:
         collector.wrong(f"{what} ALL stands for what only Slurm knows: write the names", line)
-    for name in names:
-        if name != "ALL" and good_name(name, what, collector, line):
-            yield name
+    return [name for name in names if name != "ALL"]

@@ -14,9 +14,8 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from nova_hpc.fabric.model import FabricLevel
-from nova_hpc_common.output.hostlist import HostListError, expand_hostlist
 from nova_hpc_tools.fabric.exclusions import NOTHING, Exclusions
-from nova_hpc_tools.fabric.graph import Cables, Graph, HostPort, build_map_from_graph, good_name
+from nova_hpc_tools.fabric.graph import Cables, Graph, HostPort, build_map_from_graph
 from nova_hpc_tools.fabric.problems import FabricMapError, FabricReading, ProblemCollector
 from nova_hpc_tools.fabric.reader_text import LineValue, text_of
 
@@ -52,7 +51,7 @@ def read_graph(
         if host is None:
             collector.wrong("an instance has no id", instance.line)
             continue
-        if not good_name(host, "the id of an instance", collector, instance.line):
+        if not collector.good_name(host, "the id of an instance", instance.line):
             continue
         domain = _read_domain_label(instance, _DOMAINS, "a domain", collector)
         part = _read_domain_label(instance, _SUB_DOMAINS, "a sub-domain", collector)
@@ -114,7 +113,7 @@ def read_model(
         raise FabricMapError("it has neither 'switches' nor 'blocks'")
     cables: list[Cables] = []
     for upper, entry in switches.items() if switches else ():
-        if not good_name(upper, "a switch", collector, entry.line):
+        if not collector.good_name(upper, "a switch", entry.line):
             continue
         below = entry.get("switches")
         if below is not None and not isinstance(below.value, list):
@@ -122,7 +121,7 @@ def read_model(
             continue
         for child in below.each() if below else ():
             lower = text_of(child)
-            if good_name(lower, f"a switch below {upper!r}", collector, child.line):
+            if collector.good_name(lower, f"a switch below {upper!r}", child.line):
                 cables.append(Cables(str(lower), upper, line=child.line))
     cabled_switches = {cable.lower for cable in cables} | {cable.upper for cable in cables}
     ports: list[HostPort] = []
@@ -133,8 +132,8 @@ def read_model(
         switch = text_of(block.get("switch"))
         domain = _read_domain_label(block, _DOMAINS, "an NVLink domain", collector)
         part = _read_domain_label(block, _SUB_DOMAINS, "a sub-domain", collector)
-        if switch is not None and not good_name(
-            switch, "the switch of a block", collector, block.line
+        if switch is not None and not collector.good_name(
+            switch, "the switch of a block", block.line
         ):
             switch = None
         if (
@@ -173,7 +172,7 @@ def _read_layers(instance: LineValue, host: str, collector: ProblemCollector) ->
         if not switch:
             collector.wrong(f"instance {host!r} has a layer without a name", layer.line)
             return  # the layers above it have no switch below
-        if not good_name(switch, f"a layer of {host!r}", collector, layer.line):
+        if not collector.good_name(switch, f"a layer of {host!r}", layer.line):
             return
         if switch in seen:
             collector.wrong(f"instance {host!r} has the layer {switch!r} twice", layer.line)
@@ -190,15 +189,8 @@ def _read_nodes(block: LineValue, collector: ProblemCollector) -> Iterator[tuple
     if not isinstance(nodes.value, list):
         collector.wrong(f"'nodes' is {nodes.kind}, not a list", nodes.line)
     for item in nodes.each():
-        text = text_of(item)
-        try:
-            names = expand_hostlist(text or "")
-        except HostListError as error:
-            collector.wrong(str(error), item.line)
-            continue
-        for host in names:
-            if good_name(host, "a node", collector, item.line):
-                yield host, item.line
+        for host in collector.good_names(text_of(item) or "", "a node", item.line):
+            yield host, item.line
 
 
 def _read_domain_label(
@@ -210,7 +202,7 @@ def _read_domain_label(
     # Old models have the domain as a key of the entry itself.
     labels += [text_of(entry.get(key)) for key in keys if key == _DOMAINS[-1]]
     domain = next(filter(None, labels), None)
-    if domain is not None and not good_name(domain, what, collector, entry.line):
+    if domain is not None and not collector.good_name(domain, what, entry.line):
         return None
     return domain
 

@@ -7,12 +7,21 @@ from types import SimpleNamespace
 
 import pytest
 from nova import objects
+from oslo_utils.fixture import uuidsentinel as uuids
 
 from nova_hpc.cluster.group_domain.model import Size
 from nova_hpc.fabric.model import FabricLevel
-from nova_hpc.from_nova import fabric, fabric_nearness, fabric_records, placement_answer
+from nova_hpc.from_nova import (
+    fabric,
+    fabric_nearness,
+    fabric_records,
+    placement_answer,
+    rebuilds,
+)
+from nova_hpc.from_nova.patches import answers
 from nova_hpc.placement.flavor import Fabric
 from nova_hpc_common.level import AffinityPolicy
+from scheduler_filters.hpc_fabric_filter import HpcFabricFilter
 
 LEAF = {
     "hpc_fabric:version": "1",
@@ -135,3 +144,20 @@ def test_members_beside_each_other_come_first() -> None:
     assert near < far
     fabric_nearness.forget_nearness(request)
     assert fabric_nearness.scores_of(request, hosts) == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_reason_names_other_servers_only_of_several(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that moves has the providers of its present host, and no earlier server."""
+    monkeypatch.setattr(answers, "are_answers_installed", lambda: True)
+    request = spec()
+    request.flavor = objects.Flavor(flavorid="f", extra_specs={"hpc:fabric": "leaf"})
+    request.instance_uuid, request.num_instances = uuids.server, count
+    request.requested_resources = [objects.RequestGroup(provider_uuids=[uuids.gpu])]
+    # A request that the filter refuses at once.
+    request.scheduler_hints = {"_nova_check_type": ["rebuild"]}
+    assert list(HpcFabricFilter().filter_all([host("a", LEAF)], request)) == []
+    several = "Not for every server of the request: "
+    assert answers.reason_put_down_for(request) == several * (count > 1) + rebuilds.FORGED

@@ -36,7 +36,13 @@ class PlaceTest(HostStates):
     def place(self, host, asked, order: choice.ServerOrder | None = None) -> DeviceMiss | None:
         task = server.read_server_task(asked)
         view = hosts.read_host(host, task, {})
-        return choice.place_devices_on_host(host, order or self.order(asked), view)
+        before = dict(vars(host))
+        outcome = choice.place_devices_on_host(host, order or self.order(asked), view)
+        self.assertEqual(before, vars(host), "a choice is no offer")
+        if isinstance(outcome, DeviceMiss):
+            return outcome
+        choice.put_choice_on_host(host, outcome)
+        return None
 
     def order(self, asked, profile: CloudProfile | None = None) -> choice.ServerOrder:
         task = server.read_server_task(asked)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 from unittest import mock
 
 import fixtures
@@ -16,7 +17,7 @@ from nova_hpc.from_nova.patches import answers
 from nova_hpc.placement import user_reasons
 from nova_hpc.placement.model import DeviceGroup, Request, Unmet, Want
 from nova_hpc_common.level import AffinityPolicy, Level
-from scheduler_filters import hpc_topology_filter
+from scheduler_filters import hpc_topology_filter, shared_memory_hosts
 from tests.functional.unit_scheduler.states import HostStates, pool, spec
 
 CONF = cfg.CONF
@@ -189,6 +190,36 @@ class FilterTest(HostStates):
         """Nova's API takes gpu:0, and makes a request without groups of it."""
         text = self.refused([self.named("one", pool(1))], spec(0))
         self.assertIn("Flavor: pci_passthrough:alias asks for '0' of 'gpu'", text)
+
+    def test_a_check_before_the_reading_fails(self) -> None:
+        """It ends like a failure in the reading: no host, and a reason."""
+        asked = spec()
+        asked.flavor.extra_specs |= {"hpc:shared_memory": "64"}
+        with mock.patch.object(
+            shared_memory_hosts, "list_giving_hosts", side_effect=ZeroDivisionError
+        ):
+            text = self.refused([self.named("one", pool(1))], asked)
+        self.assertIn("could not read the request", text)
+
+    def test_two_threads_see_a_role_each(self) -> None:
+        """Both stay known: an alias of a role whose devices are all taken has only this role."""
+        threads: list[threading.Thread] = []
+
+        def add_roles(before: frozenset[str], more: frozenset[str]) -> frozenset[str]:
+            if not threads:
+                # Another request comes while the roles of the first one are added.
+                threads.append(threading.Thread(target=self.filter_roles, args=("two",)))
+                threads[0].start()
+                threads[0].join(0.5)
+            return frozenset(before).union(more)
+
+        self.filter._known = type("Roles", (frozenset,), {"__or__": add_roles})()
+        self.filter_roles("one")
+        threads[0].join()
+        self.assertLessEqual({"one", "two"}, self.filter._known)
+
+    def filter_roles(self, role: str) -> None:
+        self.filter.filter_all([self.named(role, pool(1, hpc_role=role))], spec())
 
     def test_flavor_and_image_that_contradict_each_other(self) -> None:
         """Nova refuses them before; if it ever does not, nothing starts here."""

@@ -30,7 +30,7 @@ class WeigherTest(test.NoDBTestCase):
         host = SimpleNamespace(host=name, nodename=name, aggregates=[])
         if score is not None:
             devices = DeviceSet(picks=(), level=Level.SWITCH, distance=Distance.PIX)
-            host.hpc_choice = choice.HostChoice((key,), devices, rank=score)
+            host.hpc_choice = choice.HostChoice((key,), devices, score, {}, {})
         return nova_weights.WeighedHost(host, 0.0)
 
     def test_order(self) -> None:

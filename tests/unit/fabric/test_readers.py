@@ -267,6 +267,32 @@ def test_json_with_tabs_has_its_lines_too():
     assert said(read(text)) == ["line 13: the id of an instance: '' is no name"]
 
 
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("SwitchName=l1 Nodes=n1,n\u200b2", "a node"),
+        ("BlockName=b1 Nodes=n1,n\u200b2", "a node"),
+        ('blocks: [{nvlink: v1, nodes: ["n1,n\u200b2"]}]', "a node"),
+        ('nova_hpc_fabric: 1\ndomains: [{leaf: l1, hosts: "n1,n\u200b2"}]', "a host"),
+        ('nova_hpc_fabric: 1\ndomains: [{leaf: l1, hosts: n1, rails: "n\u200b2"}]', "a rail"),
+    ],
+)
+def test_a_wrong_name_in_a_list_costs_no_other(text, what):
+    reading = read(text)
+    assert reading.fabric.hosts() == ("n1",)
+    line = text.count("\n") + 1
+    assert said(reading) == [
+        f"line {line}: {what}: {'n' + chr(0x200B) + '2'!r} has characters that a name cannot have"
+    ]
+    assert reading.notes == ()
+
+
+def test_an_entry_whose_hosts_are_all_wrong_names_no_host():
+    for hosts in ("n\u200b2", "n[1-"):
+        reading = read(f'nova_hpc_fabric: 1\ndomains:\n- {{leaf: l1, hosts: "{hosts}"}}')
+        assert "line 3: the entry names no host" in map(str, reading.notes)
+
+
 def test_another_form_than_the_one_that_was_named_is_refused():
     with pytest.raises(FabricMapError, match="not of the form plain"):
         read(MODEL, form="plain")
