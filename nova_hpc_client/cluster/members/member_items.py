@@ -14,8 +14,8 @@ from nova_hpc_common.wire.cluster_wish import ClusterWish
 from nova_hpc_guest import host_list
 from nova_hpc_guest.host_list import PublicKeys, WrongHostListError
 
-#: MiB of ``hpc:shared_memory``, as the node accepts it but for its bounds.
-_SHARED_MIB: Final = re.compile(r"[1-9][0-9]{0,3}", re.ASCII)
+#: Even number of MiB of ``hpc:shared_memory``, as the node accepts it but for its bounds.
+_SHARED_MIB: Final = re.compile(r"(?:[1-9][0-9]{0,2})?[02468]", re.ASCII)
 
 
 def read_member_keys(metadata: Mapping[str, Any]) -> PublicKeys | None:

@@ -25,7 +25,7 @@ from nova_hpc_guest.accept.first_sample import FirstSample, write_first_sample
 from nova_hpc_guest.accept.sample import Reading, Sample, write_sample
 from tests.unit.guest.accept_world import AcceptWorld
 
-TOP = Path(command.__file__).parents[2]
+TOP = Path(command.__file__).parents[1]
 _GUEST = f"""#!/bin/sh
 verb=$1; shift
 exec env PYTHONPATH={TOP} {sys.executable} -m nova_hpc_guest.command \\

@@ -134,7 +134,7 @@ class AcceptWorld:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**self.environment, "PYTHONPATH": str(Path(command.__file__).parents[2])},
+            env={**self.environment, "PYTHONPATH": str(Path(command.__file__).parents[1])},
         )
 
 

@@ -105,7 +105,7 @@ def test_another_machine_in_turns(world: AcceptWorld, tmp_path: Path) -> None:
     assert other is not None
     program = tmp_path / "beside"
     words = f"-m nova_hpc_guest.command accept --sample --root {other.root}"
-    top = Path(command.__file__).parents[2]
+    top = Path(command.__file__).parents[1]
     program.write_text(
         f"#!/bin/sh\nexport PATH={other.tools}:/bin:/usr/bin RATES={other.rates} PYTHONPATH={top}\n"
         f'exec {sys.executable} {words} "$@"\n'

@@ -154,7 +154,7 @@ def start_held(world: AcceptWorld, *words: str) -> subprocess.Popen[bytes]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env={**world.environment, "PYTHONPATH": str(Path(command.__file__).parents[2])},
+        env={**world.environment, "PYTHONPATH": str(Path(command.__file__).parents[1])},
     )
 
 

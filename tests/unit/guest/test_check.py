@@ -129,7 +129,7 @@ def test_nodes_and_pages(guest):
 
 # -- the user guide ----------------------------------------------------------------
 
-GUIDE = Path(build.__file__).parents[2] / "docs/source/user/guest.rst"
+GUIDE = Path(build.__file__).parents[1] / "docs/source/user/guest.rst"
 
 
 def block(after: str) -> str:

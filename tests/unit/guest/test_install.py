@@ -182,7 +182,7 @@ def test_the_element_takes_the_command_its_unit_and_a_script_for_drivers(tmp_pat
             "NOVA_HPC_PYTHON": sys.executable,
             "NOVA_HPC_DRIVERS": str(drivers),
             "NOVA_HPC_SHM_PACKAGE": str(drivers),
-            "PYTHONPATH": str(Path(build.__file__).parents[2]),
+            "PYTHONPATH": str(Path(build.__file__).parents[1]),
         },
     )
     found = tmp_path / "nova-hpc"
