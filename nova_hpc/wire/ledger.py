@@ -203,10 +203,14 @@ class LedgerDevice:
         """Whether it must be cleaned before the next server gets it."""
         return self.server is not None or self.proof is None
 
+    @property
+    def staged(self) -> bool:
+        """Whether it is cleaned from within before the next server gets it."""
+        return self.stage is not None and self.stage.get("phase") != "clean"
+
     def doubted(self) -> LedgerDevice:
         """The entry of a device that needs every step again: passed steps do not count."""
-        staged = self.stage is not None and self.stage.get("phase") != "clean"
-        return attrs.evolve(self, proof=None, stage=self.stage if staged else None)
+        return attrs.evolve(self, proof=None, stage=self.stage if self.staged else None)
 
 
 _NOTHING: Final = LedgerDevice()
@@ -294,11 +298,7 @@ class Ledger:
     @property
     def staged(self) -> frozenset[str]:
         """Devices that are cleaned from within before the next server gets them."""
-        return frozenset(
-            address
-            for address, device in self.devices.items()
-            if device.stage is not None and device.stage.get("phase") != "clean"
-        )
+        return frozenset(address for address, device in self.devices.items() if device.staged)
 
     @property
     def quarantined(self) -> dict[str, str]:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 import attrs
 
 from nova_hpc.tenancy.health_states import Moment
-from nova_hpc.tenancy.hygiene import baseline, symptoms
+from nova_hpc.tenancy.hygiene import baseline, cleaning, symptoms
 from nova_hpc.tenancy.hygiene.baseline import DeviceSnapshot
 from nova_hpc.tenancy.hygiene.snapshots import (
     baseline_differences_of,
@@ -46,7 +46,7 @@ class DeviceUpkeep(HygieneStep):
         entry = ledger.device(address)
         if entry.server is not None:
             return [], [explain_uncompared(entry, None)]  # a server may change it as it likes
-        look = self.records.looker.look([device])[address]
+        look = self.records.look([device])[address]
         faults = baseline_differences_of(entry, look, device.function)
         faults += excess_errors_of(entry, look, self.records.moment(), self.records.rules)
         unknown = [*filter(None, [explain_uncompared(entry, look)])]
@@ -66,7 +66,7 @@ class DeviceUpkeep(HygieneStep):
             if (device := ledger.device(candidate.function.address)).server is None
             or device.state is not DeviceState.OFFERED
         }
-        looks = self.records.looker.look(wanted.values())
+        looks = self.records.look(wanted.values())
         reasons = {
             address: explain_uncompared(ledger.device(address), looks.get(address))
             for address in (candidate.function.address for candidate in devices)
@@ -97,7 +97,7 @@ class DeviceUpkeep(HygieneStep):
             entry = self.records.known().device(address)
             found_changed = is_change(entry)
             self._expect_nobodys(address, owners, found_changed)
-            look = self.records.looker.look([device])[address]
+            look = self.records.look([device])[address]
             if entry.baseline is not None and (unread := explain_uncompared(entry, look)):
                 raise LedgerError(f"{address}: {unread}")
             change = symptoms.lasting_change_of(
@@ -110,7 +110,7 @@ class DeviceUpkeep(HygieneStep):
             for wrong in baseline.find_inherent_faults(look, is_unused_by_host(device.function)):
                 if not (found_changed and wrong.sign is HealthSign.MASTER):
                     raise LedgerError(f"{address}: {wrong.reason}")
-            ids = self.records.looker.identify([device], {address: look})
+            ids = self.records.identify([device], {address: look})
             hardware = ids.get(address, f"slot:{address}")
             moment = self.records.moment()
 
@@ -132,7 +132,7 @@ class DeviceUpkeep(HygieneStep):
         address = device.function.address
         with self.records.locks([address], self.timeout + 10):
             self._expect_nobodys(address, owners)
-            _, dirty = self.cleaning.clean({address: device.role})
+            _, dirty = cleaning.clean_devices(self.records, self.cleaners, {address: device.role})
             if dirty:
                 return dirty[address]
             self.records.ledger.release(address)

@@ -23,7 +23,7 @@ DOMAIN = """<domain><name>{name}</name><uuid>{name}</uuid><devices>
 </devices></domain>"""
 
 #: A device is marked and its domain not started; cleaned and still marked; free again.
-STEPS = ("libvirt: start the domain", "take_back > clean: file ledger", "Placement: DELETE")
+STEPS = ("libvirt: start the domain", "take_back > clean_devices: file ledger", "Placement: DELETE")
 
 SERVICE_VM = """<domain><uuid>x</uuid><devices><hostdev><source>
 <address domain="0x0" bus="0x40" slot="0x0" function="0x0"/></source></hostdev>
@@ -129,7 +129,7 @@ def test_killed_in_the_stage_between_two_servers(tmp_path: Path) -> None:
 
 #: Around resets that the privileged helper makes: before one is asked for, while its program or
 #: write is under way, and when the devices are clean.
-VENDOR = ("reset a device", "a device is being reset", "clean: file ledger")
+VENDOR = ("reset a device", "a device is being reset", "clean_devices: file ledger")
 
 
 @pytest.mark.slow

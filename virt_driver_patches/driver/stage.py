@@ -128,7 +128,7 @@ def stage_of(conf: Any, hygiene: HygieneStep) -> StageStep | None:
     )
     return StageStep(
         records=hygiene.records,
-        cleaning=hygiene.cleaning,
+        cleaners=hygiene.cleaners,
         modes=modes,
         runners={StageMode.SERVICE_VM: service, StageMode.HOST: host},
         at_once=hpc.clean_vm_at_once,

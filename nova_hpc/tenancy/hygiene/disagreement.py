@@ -3,14 +3,12 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Final
 
 import attrs
 
 from nova_hpc.tenancy.hygiene.records import HygieneRecords
-from nova_hpc.tenancy.ledger import LedgerError
 from nova_hpc.tenancy.owners import DeviceOwners, HeldDevice
 from nova_hpc.topology.model import address_key
 from nova_hpc.wire.ledger import Ledger
@@ -19,28 +17,13 @@ from nova_hpc.wire.ledger import Ledger
 _MOST_AT_ONCE: Final = 128
 
 
-@attrs.frozen
-class OwnerDisagreement:
-    """The findings of a periodic check."""
-
-    #: Address -> the user of a device, or why the user is unknown.
-    held: dict[str, HeldDevice] = attrs.field(factory=dict)
-    #: Address -> why the user of a device was not queried.
-    waiting: dict[str, str] = attrs.field(factory=dict)
-
-    @property
-    def reasons(self) -> dict[str, str]:
-        """Address -> why a device must not be touched, and not be offered."""
-        return self.waiting | {address: holding.text for address, holding in self.held.items()}
-
-
 def find_disagreements(
     records: HygieneRecords,
     before: Ledger,
     offered: Collection[str],
     used: frozenset[str],
     owners: DeviceOwners,
-) -> OwnerDisagreement:
+) -> tuple[dict[str, HeldDevice], dict[str, str]]:
     """Find devices whose use is missing in Nova's records, and mark them.
 
     A device with a known user gets that mark, or keeps its present one. The mark is removed
@@ -49,23 +32,20 @@ def find_disagreements(
     :param before: the ledger, read before Nova was queried.
     :param offered: addresses of the devices that the node offers.
     :param used: devices that servers have by Nova's records.
+    :returns: address -> the user of a device, or why the user is unknown; and address -> why
+        the user of another device was not queried.
     :raises LedgerError: the ledger cannot be written.
     """
+    held: dict[str, HeldDevice] = {}
+    waiting: dict[str, str] = {}
     pending = sorted((frozenset(offered) | before.marked.keys()) - used, key=address_key)
-    disagreements = OwnerDisagreement()
     if not pending:
-        return disagreements
+        return held, waiting
     # Query libvirt once for all devices.
     asked = owners.with_domains(owners.domains())
     for start in range(0, len(pending), _MOST_AT_ONCE):
-        with contextlib.ExitStack() as stack:
-            locked = []
-            for address in pending[start : start + _MOST_AT_ONCE]:
-                try:
-                    stack.enter_context(records.ledger.locked(address, 0))
-                    locked.append(address)
-                except LedgerError:
-                    disagreements.waiting[address] = "it is being checked"
+        with records.free_locks(pending[start : start + _MOST_AT_ONCE]) as (locked, reasons):
+            waiting |= reasons
             # A device that was given since then has another mark: its guest may be
             # starting, and must not be disturbed.
             ledger = records.known()
@@ -74,20 +54,18 @@ def find_disagreements(
                 for address in locked
                 if ledger.device(address).server == before.device(address).server
             ]
-            disagreements.held.update(asked.held(locked))
-    if disagreements.held:
+            held |= asked.held(locked)
+    if held:
         # Ignore devices that were claimed or freed while libvirt was queried.
-        for address in owners.records() & disagreements.held.keys():
-            del disagreements.held[address]
-        _mark_held_devices(records, disagreements)
-    return disagreements
+        for address in owners.records() & held.keys():
+            del held[address]
+        _mark_held_devices(records, held)
+    return held, waiting
 
 
-def _mark_held_devices(records: HygieneRecords, disagreements: OwnerDisagreement) -> None:
+def _mark_held_devices(records: HygieneRecords, held: Mapping[str, HeldDevice]) -> None:
     marks = {
-        address: holding.server
-        for address, holding in disagreements.held.items()
-        if holding.server is not None
+        address: holding.server for address, holding in held.items() if holding.server is not None
     }
     records.change(
         lambda ledger: {

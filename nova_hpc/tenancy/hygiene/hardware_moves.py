@@ -23,141 +23,139 @@ from nova_hpc.topology.files import FileTree
 from nova_hpc.wire.ledger import SOMEBODY, DeviceState, Ledger, LedgerDevice
 
 
-@attrs.frozen
-class HardwareMoves:
-    """Finds the hardware at each place of a node."""
+def follow_hardware(
+    records: HygieneRecords,
+    ledger: Ledger,
+    offered: Mapping[str, DeviceCandidate],
+    looks: Mapping[str, DeviceSnapshot],
+    used: Collection[str],
+) -> tuple[Ledger, tuple[str, ...]]:
+    """Move entries to the addresses of their hardware.
 
-    records: HygieneRecords
+    :param offered: address -> device, from a fresh reading.
+    :param looks: snapshots of devices that no server has.
+    :param used: devices that servers have.
+    :raises LedgerError: the ledger cannot be written.
+    """
+    seen, unsure = _see(records, ledger, offered, looks, used)
+    moved = identity.move_entries_with_hardware(ledger, seen, unsure)
+    if moved.ledger == ledger:
+        return ledger, ()
+    _write(records, seen, unsure)
+    return records.known(), moved.notes
 
-    def follow(
-        self,
-        ledger: Ledger,
-        offered: Mapping[str, DeviceCandidate],
-        looks: Mapping[str, DeviceSnapshot],
-        used: Collection[str],
-    ) -> tuple[Ledger, tuple[str, ...]]:
-        """Move entries to the addresses of their hardware.
 
-        :param offered: address -> device, from a fresh reading.
-        :param looks: snapshots of devices that no server has.
-        :param used: devices that servers have.
-        :raises LedgerError: the ledger cannot be written.
-        """
-        seen, unsure = self._see(ledger, offered, looks, used)
-        moved = identity.move_entries_with_hardware(ledger, seen, unsure)
-        if moved.ledger == ledger:
-            return ledger, ()
-        self._write(seen, unsure)
-        return self.records.known(), moved.notes
+def find_replaced(
+    records: HygieneRecords, tenant: DeviceTenant, view: NodeView
+) -> tuple[frozenset[str], tuple[str, ...]]:
+    """Find the devices of a restarting server whose present hardware is new to it.
 
-    def find_replaced(
-        self, tenant: DeviceTenant, view: NodeView
-    ) -> tuple[frozenset[str], tuple[str, ...]]:
-        """Find the devices of a restarting server whose present hardware is new to it.
+    The devices that its guest has now were there when the guest was started.
 
-        The devices that its guest has now were there when the guest was started.
+    :returns: their addresses, and notes for the log.
+    :raises LedgerError: the ledger cannot be read.
+    :raises RefusedError: there are some, and the ledger cannot be written.
+    """
+    ledger, notes = _follow_before_restart(records, records.known(), tenant, view)
+    replaced = {address for address in tenant.devices if ledger.device(address).replaced}
+    if replaced:
+        own = tenant.owners.domains().of(tenant.server)
+        replaced -= own.live.all if own is not None else frozenset()
+    return frozenset(replaced), notes
 
-        :returns: their addresses, and notes for the log.
-        :raises LedgerError: the ledger cannot be read.
-        :raises RefusedError: there are some, and the ledger cannot be written.
-        """
-        ledger, notes = self._follow_before_restart(self.records.known(), tenant, view)
-        replaced = {address for address in tenant.devices if ledger.device(address).replaced}
-        if replaced:
-            own = tenant.owners.domains().of(tenant.server)
-            replaced -= own.live.all if own is not None else frozenset()
-        return frozenset(replaced), notes
 
-    def _follow_before_restart(
-        self, ledger: Ledger, tenant: DeviceTenant, view: NodeView
-    ) -> tuple[Ledger, tuple[str, ...]]:
-        """Find moved hardware before a restart.
+def _follow_before_restart(
+    records: HygieneRecords, ledger: Ledger, tenant: DeviceTenant, view: NodeView
+) -> tuple[Ledger, tuple[str, ...]]:
+    """Find moved hardware before a restart.
 
-        All devices of the node are read only if the identity of one of the server's is in doubt.
-        """
-        had = view.candidates(tenant.devices)
-        if not self._doubtful(ledger, had, self.records.looker.look(had.values())):
-            return ledger, ()
-        held = _mark_held_places(ledger, tenant.devices)
-        offered = {**view.candidates(view.roles), **had}
-        looks = self.records.looker.look(offered.values())
-        seen, unsure = self._see(held, offered, looks, ())
-        moved = identity.move_entries_with_hardware(held, seen, unsure)
-        if moved.ledger == held:
-            return ledger, ()
-        try:
-            self._write(seen, unsure, tenant.devices)
-        except LedgerError as error:
-            if any(moved.ledger.device(address).replaced for address in tenant.devices):
-                raise RefusedError.without_records(error) from error
-            return ledger, (f"It is not recorded where PCI devices are now: {error}",)
-        return self.records.known(), moved.notes
+    All devices of the node are read only if the identity of one of the server's is in doubt.
+    """
+    had = view.candidates(tenant.devices)
+    if not _doubtful(records, ledger, had, records.look(had.values())):
+        return ledger, ()
+    held = _mark_held_places(ledger, tenant.devices)
+    offered = {**view.candidates(view.roles), **had}
+    looks = records.look(offered.values())
+    seen, unsure = _see(records, held, offered, looks, ())
+    moved = identity.move_entries_with_hardware(held, seen, unsure)
+    if moved.ledger == held:
+        return ledger, ()
+    try:
+        _write(records, seen, unsure, tenant.devices)
+    except LedgerError as error:
+        if any(moved.ledger.device(address).replaced for address in tenant.devices):
+            raise RefusedError.without_records(error) from error
+        return ledger, (f"It is not recorded where PCI devices are now: {error}",)
+    return records.known(), moved.notes
 
-    def _write(
-        self,
-        seen: Mapping[str, str],
-        unsure: Collection[str],
-        held: Collection[str] = (),
-    ) -> None:
-        def edit(ledger: Ledger) -> Ledger:
-            ledger = _mark_held_places(distrust_damaged_baselines(ledger), held)
-            return identity.move_entries_with_hardware(ledger, seen, unsure).ledger
 
-        self.records.ledger.change(edit)
+def _write(
+    records: HygieneRecords,
+    seen: Mapping[str, str],
+    unsure: Collection[str],
+    held: Collection[str] = (),
+) -> None:
+    def edit(ledger: Ledger) -> Ledger:
+        ledger = _mark_held_places(distrust_damaged_baselines(ledger), held)
+        return identity.move_entries_with_hardware(ledger, seen, unsure).ledger
 
-    def _see(
-        self,
-        ledger: Ledger,
-        offered: Mapping[str, DeviceCandidate],
-        looks: Mapping[str, DeviceSnapshot],
-        used: Collection[str],
-    ) -> tuple[Mapping[str, str], Collection[str]]:
-        """Return the identities that devices report, and the devices that were not read."""
-        doubtful = self._doubtful(ledger, offered, looks)
-        if not doubtful:
-            return {}, offered.keys()
-        running = self.records.looker.look(
-            offered[address] for address in doubtful if address in used
-        )
-        seen = self._identify(offered, {**looks, **running}, doubtful)
-        unsure = offered.keys() - seen.keys()
-        if identity.move_entries_with_hardware(ledger, seen, unsure).ledger == ledger:
-            return seen, unsure
-        # Read again, because one reading may be wrong, and much depends on it.
-        again = self.records.looker.look(offered[address] for address in seen)
-        sure = self._identify(offered, again, doubtful)
-        seen = {
-            address: hardware for address, hardware in seen.items() if sure.get(address) == hardware
-        }
-        return seen, offered.keys() - seen.keys()
+    records.ledger.change(edit)
 
-    def _doubtful(
-        self,
-        ledger: Ledger,
-        offered: Mapping[str, DeviceCandidate],
-        looks: Mapping[str, DeviceSnapshot],
-    ) -> list[str]:
-        boot = baseline.boot_of(FileTree(self.records.root))
-        return [
-            address
-            for address, candidate in offered.items()
-            if _is_identity_doubtful(ledger.device(address), candidate, looks.get(address), boot)
-        ]
 
-    def _identify(
-        self,
-        offered: Mapping[str, DeviceCandidate],
-        looks: Mapping[str, DeviceSnapshot],
-        doubtful: Collection[str],
-    ) -> dict[str, str]:
-        """Return identities of doubtful devices, and of those whose snapshot contains them."""
-        wanted = [
-            candidate
-            for address, candidate in offered.items()
-            if address in looks
-            and (address in doubtful or _shows_own_serial(candidate, looks[address]))
-        ]
-        return self.records.looker.identify(wanted, looks)
+def _see(
+    records: HygieneRecords,
+    ledger: Ledger,
+    offered: Mapping[str, DeviceCandidate],
+    looks: Mapping[str, DeviceSnapshot],
+    used: Collection[str],
+) -> tuple[Mapping[str, str], Collection[str]]:
+    """Return the identities that devices report, and the devices that were not read."""
+    doubtful = _doubtful(records, ledger, offered, looks)
+    if not doubtful:
+        return {}, offered.keys()
+    running = records.look(offered[address] for address in doubtful if address in used)
+    seen = _identify(records, offered, {**looks, **running}, doubtful)
+    unsure = offered.keys() - seen.keys()
+    if identity.move_entries_with_hardware(ledger, seen, unsure).ledger == ledger:
+        return seen, unsure
+    # Read again, because one reading may be wrong, and much depends on it.
+    again = records.look(offered[address] for address in seen)
+    sure = _identify(records, offered, again, doubtful)
+    seen = {
+        address: hardware for address, hardware in seen.items() if sure.get(address) == hardware
+    }
+    return seen, offered.keys() - seen.keys()
+
+
+def _doubtful(
+    records: HygieneRecords,
+    ledger: Ledger,
+    offered: Mapping[str, DeviceCandidate],
+    looks: Mapping[str, DeviceSnapshot],
+) -> list[str]:
+    boot = baseline.boot_of(FileTree(records.root))
+    return [
+        address
+        for address, candidate in offered.items()
+        if _is_identity_doubtful(ledger.device(address), candidate, looks.get(address), boot)
+    ]
+
+
+def _identify(
+    records: HygieneRecords,
+    offered: Mapping[str, DeviceCandidate],
+    looks: Mapping[str, DeviceSnapshot],
+    doubtful: Collection[str],
+) -> dict[str, str]:
+    """Return identities of doubtful devices, and of those whose snapshot contains them."""
+    wanted = [
+        candidate
+        for address, candidate in offered.items()
+        if address in looks
+        and (address in doubtful or _shows_own_serial(candidate, looks[address]))
+    ]
+    return records.identify(wanted, looks)
 
 
 def _mark_held_places(ledger: Ledger, addresses: Collection[str]) -> Ledger:

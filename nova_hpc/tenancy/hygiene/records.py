@@ -16,16 +16,17 @@ from nova_hpc.tenancy.health_states import CAPPED, HealthRules, Moment, shorten_
 from nova_hpc.tenancy.hygiene import baseline
 from nova_hpc.tenancy.hygiene.baseline import DeviceSnapshot
 from nova_hpc.tenancy.hygiene.snapshots import (
-    SnapshotReader,
     baseline_differences_of,
     distrust_damaged_baselines,
     excess_errors_of,
 )
-from nova_hpc.tenancy.ledger import LedgerFile
+from nova_hpc.tenancy.ledger import LedgerError, LedgerFile
 from nova_hpc.tenancy.owners import DeviceOwners
 from nova_hpc.tenancy.step import DeviceCandidate
+from nova_hpc.topology import device as topology_device
 from nova_hpc.topology.device import DEVICES
-from nova_hpc.topology.files import FileTree
+from nova_hpc.topology.files import FileError, FileTree
+from nova_hpc.topology.model import routing_number_of
 from nova_hpc.wire.ledger import Ledger, LedgerDevice
 
 
@@ -65,11 +66,6 @@ class HygieneRecords:
     rules: HealthRules = attrs.field(factory=HealthRules)
     #: Seconds of the wall clock, and of a clock that counts from the boot.
     clock: Callable[[], tuple[float, float]] = clock
-
-    @property
-    def looker(self) -> SnapshotReader:
-        """The reader of the devices."""
-        return SnapshotReader(self.root, self.read_config)
 
     def moment(self) -> Moment:
         """Return the present moment."""
@@ -141,14 +137,92 @@ class HygieneRecords:
                 stack.enter_context(self.ledger.locked(address, patience))
             yield
 
+    @contextlib.contextmanager
+    def free_locks(self, addresses: Iterable[str]) -> Iterator[tuple[list[str], dict[str, str]]]:
+        """Lock those devices that no other process or thread has locked now.
+
+        :returns: the locked devices; and address -> why another device is not locked.
+        """
+        locked: list[str] = []
+        reasons: dict[str, str] = {}
+        with contextlib.ExitStack() as stack:
+            for address in addresses:
+                try:
+                    stack.enter_context(self.ledger.locked(address, 0))
+                    locked.append(address)
+                except LedgerError:
+                    reasons[address] = "it is being checked"
+            yield locked, reasons
+
+    # -- the devices ------------------------------------------------------------
+
+    def find(self, address: str, role: str | None) -> DeviceCandidate | None:
+        """Read a device now; return None if it is missing.
+
+        :raises nova_hpc.topology.files.FileError: the kernel gives no answer.
+        """
+        tree = FileTree(self.root)
+        if not tree.exists(f"{DEVICES}/{address}"):
+            return None
+        function = topology_device.read_pci_function(tree, address).function
+        parent = function.physical_function
+        if parent is None:
+            return DeviceCandidate(function, role)
+        names = tree.names(f"{DEVICES}/{parent}")
+        return DeviceCandidate(
+            function, role, sum(1 for name in names if name.startswith("virtfn"))
+        )
+
+    def look(self, candidates: Iterable[DeviceCandidate]) -> dict[str, DeviceSnapshot]:
+        """Return snapshots by address; call it under the locks, or only for a comparison."""
+        wanted = list(candidates)
+        tree = FileTree(self.root)
+        addresses = [candidate.function.address for candidate in wanted]
+        configs = self.read_config(addresses) if self.read_config and addresses else {}
+        boot = baseline.boot_of(tree)
+        return {
+            address: baseline.take_snapshot(
+                tree, candidate.function, boot, candidate.vfs, configs.get(address)
+            )
+            for address, candidate in zip(addresses, wanted, strict=True)
+        }
+
     def identify(
-        self,
-        addresses: Iterable[str],
-        offered: Mapping[str, DeviceCandidate],
-        looks: Mapping[str, DeviceSnapshot],
+        self, candidates: Iterable[DeviceCandidate], looks: Mapping[str, DeviceSnapshot]
     ) -> dict[str, str]:
-        """Return the identity that each device reports."""
-        return self.looker.identify((offered[address] for address in addresses), looks)
+        """Return the hardware at each address, as far as the devices report it themselves.
+
+        :param looks: snapshots of *candidates*. A virtual function is identified by its
+            physical function, whose serial number is read once.
+        """
+        identities: dict[str, str] = {}
+        parents: dict[str, str | None] = {}
+        for candidate in candidates:
+            function = candidate.function
+            look = looks.get(function.address)
+            parent = function.physical_function
+            if look is None or look.silent or function.unknown is not None:
+                continue
+            if parent is None:
+                tree = FileTree(self.root)
+                identities[function.address] = baseline.hardware_name_of(tree, function, look)
+                continue
+            if parent not in parents:
+                parents[parent] = self._parent(parent)
+            if (whose := parents[parent]) is not None and identity.is_hardware_known(whose):
+                offset = routing_number_of(function.address) - routing_number_of(parent)
+                identities[function.address] = f"{whose}/vf+{offset}"
+        return identities
+
+    def _parent(self, address: str) -> str | None:
+        try:
+            parent = self.find(address, None)
+            if parent is None:
+                return None
+            look = self.look([parent])[address]
+            return baseline.hardware_name_of(FileTree(self.root), parent.function, look)
+        except FileError:
+            return None
 
     def new_hardware(
         self,
@@ -159,7 +233,9 @@ class HygieneRecords:
         """Return the hardware of devices whose hardware is not recorded yet."""
         new = [address for address in looks if ledger.device(address).hardware is None]
         recorded = {device.hardware for device in ledger.devices.values()}
-        ids = identity.unique_hardware_of(self.identify(new, candidates, looks))
+        ids = identity.unique_hardware_of(
+            self.identify((candidates[address] for address in new), looks)
+        )
         # An identity that another device has reported before does not identify this one.
         return {
             address: ids[address]

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Final
 
 import attrs
@@ -12,102 +10,10 @@ import attrs
 from nova_hpc.tenancy.health_states import HealthRules, Moment
 from nova_hpc.tenancy.hygiene import baseline
 from nova_hpc.tenancy.hygiene.baseline import DeviceSnapshot
-from nova_hpc.tenancy.identity import is_hardware_known
 from nova_hpc.tenancy.sign import HealthSign, Symptom
-from nova_hpc.tenancy.step import DeviceCandidate
-from nova_hpc.topology import device as topology_device
-from nova_hpc.topology.device import DEVICES
-from nova_hpc.topology.files import FileError, FileTree
-from nova_hpc.topology.model import PciFunction, routing_number_of
+from nova_hpc.topology.model import PciFunction
 from nova_hpc.topology.vfio import Vfio
 from nova_hpc.wire.ledger import SOMEBODY, Ledger, LedgerDevice
-
-
-@attrs.frozen
-class SnapshotReader:
-    """Reads devices of one node."""
-
-    root: Path
-    #: Reads configuration spaces if this process may not read them completely.
-    read_config: Callable[[Sequence[str]], Mapping[str, bytes]] | None = None
-
-    def find(self, address: str, role: str | None) -> DeviceCandidate | None:
-        """Read a device now; return None if it is missing.
-
-        :raises nova_hpc.topology.files.FileError: the kernel gives no answer.
-        """
-        tree = FileTree(self.root)
-        if not tree.exists(f"{DEVICES}/{address}"):
-            return None
-        function = topology_device.read_pci_function(tree, address).function
-        parent = function.physical_function
-        if parent is None:
-            return DeviceCandidate(function, role)
-        names = tree.names(f"{DEVICES}/{parent}")
-        return DeviceCandidate(
-            function, role, sum(1 for name in names if name.startswith("virtfn"))
-        )
-
-    def look(self, candidates: Iterable[DeviceCandidate]) -> dict[str, DeviceSnapshot]:
-        """Return snapshots by address; call it under the locks, or only for a comparison."""
-        wanted = list(candidates)
-        tree = FileTree(self.root)
-        addresses = [candidate.function.address for candidate in wanted]
-        configs = self.read_config(addresses) if self.read_config and addresses else {}
-        boot = baseline.boot_of(tree)
-        return {
-            candidate.function.address: baseline.take_snapshot(
-                tree,
-                candidate.function,
-                boot,
-                candidate.vfs,
-                configs.get(candidate.function.address),
-            )
-            for candidate in wanted
-        }
-
-    def hardware(self, function: PciFunction, look: DeviceSnapshot) -> str:
-        """See :func:`nova_hpc.tenancy.hygiene.baseline.hardware_name_of`."""
-        return baseline.hardware_name_of(FileTree(self.root), function, look)
-
-    def identify(
-        self, candidates: Iterable[DeviceCandidate], looks: Mapping[str, DeviceSnapshot]
-    ) -> Identities:
-        """Return the hardware at each address, as far as the devices report it themselves.
-
-        :param looks: snapshots of *candidates*. A virtual function is identified by its
-            physical function, whose serial number is read once.
-        """
-        identities: dict[str, str] = {}
-        parents: dict[str, str | None] = {}
-        for candidate in candidates:
-            function = candidate.function
-            look = looks.get(function.address)
-            parent = function.physical_function
-            if look is None or look.silent or function.unknown is not None:
-                continue
-            if parent is None:
-                identities[function.address] = self.hardware(function, look)
-                continue
-            if parent not in parents:
-                parents[parent] = self._parent(parent)
-            if (whose := parents[parent]) is not None and is_hardware_known(whose):
-                offset = routing_number_of(function.address) - routing_number_of(parent)
-                identities[function.address] = f"{whose}/vf+{offset}"
-        return identities
-
-    def _parent(self, address: str) -> str | None:
-        try:
-            parent = self.find(address, None)
-            if parent is None:
-                return None
-            return self.hardware(parent.function, self.look([parent])[address])
-        except FileError:
-            return None
-
-
-#: Address -> hardware.
-Identities = dict[str, str]
 
 
 def is_unused_by_host(function: PciFunction) -> bool:

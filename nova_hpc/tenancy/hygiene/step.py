@@ -22,12 +22,12 @@ from typing import ClassVar, Final
 import attrs
 
 from nova_hpc.tenancy import health_states, identity
+from nova_hpc.tenancy.hygiene import cleaning
 from nova_hpc.tenancy.hygiene.cleaner import RoleCleaners
-from nova_hpc.tenancy.hygiene.cleaning import DeviceCleaning
-from nova_hpc.tenancy.hygiene.hardware_moves import HardwareMoves, word_replaced_devices
+from nova_hpc.tenancy.hygiene.hardware_moves import find_replaced, word_replaced_devices
 from nova_hpc.tenancy.hygiene.records import HygieneRecords
 from nova_hpc.tenancy.hygiene.snapshots import add_first_baseline
-from nova_hpc.tenancy.hygiene.update import HygieneSweep, HygieneUpdate
+from nova_hpc.tenancy.hygiene.update import update_devices
 from nova_hpc.tenancy.ledger import LedgerError
 from nova_hpc.tenancy.owners import DeviceOwners
 from nova_hpc.tenancy.sign import HealthSign, Symptom
@@ -57,15 +57,6 @@ class HygieneStep(TenancyStep):
     #: Seconds after which a reset counts as failed.
     timeout: float
 
-    @property
-    def cleaning(self) -> DeviceCleaning:
-        """Cleans devices that no server has."""
-        return DeviceCleaning(self.records, self.cleaners)
-
-    @property
-    def _update(self) -> HygieneUpdate:
-        return HygieneUpdate(self.records, self.cleaning)
-
     # -- the protocol -----------------------------------------------------------
 
     def before_start(self, tenant: DeviceTenant, view: NodeView) -> tuple[str, ...]:
@@ -84,7 +75,7 @@ class HygieneStep(TenancyStep):
         """Clean hardware that replaced the server's own; keep the other devices unchanged."""
         notes: tuple[str, ...] = ()
         try:
-            replaced, notes = HardwareMoves(self.records).find_replaced(tenant, view)
+            replaced, notes = find_replaced(self.records, tenant, view)
             if replaced:
                 self._give_replaced(tenant, view, replaced)
             self.keep(tenant.server, frozenset(tenant.devices) - replaced)
@@ -155,15 +146,11 @@ class HygieneStep(TenancyStep):
                 if device.baseline is not None and view.node.function(address) is None
             }
             offered, ill = view.candidates(view.roles), {**gone, **view.ill}
-            swept = self._update.look(offered, owners, ill, view.roles)
+            return update_devices(self.records, self.cleaners, offered, owners, ill, view.roles)
         except LedgerError as error:
             note = f"PCI devices are not offered: {error}"
-            swept = HygieneSweep(dict.fromkeys(view.roles, str(error)), (note,), (note,))
-        findings = {
-            address: Symptom(HealthSign.UNREADY, reason)
-            for address, reason in swept.reasons.items()
-        }
-        return WithheldDevices(findings, swept.notes, swept.alarms)
+            unready = Symptom(HealthSign.UNREADY, str(error))
+            return WithheldDevices(dict.fromkeys(view.roles, unready), (note,), (note,))
 
     def unreported(self) -> frozenset[str]:
         """See :meth:`TenancyStep.unreported`."""
@@ -224,9 +211,11 @@ class HygieneStep(TenancyStep):
                 and (ledger.device(address).server != server or ledger.device(address).replaced)
                 and ledger.device(address).owes
             }
-            ledger, dirty = self.cleaning.clean({address: wanted[address].role for address in left})
+            ledger, dirty = cleaning.clean_devices(
+                self.records, self.cleaners, {address: wanted[address].role for address in left}
+            )
             refused |= dirty
-            looks = self.records.looker.look(
+            looks = self.records.look(
                 wanted[address] for address in wanted if address not in left | set(refused)
             )
             refused |= self.records.wrong(ledger, looks, wanted)
@@ -265,8 +254,8 @@ class HygieneStep(TenancyStep):
             if ledger.device(address).replaced
             and identity.is_hardware_known(ledger.device(address).hardware)
         ]
-        looks = self.records.looker.look(wanted[address] for address in asked)
-        reported = self.records.identify(asked, wanted, looks)
+        looks = self.records.look(wanted[address] for address in asked)
+        reported = self.records.identify((wanted[address] for address in asked), looks)
         return {
             address: hardware
             for address, hardware in reported.items()
@@ -323,4 +312,4 @@ class HygieneStep(TenancyStep):
             free = {address: roles.get(address) for address in still if address not in held}
             return {
                 address: holding.text for address, holding in held.items()
-            } | self.cleaning.clean(free)[1]
+            } | cleaning.clean_devices(self.records, self.cleaners, free)[1]

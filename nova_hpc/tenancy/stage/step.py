@@ -28,8 +28,9 @@ from typing import ClassVar, Final
 import attrs
 
 from nova_hpc.tenancy import health_states
-from nova_hpc.tenancy.hygiene.cleaning import DeviceCleaning
-from nova_hpc.tenancy.hygiene.hardware_moves import HardwareMoves, word_replaced_devices
+from nova_hpc.tenancy.hygiene import cleaning
+from nova_hpc.tenancy.hygiene.cleaner import RoleCleaners
+from nova_hpc.tenancy.hygiene.hardware_moves import find_replaced, word_replaced_devices
 from nova_hpc.tenancy.hygiene.records import HygieneRecords
 from nova_hpc.tenancy.identity import is_hardware_known
 from nova_hpc.tenancy.ledger import LedgerError
@@ -85,7 +86,7 @@ class StageStep(TenancyStep):
     name: ClassVar[str] = "stage"
 
     records: HygieneRecords
-    cleaning: DeviceCleaning
+    cleaners: RoleCleaners
     #: Role -> the place of its stage.
     modes: Mapping[str, StageMode] = attrs.field(hash=False)
     runners: Mapping[StageMode, StageRunner] = attrs.field(hash=False)
@@ -171,7 +172,7 @@ class StageStep(TenancyStep):
         }
         notes: tuple[str, ...] = ()
         try:
-            replaced, notes = HardwareMoves(self.records).find_replaced(tenant, view)
+            replaced, notes = find_replaced(self.records, tenant, view)
             if replaced:
                 self._owe_replaced(tenant, replaced, view)
             self._mark(addresses - replaced, tenant.server, wall)
@@ -443,13 +444,16 @@ class StageStep(TenancyStep):
         if waiting_tenants.find_held_devices(roles, ledger, owners):
             return  # hygiene reports the holder
         dirty = {address: roles[address] for address in roles if ledger.device(address).owes}
-        if self.cleaning.clean(dirty)[1]:
+        if cleaning.clean_devices(self.records, self.cleaners, dirty)[1]:
             return  # hygiene reports the failure
         began = time.monotonic()
         mode = self.mode(next(iter(roles.values())))
         runner = self.runners[mode]
         holder = runner.holder()
-        self._begin(holder, roles)
+        wall = self.records.moment().wall
+        self.records.change(
+            lambda ledger: ledger_edits.begin_device_stages(ledger, roles, holder, wall)
+        )
         outcome = runner.run(holder, roles)
         if outcome.problem:
             problem = runner.end(holder, list(roles))
@@ -461,14 +465,8 @@ class StageStep(TenancyStep):
             for address, holding in held.items():
                 self._note(f"PCI device {address} after its stage: {holding.text}")
             return
-        unclean = self.cleaning.clean(dict(roles))[1]
+        unclean = cleaning.clean_devices(self.records, self.cleaners, dict(roles))[1]
         self._settle(roles, outcome, unclean, time.monotonic() - began)
-
-    def _begin(self, holder: str, roles: Mapping[str, str | None]) -> None:
-        wall = self.records.moment().wall
-        self.records.change(
-            lambda ledger: ledger_edits.begin_device_stages(ledger, roles, holder, wall)
-        )
 
     def _settle(
         self,

@@ -76,7 +76,7 @@ TRACED: Final = (
     f"{_HYGIENE}.take_back",
     f"{_STAGE}.before_start",
     f"{_STAGE}._settle",
-    "nova_hpc.tenancy.hygiene.cleaning:DeviceCleaning.clean",
+    "nova_hpc.tenancy.hygiene.cleaning:clean_devices",
     "virt_driver_patches.driver.provider_reserver:ProviderReserver.complete",
     f"{_LIBVIRT}._create_guest_with_network",
     f"{_LIBVIRT}._destroy",
@@ -196,7 +196,7 @@ def install() -> None:
     :raises AttributeError: one of them is not there: its steps would be lost.
     """
     for target in TRACED:
-        _wrap(target, _naming(target.rpartition(".")[2], target in ROOTS))
+        _wrap(target, _naming(re.split("[.:]", target)[-1], target in ROOTS))
     for target, name in DURABLE.items():
         _wrap(target, _stepping(name))
     _listen()

@@ -17,6 +17,7 @@ from nova_hpc.tenancy.guest_domains import NodeGuestDomains
 from nova_hpc.tenancy.hygiene import cleaner
 from nova_hpc.tenancy.hygiene import reset as hygiene_reset
 from nova_hpc.tenancy.hygiene.records import HygieneRecords
+from nova_hpc.tenancy.hygiene.update import update_devices
 from nova_hpc.tenancy.ledger import LedgerFile
 from nova_hpc.tenancy.owners import DeviceOwners
 from nova_hpc.tenancy.step import NodeView
@@ -76,9 +77,16 @@ class NodeHygiene(DeviceUpkeep):
     def take_back(self, server, roles, owners=None, recorded=()):
         return super().take_back(server, roles, self._owners(owners), recorded)
 
-    def sweep(self, offered, owners=None, ill=None, roles=None):
+    def update(self, offered, owners=None, ill=None, roles=None):
+        """The periodic update, without Nova's view of the node."""
+        roles = roles or {address: device.role for address, device in offered.items()}
+        owners = self._owners(owners)
+        return update_devices(self.records, self.cleaners, offered, owners, ill or {}, roles)
+
+    def sweep(self, *arguments, **more):
         """Address -> why a device must not be offered."""
-        return dict(self._update.look(offered, self._owners(owners), ill or {}, roles).reasons)
+        findings = self.update(*arguments, **more).findings
+        return {address: symptom.reason for address, symptom in findings.items()}
 
     def accept(self, device, owners=None, reason=""):
         if isinstance(owners, str):

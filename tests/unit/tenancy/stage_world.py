@@ -157,7 +157,7 @@ class Service:
         )
         self.stage = StageStep(
             records=self.hygiene.records,
-            cleaning=self.hygiene.cleaning,
+            cleaners=self.hygiene.cleaners,
             modes={"gpu": StageMode.SERVICE_VM} if modes is None else modes,
             runners={StageMode.SERVICE_VM: world, StageMode.HOST: world},
             spawn=lambda attend: None,

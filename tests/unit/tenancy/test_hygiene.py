@@ -215,8 +215,8 @@ def test_bus_mastering_that_firmware_left_on(new):
     for each in (GPU, OTHER):
         new.config(each, master=True)
         new.forget(each)
-    found = new.step()._update.look(new.candidates(GPU, OTHER), new.owners(OTHER), {})
-    assert (found.reasons, new.masters(GPU), new.resets(GPU)) == ({}, False, True)
+    found = new.step().update(new.candidates(GPU, OTHER), new.owners(OTHER))
+    assert (found.findings, new.masters(GPU), new.resets(GPU)) == ({}, False, True)
     (note,) = found.notes
     assert note.startswith(f"PCI device {GPU} had bus mastering on although no server has it")
     assert (record(new).proof, record(new).stage) == ("", passed)
@@ -230,7 +230,10 @@ def test_bus_mastering_of_a_device_with_a_narrow_link(node):
     node.config(GPU, master=True)
     narrow = {GPU: Symptom(HealthSign.LINK, "its link is x8 of x16")}
     owners = node.owners()
-    assert node.step()._update.look(node.candidates(GPU, OTHER), owners, narrow).alarms == ()
+    found = node.step().update(node.candidates(GPU, OTHER), owners, narrow)
+    (note,) = found.notes
+    assert note.startswith(f"PCI device {GPU} had bus mastering on although no server has it")
+    assert found.alarms == ()
     assert (node.masters(GPU), node.resets(GPU)) == (False, True)
 
 
