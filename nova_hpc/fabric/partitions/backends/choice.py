@@ -36,7 +36,8 @@ def _load_class(name: str) -> Any:
     try:
         return driver.DriverManager(NAMESPACE, name, invoke_on_load=False).driver
     except (exception.NoMatches, exception.MultipleMatches, ImportError) as error:
+        cure = "; install the wheel nova-hpc-ufm" if name == "ufm" else ""
         raise SubnetManagerError(
             f"subnet_manager {name!r} cannot be loaded: it is none of the entry points "
-            f"{NAMESPACE} ({error})"
+            f"{NAMESPACE} ({error}){cure}"
         ) from error
