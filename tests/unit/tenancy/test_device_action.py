@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 import attrs
+import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
@@ -107,7 +108,8 @@ def by_sets(node):
     fit = well | offered & _where(node, lambda device: device.sign is HealthSign.LINK)
     mastering = fit & _where(node, lambda device: device.master and device.driver == "vfio-pci")
     busy = used | waiting
-    parents = {parent for parent, child in PAIRS.items() if child in busy}
+    # An update also looks for users of virtual functions that are neither offered nor marked.
+    parents = {parent for parent, child in PAIRS.items() if node[child].holder is not None}
     owing = fit - marked - (proved - mastering) - busy - quarantined - staged - parents
     left = marked - busy | owing
     early = left & _where(node, lambda d: d.state is DeviceState.SUSPECT and not d.due)
@@ -136,7 +138,7 @@ def _facts(device, child):
         fault=device.sign and Symptom(device.sign, "it is ill"),
         look=look,
         masters=look is not None and device.master and device.driver == "vfio-pci",
-        shared=child is not None and child.user is not None,
+        shared=child is not None and child.holder is not None,
     )
 
 
@@ -221,3 +223,32 @@ def _update_and_compare(node, fake):
             assert entry.baseline is None, about
             suspect = device.sign is HealthSign.SILENT and device.due
             assert not suspect or entry.state is DeviceState.SUSPECT, about
+
+
+@pytest.mark.parametrize("is_held", [False, True])
+def test_a_function_that_is_not_offered_protects_its_device(tmp_path, is_held):
+    """Before, only users of offered or marked functions were looked for."""
+    fake = FakeNode(tmp_path)
+    fake.boot("first")
+    (child, parent), *_ = PARENTS.items()
+    fake.add(parent)
+    fake.add(child, physfn=parent)
+    for address in (parent, child):
+        fake.bind(address, "vfio-pci")
+    resets = []
+
+    def reset(address):
+        resets.append(address)
+        fake.config(address)
+
+    held = {child: KernelHolder("a process has it", True)} if is_held else {}
+    owners = DeviceOwners(
+        frozenset,
+        NodeGuestDomains,
+        lambda asked: {address: held[address] for address in asked if address in held},
+    )
+    # Without a proof of cleanness the device is reset before it is offered.
+    fake.file.change(lambda ledger: attrs.evolve(ledger, compared=True))
+    fake.step(reset=reset).sweep(fake.candidates(parent), owners, {})
+    assert resets == ([] if is_held else [parent])
+    assert fake.ledger.device(child).server is None
