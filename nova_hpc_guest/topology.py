@@ -79,7 +79,10 @@ def format_slurm_place(
 
 
 def build_place_data(document: GuestDocument, places: dict[int, GuestFunction]) -> dict[str, Any]:
-    """The same as plain objects."""
+    """The places of the document's devices, as the JSON of ``nova-hpc-guest topology``.
+
+    :param places: number of a device in the document -> the PCI function in this guest.
+    """
     rails = []
     for device in document.devices:
         if device.rail:

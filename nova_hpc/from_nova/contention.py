@@ -34,7 +34,11 @@ _SEED: Final = "_hpc_contention_seed"
 
 
 class Contention:
-    """The number of hosts in the choice, for all requests of a process; safe between threads."""
+    """The number of best hosts among which each request of this scheduler process draws one.
+
+    It rises when another scheduler claims the chosen devices first, and falls when a claim succeeds
+    at once. It is safe between threads.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

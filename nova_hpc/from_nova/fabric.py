@@ -74,7 +74,7 @@ class FabricSpot:
 
     @property
     def fit(self) -> int:
-        """How many such servers fit now; at least 1."""
+        """Number of servers of the flavor that fit on the host now; 1 counts this server."""
         return self.seat.fit
 
 

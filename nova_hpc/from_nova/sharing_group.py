@@ -25,7 +25,7 @@ LOG = logging.getLogger(__name__)
 
 @attrs.frozen
 class SharingGroup:
-    """The group, or the lack of an answer."""
+    """The server group with whose members a server shares memory, by Nova's answer."""
 
     #: UUID of the group; None if the server shares with no other server.
     uuid: str | None = None

@@ -121,10 +121,11 @@ def walk_capabilities(data: bytes) -> Iterator[int]:
 def walk_extended_capabilities(data: bytes | bytearray, last: int) -> Iterator[int]:
     """Offset of each extended capability up to *last*, in the order of their list, each once.
 
-    The first offset is always yielded, even if it is empty. A head is read only when the next
-    offset is requested, so that a caller can read the space while it walks.
+    The first offset is always yielded, even if it is empty. The four bytes of a capability's header
+    are read only when the next offset is requested, so that a caller can read the space while it
+    walks.
 
-    :param last: no more than four bytes before the end of *data*.
+    :param last: the highest offset; its header of four bytes must lie in *data*.
     """
     seen: set[int] = set()
     offset = STANDARD

@@ -59,8 +59,9 @@ _T = TypeVar("_T")
 
 
 def read_pci_function(tree: FileTree, name: str, busy: bool = False) -> Raw:
-    """The function that *name*, a PCI address, lists in :data:`DEVICES`.
+    """Read a PCI function from sysfs.
 
+    :param name: its PCI address, which is the name of its folder in :data:`DEVICES`.
     :param busy: it is in a reset, so its configuration space is not read.
     """
     with tree.folder(f"{DEVICES}/{name}") as folder:

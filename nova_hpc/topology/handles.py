@@ -212,14 +212,14 @@ def _walk_as_root(stack: contextlib.ExitStack, path: str) -> int:
 
 @contextlib.contextmanager
 def hold_folder(path: Path, make: bool = False) -> Iterator[int]:
-    """Hold a directory of the service, whose last part must not be a link.
+    """Yield an open descriptor of a directory of the service, whose last part must not be a link.
 
     A link above it is followed if the link and its directory belong to root or to this user,
     and if other users cannot write there. So an operator may put the directory elsewhere, and
     the service cannot redirect a process of root.
 
     :param make: create it if it is missing, with the owner of the directory above.
-    :raises OSError: it is missing, is not a directory, or a link leads to it.
+    :raises OSError: it is missing, is not a directory, or a link leads to it that others can change.
     """
     with contextlib.ExitStack() as stack:
         above, name = _walk_to_parent(stack, os.path.abspath(path))  # noqa: PTH100

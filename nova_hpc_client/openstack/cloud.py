@@ -308,7 +308,11 @@ class SdkCloud(MarkingCloud):
         return None
 
     def mark_turn(self, wish: ClusterWish, server: str) -> None:
-        """Mark the turn of *wish* as done in a member's metadata."""
+        """Record in the metadata of *server*, a member's id, that it did the turn of *wish*.
+
+        The item is :data:`~nova_hpc_common.wire.cluster_wish.TURN_KEY`. Nothing happens if the
+        server is gone.
+        """
         body = {"metadata": {cluster_wish.TURN_KEY: wish.turn}}
         _ask_unless_gone(self.rest.nova, "POST", f"/servers/{server}/metadata", body)
 

@@ -41,7 +41,7 @@ class ToolState(NamedTuple):
 
 
 class Toolbox(NamedTuple):
-    """The tools of this machine."""
+    """The programs that probes run, as found on the machine that is measured."""
 
     states: Mapping[str, ToolState]
     python: str

@@ -79,10 +79,11 @@ def parse_hello(data: bytes) -> Hello:
 
 
 def open_lifeline(address: str, port: int, timeout: float = 10.0) -> tuple[socket.socket, Hello]:
-    """Connect to a slot.
+    """Connect to a slot of a shared GPU, and read the greeting of its server.
 
-    :param port: the first port of the slot.
-    :raises LifelineError: nothing answers, or something else.
+    :param port: the first port of the slot; the lifeline has a fixed distance from it.
+    :param timeout: seconds.
+    :raises LifelineError: no server answers, or the answer is no greeting.
     """
     try:
         line = socket.create_connection((address, port + LIFELINE), timeout)

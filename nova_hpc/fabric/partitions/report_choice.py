@@ -144,9 +144,10 @@ def choose_reports(
 
 
 def split_reports(reports: MemberReports) -> Iterator[MemberReports]:
-    """Split reports into parts of at most :data:`MOST_REPORTED` rows; *gone* comes first.
+    """Split reports into parts of at most :data:`MOST_REPORTED` rows.
 
-    Another row may wait for a key that becomes free, and failures matter more than repeated events.
+    The order is *gone*, *present*, *lost*, *failed*, *repeat*: another row may wait for the key of
+    a row that is gone, and repeated events can wait.
     """
     entries: list[tuple[str, Any]] = [
         (kind, entry)

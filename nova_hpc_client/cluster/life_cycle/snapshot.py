@@ -420,6 +420,6 @@ def _run(work: _Work, group: str, pace: Pace, plan: Callable[[Cluster], Move]) -
 
 
 def format_ways(cluster: Cluster, snapshot: str) -> str:
-    """The command that finishes a snapshot, and the one that undoes it."""
+    """The sentence with the commands that continue and that undo an unfinished snapshot."""
     undo = shell_command("openstack", "hpc", "snapshot", "delete", snapshot)
     return f"{verbs.format_ways(cluster, snapshots.SNAPSHOT)}, {undo} undoes it"

@@ -421,7 +421,7 @@ def _rebuild_on(cluster: Cluster, member: ClusterMember, turn: str) -> Need:
 
 
 def wait_for(member: ClusterMember) -> Wait:
-    """A wait for Nova's work on a member."""
+    """Make the step that waits while a member is in a state that Nova will change."""
     return Wait(f"{member.shown} is {member.state_text}")
 
 
