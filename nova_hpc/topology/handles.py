@@ -219,7 +219,7 @@ def hold_folder(path: Path, make: bool = False) -> Iterator[int]:
     the service cannot redirect a process of root.
 
     :param make: create it if it is missing, with the owner of the directory above.
-    :raises OSError: it is missing, is not a directory, or a link leads to it that others can change.
+    :raises OSError: it is missing, is no directory, or a link leads to it that others can change.
     """
     with contextlib.ExitStack() as stack:
         above, name = _walk_to_parent(stack, os.path.abspath(path))  # noqa: PTH100
