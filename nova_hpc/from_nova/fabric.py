@@ -74,7 +74,7 @@ class FabricSpot:
 
     @property
     def fit(self) -> int:
-        """Number of servers of the flavor that fit on the host now; 1 counts this server."""
+        """The number of the request's servers that fit on the host now, at least 1."""
         return self.seat.fit
 
 
