@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Final
-from xml.sax.saxutils import escape, quoteattr
+from xml.sax.saxutils import quoteattr
 
 from nova_hpc_client.accept.cluster_result import ClusterAcceptance, MemberAcceptance
+from nova_hpc_common.output.canvas import add_element, format_svg, make_plain_root
 from nova_hpc_common.outside.text import printable_text
 from nova_hpc_guest.accept.probes import PROBE_OF
 from nova_hpc_guest.accept.ratio import LEVEL
@@ -21,6 +22,8 @@ COLUMNS: Final = ("Member", "Verdict", "Slow", "Causes", "Reasons")
 _LEFT: Final = 150
 _CELL: Final = 84
 _STEP: Final = 24
+#: Most letters of a text by other people.
+_MOST: Final = 80
 _COLOURS: Final = {"slow": "#f2b8b5", "level": "#c7e7cf", "undecided": "#f3e6a6"}
 
 
@@ -93,36 +96,23 @@ def draw_cluster(cluster: ClusterAcceptance) -> str:
         for name in PROBE_OF
         if any(row.probe == name for member in cluster.members for row in member.result.rows)
     ]
-    width = _LEFT + _CELL * len(probes) + 420
-    height = 70 + _STEP * len(cluster.members)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
-        'font-family="sans-serif" font-size="12">',
-        '<rect width="100%" height="100%" fill="white"/>',
-        f'<text x="8" y="18" font-weight="bold">{_take_text(cluster.name)}, '
-        f"{_take_text(cluster.tier)}: {_take_text(cluster.verdict)}</text>",
-    ]
+    right = _LEFT + _CELL * len(probes)
+    heading = f"{cluster.name[:_MOST]}, {cluster.tier}: {cluster.verdict}"
+    root = make_plain_root(right + 420, 70 + _STEP * len(cluster.members), heading, 12)
+    add_element(root, "text", heading, x=8, y=18, font_weight="bold")
     for place, name in enumerate(probes):
-        parts.append(f'<text x="{_LEFT + _CELL * place}" y="42">{_take_text(name)}</text>')
+        add_element(root, "text", name, x=_LEFT + _CELL * place, y=42)
     for number, member in enumerate(cluster.members):
-        line = 50 + _STEP * number
-        parts.append(f'<text x="8" y="{line + 15}">{_take_text(member.name)}</text>')
-        rows = {row.probe: row for row in member.result.rows}
-        for place, name in enumerate(probes):
-            if name in rows:
-                row = rows[name]
-                left = _LEFT + _CELL * place
-                parts.append(
-                    f'<rect x="{left}" y="{line}" width="{_CELL - 4}" height="{_STEP - 4}" '
-                    f'fill="{_COLOURS[row.verdict]}"/><text x="{left + 4}" y="{line + 15}">'
-                    f"{row.ratio:.2f} {_take_text(row.verdict)}</text>"
-                )
-        causes = ", ".join(member.causes)
-        said = f"{member.result.verdict}{f': {causes}' if causes else ''}"
-        left = _LEFT + _CELL * len(probes) + 8
-        parts.append(f'<text x="{left}" y="{line + 15}">{_take_text(said)}</text>')
-    return "\n".join([*parts, "</svg>", ""])
-
-
-def _take_text(text: str) -> str:
-    return escape(printable_text(text)[:80])
+        top = 50 + _STEP * number
+        add_element(root, "text", member.name[:_MOST], x=8, y=top + 15)
+        for row in member.result.rows:
+            left = _LEFT + _CELL * probes.index(row.probe)
+            add_element(
+                root, "rect", x=left, y=top, width=_CELL - 4, height=_STEP - 4,
+                fill=_COLOURS[row.verdict],
+            )  # fmt: skip
+            ratio = f"{row.ratio:.2f} {row.verdict}"
+            add_element(root, "text", ratio, x=left + 4, y=top + 15)
+        verdict = ": ".join(filter(None, (member.result.verdict, ", ".join(member.causes))))
+        add_element(root, "text", verdict[:_MOST], x=right + 8, y=top + 15)
+    return format_svg(root)

@@ -6,18 +6,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
-
-from lxml import etree
+from xml.etree.ElementTree import Element
 
 from nova_hpc_common.level import Level
-from nova_hpc_tools.pictures.canvas import (
-    STATE_CLASSES,
+from nova_hpc_common.output.canvas import (
     Block,
     add_element,
     add_text,
     add_tooltip,
     place_block,
 )
+from nova_hpc_tools.pictures.looks import STATE_CLASSES
 from nova_hpc_tools.pictures.model import (
     DeviceTile,
     HostTile,
@@ -59,7 +58,7 @@ def draw_leaf_box(leaf: LeafBox) -> Block:
     return Block(LEAF_WIDTH, top + 2, group)
 
 
-def _write_leaf_title(group: etree._Element, leaf: LeafBox) -> None:
+def _write_leaf_title(group: Element, leaf: LeafBox) -> None:
     words = f"{len(leaf.hosts)} host{'s' * (len(leaf.hosts) != 1)}"
     if leaf.groups:
         members = sum(note.members for note in leaf.groups)
@@ -70,9 +69,7 @@ def _write_leaf_title(group: etree._Element, leaf: LeafBox) -> None:
     element = add_element(group, "text", words, x=LEAF_WIDTH - _PAD, y=15, class_="dim e")
     lines = [", ".join(above) or "the map does not have these hosts"]
     lines += [f"group {note.group}: {note.members} of {note.announced}" for note in leaf.groups]
-    text, element.text = element.text, None
     add_tooltip(element, lines)
-    element[0].tail = text
 
 
 def draw_host_tile(host: HostTile, width: int) -> Block:
@@ -113,7 +110,7 @@ def format_largest_sets(largest: Mapping[str, Mapping[Level, int]], role: str) -
 
 
 def _draw_role_row(
-    group: etree._Element, row: RoleRow, letters: Mapping[str, str], top: int, width: int
+    group: Element, row: RoleRow, letters: Mapping[str, str], top: int, width: int
 ) -> None:
     add_text(group, row.role, 6, top + 10, "dim s", _LABEL, 10)
     if len(row.tiles) > _MOST_CELLS:
@@ -190,7 +187,7 @@ def count_tile_states(tiles: Sequence[DeviceTile]) -> Counter[TileState]:
 
 
 def draw_state_bar(
-    parent: etree._Element, counts: Mapping[TileState, int], x: int, y: int, width: int
+    parent: Element, counts: Mapping[TileState, int], x: int, y: int, width: int
 ) -> None:
     """A bar of the states, as long as their share; the words are in its tooltip."""
     total = sum(counts.values())

@@ -5,11 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Final
+from xml.etree.ElementTree import Element
 
-from lxml import etree
-
-from nova_hpc_tools.pictures.canvas import (
-    STATE_CLASSES,
+from nova_hpc_common.output.canvas import (
     Block,
     add_element,
     add_text,
@@ -17,6 +15,7 @@ from nova_hpc_tools.pictures.canvas import (
     estimate_text_width,
     place_block,
 )
+from nova_hpc_tools.pictures.looks import STATE_CLASSES
 from nova_hpc_tools.pictures.model import DeviceTile, PlaceBox, TileState
 
 #: Of a NUMA node: two fit beside each other on a page, and one on a telephone.
@@ -69,7 +68,7 @@ def _draw_tile_grid(tiles: Sequence[DeviceTile], width: int) -> Block:
     return Block(width, rows * (_TILE + _GAP) - _GAP, group)
 
 
-def _draw_tile(parent: etree._Element, tile: DeviceTile, x: int, y: int, width: int) -> None:
+def _draw_tile(parent: Element, tile: DeviceTile, x: int, y: int, width: int) -> None:
     group = add_element(parent, "g", class_="device", transform=f"translate({x},{y})")
     add_tooltip(group, list_tile_lines(tile))
     add_element(group, "rect", width=width, height=_TILE, rx=4, class_="tile")
@@ -89,7 +88,7 @@ def _draw_tile(parent: etree._Element, tile: DeviceTile, x: int, y: int, width: 
     add_text(group, format_tile_state(tile), left, 45, "ink", room)
 
 
-def _draw_state_band(group: etree._Element, tile: DeviceTile) -> None:
+def _draw_state_band(group: Element, tile: DeviceTile) -> None:
     """The state as a colour; of several functions each part has its own."""
     height = _TILE - 2
     part = 0

@@ -9,30 +9,29 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Final
+from xml.etree.ElementTree import Element, SubElement, tostring
 
 import attrs
-from lxml import etree
 
-from nova_hpc_common.outside.name_lists import cut_after
-from nova_hpc_common.outside.text import printable_text
-from nova_hpc_tools.pictures import draw_cloud, draw_node
-from nova_hpc_tools.pictures.canvas import (
-    FONT,
-    STATE_CLASSES,
+from nova_hpc_common.output.canvas import (
     Block,
     add_element,
     add_text,
     arrange_blocks,
     estimate_text_width,
+    format_svg,
     make_svg_root,
     place_block,
-    write_picture_style,
 )
+from nova_hpc_common.outside.name_lists import cut_after
+from nova_hpc_common.outside.text import printable_text
+from nova_hpc_tools.pictures import draw_cloud, draw_node
 from nova_hpc_tools.pictures.fragmentation import (
     FitTable,
     tabulate_cloud_sets,
     tabulate_node_sets,
 )
+from nova_hpc_tools.pictures.looks import FONT, STATE_CLASSES, write_picture_style
 from nova_hpc_tools.pictures.model import CloudPicture, DeviceTile, NodePicture, PlaceBox, TileState
 
 #: Most hosts of a cloud; beyond that number each leaf is drawn only with counts.
@@ -182,85 +181,77 @@ def _sheet_of_cloud(picture: CloudPicture) -> _Sheet:
 
 
 def _write_page(sheet: _Sheet) -> str:
-    html = etree.Element("html", lang="en")
-    head = etree.SubElement(html, "head")
-    etree.SubElement(head, "meta", charset="utf-8")
-    etree.SubElement(head, "meta", {"http-equiv": "Content-Security-Policy", "content": _POLICY})
-    etree.SubElement(head, "meta", name="viewport", content="width=device-width, initial-scale=1")
-    etree.SubElement(head, "meta", {"name": "color-scheme", "content": "light dark"})
+    html = Element("html", lang="en")
+    head = SubElement(html, "head")
+    SubElement(head, "meta", charset="utf-8")
+    SubElement(head, "meta", {"http-equiv": "Content-Security-Policy", "content": _POLICY})
+    SubElement(head, "meta", name="viewport", content="width=device-width, initial-scale=1")
+    SubElement(head, "meta", {"name": "color-scheme", "content": "light dark"})
     _write(head, "title", f"{sheet.title} - nova-hpc")
     _write(head, "style", _STYLE + write_picture_style())
-    main = etree.SubElement(etree.SubElement(html, "body"), "main")
+    main = SubElement(SubElement(html, "body"), "main")
     _write(main, "h1", sheet.title)
     for fact in sheet.facts:
         _write(main, "p", fact)
     _write_legend(main, sheet.states)
     if sheet.signs:
         _write(main, "p", sheet.signs)
-    tables = etree.SubElement(main, "div", {"class": "tables"})
+    tables = SubElement(main, "div", {"class": "tables"})
     for table in sheet.tables:
-        section = etree.SubElement(tables, "section")
+        section = SubElement(tables, "section")
         _write(section, "h2", table.title)
         _write_table(section, table.head, table.rows)
     if sheet.tables:
         _write(main, "p", sheet.note)
     for heading, blocks in sheet.parts:
         _write(main, "h3", heading) if heading else None
-        flow = etree.SubElement(main, "div", {"class": "blocks"})
+        flow = SubElement(main, "div", {"class": "blocks"})
         for block in blocks:
             # A browser only lays out the visible blocks, however many there are.
             size = f"contain-intrinsic-size:{block.width}px {block.height}px"
-            frame = etree.SubElement(flow, "div", style=size)
-            frame.append(_svg_without_title(block))
+            frame = SubElement(flow, "div", style=size)
+            drawing = make_svg_root(block.width, block.height)
+            drawing.append(block.element)
+            frame.append(drawing)
     for summary, head_row, rows in sheet.lists:
-        details = etree.SubElement(main, "details")
+        details = SubElement(main, "details")
         _write(details, "summary", summary)
         _write_table(details, head_row, rows, "names")
     if sheet.problems:
-        details = etree.SubElement(main, "details", open="open")
+        details = SubElement(main, "details", open="open")
         _write(details, "summary", _count_noun(len(sheet.problems), "problem"))
-        items = etree.SubElement(details, "ul")
+        items = SubElement(details, "ul")
         for problem in cut_after(sheet.problems, _MOST_PROBLEMS, lambda rest: f"and {rest} more"):
             _write(items, "li", problem)
-    text: str = etree.tostring(html, method="html", encoding="unicode")
-    return f"<!DOCTYPE html>\n{text}\n"
+    return f"<!DOCTYPE html>\n{tostring(html, method='html', encoding='unicode')}\n"
 
 
-def _svg_without_title(block: Block) -> etree._Element:
-    """A block as a drawing of its own; in a page only its parts have tooltips."""
-    root = make_svg_root(block, "")
-    root.remove(root[0])
-    return root
-
-
-def _write(parent: etree._Element, name: str, text: str) -> etree._Element:
-    element = etree.SubElement(parent, name)
+def _write(parent: Element, name: str, text: str) -> Element:
+    element = SubElement(parent, name)
     element.text = printable_text(text)
     return element
 
 
-def _write_legend(parent: etree._Element, states: Iterable[TileState]) -> None:
-    items = etree.SubElement(parent, "ul", {"class": "legend"})
+def _write_legend(parent: Element, states: Iterable[TileState]) -> None:
+    items = SubElement(parent, "ul", {"class": "legend"})
     for state in states:
-        item = etree.SubElement(items, "li")
-        swatch = add_element(None, "svg", width=14, height=14, viewBox="0 0 14 14")
+        item = SubElement(items, "li")
+        swatch = make_svg_root(14, 14)
         add_element(swatch, "rect", width=14, height=14, rx=3, class_=STATE_CLASSES[state])
         item.append(swatch)
         swatch.tail = state.value
 
 
 def _write_table(
-    parent: etree._Element, head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "sets"
+    parent: Element, head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "sets"
 ) -> None:
-    table = etree.SubElement(
-        etree.SubElement(parent, "div", {"class": "wide"}), "table", {"class": kind}
-    )
-    line = etree.SubElement(etree.SubElement(table, "thead"), "tr")
+    table = SubElement(SubElement(parent, "div", {"class": "wide"}), "table", {"class": kind})
+    line = SubElement(SubElement(table, "thead"), "tr")
     for word in head:
         _write(line, "th", word)
-    body = etree.SubElement(table, "tbody")
+    body = SubElement(table, "tbody")
     for row in rows:
-        line = etree.SubElement(body, "tr")
+        line = SubElement(body, "tr")
         for cell in row:
             _write(line, "td", cell)
 
@@ -298,9 +289,12 @@ def _write_svg(sheet: _Sheet) -> str:
     for problem in shown:
         add_text(group, f"problem: {problem}", 0, top + 12, "dim", _WIDTH)
         top += 16
-    root = make_svg_root(Block(_WIDTH, top, group), sheet.title, _GAP, style=True)
-    text: str = etree.tostring(root, encoding="unicode")
-    return f"{text}\n"
+    width, height = _WIDTH + 2 * _GAP, top + 2 * _GAP
+    root = make_svg_root(width, height, sheet.title)
+    add_element(root, "style", write_picture_style())
+    add_element(root, "rect", width=width, height=height, class_="bg")
+    place_block(root, Block(_WIDTH, top, group), _GAP, _GAP)
+    return format_svg(root)
 
 
 def _draw_svg_legend(states: Iterable[TileState]) -> Block:

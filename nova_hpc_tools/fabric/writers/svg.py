@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import colorsys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Final
-from xml.sax.saxutils import escape, quoteattr
+from xml.etree.ElementTree import Element
 
 import attrs
 
 from nova_hpc.fabric.model import TREE, FabricLevel, FabricMap, FabricPlace, FabricSwitch
+from nova_hpc_common.output.canvas import add_element, add_tooltip, format_svg, make_plain_root
 from nova_hpc_tools.fabric.map_outline import outline_map
 from nova_hpc_tools.fabric.writers.text import summarise_fabric
 
@@ -32,6 +33,10 @@ _FILLS: Final = {
     FabricLevel.SPINE: "#fbfbf7",
     FabricLevel.CORE: "#ffffff",
 }
+#: A link with all of its cables, with some of them, and with none.
+_WHOLE: Final = {"stroke": "#8fa3c7", "stroke_width": 0.5, "stroke_opacity": 0.6}
+_THIN: Final = {"stroke": "#d62728", "stroke_width": 1.4}
+_DEAD: Final = {**_THIN, "stroke_dasharray": "4 3"}
 
 
 @attrs.define
@@ -48,13 +53,19 @@ class _DomainBox:
 
 
 @attrs.frozen
-class _Paint:
-    """The appearance of hosts."""
+class _FabricDrawing:
+    """The layers of the picture, and the appearance of hosts."""
 
     #: Host -> number of members on it.
     members: Mapping[str, int]
     #: NVLink domain -> colour of its hosts' edges.
     nvlink: Mapping[str, str]
+    #: Below the cables.
+    boxes: Element = attrs.Factory(lambda: add_element(None, "g"))
+    #: Above the cables: names, switches and hosts.
+    signs: Element = attrs.Factory(lambda: add_element(None, "g"))
+    #: Switch -> its centre.
+    chips: dict[str, tuple[int, int]] = attrs.Factory(dict)
 
 
 def draw_fabric_svg(
@@ -68,35 +79,23 @@ def draw_fabric_svg(
     boxes = _outermost_boxes(fabric)
     for box in boxes:
         _measure_box(box)
-    rows = _arrange_in_rows(boxes, _WIDEST)
-    paint = _Paint(members or {}, _colours_of_domains(fabric))
-    lines: list[str] = []
-    chips: dict[str, tuple[float, float]] = {}
+    drawing = _FabricDrawing(members or {}, _colours_of_domains(fabric))
     y = 1.5 * _LINE
     width = 400.0
-    for row in rows:
+    for row in _arrange_in_rows(boxes, _WIDEST):
         x = float(_PAD)
         for box in row:
-            lines += _draw_box(box, x, y, paint, chips)
+            _draw_box(box, x, y, drawing)
             x += box.width + _PAD
         width = max(width, x)
         y += max(box.height for box in row) + _PAD
-    cables = list(_draw_cables(fabric, chips))
     heading = title or f"fabric {fabric.name}: {', '.join(summarise_fabric(fabric))}"
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{y:.0f}" '
-            f'viewBox="0 0 {width:.0f} {y:.0f}" font-family="sans-serif" font-size="11">',
-            f"<title>{escape(heading)}</title>",
-            '<rect width="100%" height="100%" fill="white"/>',
-            f'<text x="{_PAD}" y="{_LINE}" font-size="13">{escape(heading)}</text>',
-            *[line for line in lines if not line.startswith("<g")],
-            *cables,
-            *[line for line in lines if line.startswith("<g")],
-            "</svg>",
-            "",
-        ]
-    )
+    root = make_plain_root(round(width), round(y), heading)
+    add_element(root, "text", heading, x=_PAD, y=_LINE, font_size=13)
+    root.append(drawing.boxes)
+    _draw_cables(root, fabric, drawing.chips)
+    root.append(drawing.signs)
+    return format_svg(root)
 
 
 def _outermost_boxes(fabric: FabricMap) -> list[_DomainBox]:
@@ -159,81 +158,72 @@ def _arrange_in_rows(boxes: list[_DomainBox], widest: float) -> list[list[_Domai
     return rows
 
 
-def _draw_box(
-    box: _DomainBox, x: float, y: float, paint: _Paint, chips: dict[str, tuple[float, float]]
-) -> Iterator[str]:
+def _draw_box(box: _DomainBox, x: float, y: float, drawing: _FabricDrawing) -> None:
     fill = _FILLS[box.level] if box.level else "#fff4f0"
     word = f"{box.level.word} " if box.level else ""
-    yield (
-        f'<rect x="{x:.0f}" y="{y:.0f}" width="{box.width:.0f}" height="{box.height:.0f}" rx="4" '
-        f'fill="{fill}" stroke="#9aa4b8"/>'
-    )
+    frame = _draw_rect(drawing.boxes, x, y, box.width, box.height, rx=4, fill=fill)
+    frame.set("stroke", "#9aa4b8")
     name = box.name if len(box.name) <= 40 else box.name[:37] + "..."
-    yield (
-        f'<g><title>{escape(word + box.name)}</title><text x="{x + _PAD:.0f}" '
-        f'y="{y + _LINE - 3:.0f}" fill="#333">{escape(name)}</text></g>'
+    label = add_element(
+        drawing.signs, "text", name, x=round(x + _PAD), y=round(y + _LINE - 3), fill="#333"
     )
+    add_tooltip(label, [word + box.name])
     top = y + _LINE
     if box.switches:
         start = x + (box.width - len(box.switches) * (_CHIP + _GAP)) / 2
         for number, switch in enumerate(sorted(box.switches, key=lambda switch: switch.name)):
             left = start + number * (_CHIP + _GAP)
-            chips[switch.name] = (left + _CHIP / 2, top + _CHIP / 2)
-            yield (
-                f"<g><title>switch {escape(switch.name)}</title>"
-                f'<rect x="{left:.0f}" y="{top:.0f}" width="{_CHIP}" height="{_CHIP}" rx="2" '
-                'fill="#4a5a7a"/></g>'
-            )
+            drawing.chips[switch.name] = round(left + _CHIP / 2), round(top + _CHIP / 2)
+            chip = _draw_rect(drawing.signs, left, top, _CHIP, _CHIP, rx=2, fill="#4a5a7a")
+            add_tooltip(chip, [f"switch {switch.name}"])
         top += _CHIP + _GAP
     if box.below:
         top += _room_for_links(box)
         for row in _arrange_in_rows(box.below, _WIDEST - 2 * _PAD):
             left = x + _PAD
             for child in row:
-                yield from _draw_box(child, left, top, paint, chips)
+                _draw_box(child, left, top, drawing)
                 left += child.width + _PAD
             top += max(child.height for child in row) + _PAD
     columns = max(1, min(_COLUMNS, len(box.hosts)))
     for number, place in enumerate(box.hosts):
         left = x + _PAD + number % columns * (_HOST + _GAP)
-        yield _draw_host(place, left, top + _GAP + number // columns * (_HOST + _GAP), paint)
+        _draw_host(place, left, top + _GAP + number // columns * (_HOST + _GAP), drawing)
 
 
-def _draw_host(place: FabricPlace, x: float, y: float, paint: _Paint) -> str:
-    count = paint.members.get(place.host, 0)
+def _draw_host(place: FabricPlace, x: float, y: float, drawing: _FabricDrawing) -> None:
+    count = drawing.members.get(place.host, 0)
     title = place.host + (f", NVLink domain {place.nvlink_domain}" if place.nvlink_domain else "")
     title += f", {count} members" if count else ""
-    edge = paint.nvlink.get(place.nvlink_domain or "", "#7b869c")
-    number = (
-        f'<text x="{x + _HOST / 2:.0f}" y="{y + _HOST - 4:.0f}" font-size="9" fill="white" '
-        f'text-anchor="middle">{count}</text>'
-        if count
-        else ""
-    )
-    return (
-        f"<g><title>{escape(title)}</title>"
-        f'<rect x="{x:.0f}" y="{y:.0f}" width="{_HOST}" height="{_HOST}" rx="2" '
-        f"fill={quoteattr('#c0392b' if count else '#ffffff')} stroke={quoteattr(edge)} "
-        f'stroke-width="{2 if place.nvlink_domain else 1}"/>{number}</g>'
-    )
+    group = add_element(drawing.signs, "g")
+    add_tooltip(group, [title])
+    square = _draw_rect(group, x, y, _HOST, _HOST, rx=2, fill="#c0392b" if count else "#ffffff")
+    square.set("stroke", drawing.nvlink.get(place.nvlink_domain or "", "#7b869c"))
+    square.set("stroke-width", "2" if place.nvlink_domain else "1")
+    if count:
+        add_element(
+            group, "text", str(count), x=round(x + _HOST / 2), y=round(y + _HOST - 4),
+            font_size=9, fill="white", text_anchor="middle",
+        )  # fmt: skip
 
 
-def _draw_cables(fabric: FabricMap, chips: Mapping[str, tuple[float, float]]) -> Iterator[str]:
+def _draw_rect(
+    parent: Element, x: float, y: float, width: float, height: float, **attributes: object
+) -> Element:
+    return add_element(
+        parent, "rect", x=round(x), y=round(y), width=round(width), height=round(height),
+        **attributes,
+    )  # fmt: skip
+
+
+def _draw_cables(root: Element, fabric: FabricMap, chips: Mapping[str, tuple[int, int]]) -> None:
     for link in sorted(fabric.links, key=lambda link: link.dead > 0):
         if link.lower not in chips or link.upper not in chips:
             continue
         (x1, y1), (x2, y2) = chips[link.lower], chips[link.upper]
-        title = f"{link.lower} to {link.upper}: {link.count} up, {link.dead} missing"
-        style = (
-            'stroke="#d62728" stroke-width="1.4"'
-            + (' stroke-dasharray="4 3"' if not link.count else "")
-            if link.dead
-            else 'stroke="#8fa3c7" stroke-width="0.5" stroke-opacity="0.6"'
-        )
-        yield (
-            f'<line x1="{x1:.0f}" y1="{y1:.0f}" x2="{x2:.0f}" y2="{y2:.0f}" {style}>'
-            f"<title>{escape(title)}</title></line>"
-        )
+        style = _WHOLE if not link.dead else _THIN if link.count else _DEAD
+        line = add_element(root, "line", x1=x1, y1=y1, x2=x2, y2=y2, **style)
+        add_tooltip(line, [f"{link.lower} to {link.upper}: {link.count} up, {link.dead} missing"])
 
 
 def _colours_of_domains(fabric: FabricMap) -> dict[str, str]:

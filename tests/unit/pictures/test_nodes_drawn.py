@@ -15,10 +15,10 @@ from lxml import html as lxml_html
 from nova_hpc.topology import sysfs
 from nova_hpc.topology.model import Node, PciFunction
 from nova_hpc_common.level import Level, Location
+from nova_hpc_common.output.canvas import shorten_to_room
 from nova_hpc_tools.inventory import picture_view, standing
 from nova_hpc_tools.main import main
 from nova_hpc_tools.pictures import page
-from nova_hpc_tools.pictures.canvas import shorten_to_room
 from nova_hpc_tools.pictures.model import DeviceTile, NodePicture, TileState
 from nova_hpc_tools.pictures.place_tree import build_place_boxes, fold_equal_tiles
 from tests.nodes.catalogue import NODES

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Elements of SVG: the parts of all pictures.
+
+Every text counts as a text of others: only this module makes it printable and escapes it. Elements
+have no namespace; the root declares it, so they also are elements of a page in HTML.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+from xml.etree.ElementTree import Element, SubElement, tostring
+
+import attrs
+
+from nova_hpc_common.outside.text import printable_text
+
+_NAMESPACE: Final = "http://www.w3.org/2000/svg"
+#: Width of a letter, as a part of the size of the font, in the widest of the usual fonts.
+_LETTER: Final = 0.57
+_BOLD: Final = 0.65
+
+
+@attrs.frozen
+class Block:
+    """A part of a picture that has its size."""
+
+    width: int
+    height: int
+    element: Element = attrs.field(eq=False)
+
+
+def make_svg_root(width: float, height: float, title: str = "", **attributes: object) -> Element:
+    """The root of a picture of this size, in pixels.
+
+    :param title: its tooltip, which screen readers read in place of its texts; "" for none.
+    """
+    size = f"0 0 {width} {height}"
+    root = add_element(
+        None, "svg", xmlns=_NAMESPACE, width=width, height=height, viewBox=size, **attributes
+    )
+    if title:
+        root.set("role", "img")
+        add_tooltip(root, [title])
+    return root
+
+
+def make_plain_root(width: float, height: float, title: str, font_size: int = 11) -> Element:
+    """The root of a picture that has a white ground, light or dark, and black text."""
+    root = make_svg_root(width, height, title, font_family="sans-serif", font_size=font_size)
+    add_element(root, "rect", width=width, height=height, fill="#ffffff")
+    return root
+
+
+def format_svg(root: Element) -> str:
+    """The text of a file with this picture."""
+    return tostring(root, encoding="unicode") + "\n"
+
+
+def add_element(
+    parent: Element | None, name: str, text: str = "", /, **attributes: object
+) -> Element:
+    """Make an element of SVG, below *parent* if there is one.
+
+    :param attributes: ``class_`` and ``stroke_width`` are written as SVG has them.
+    """
+    values = {
+        key.rstrip("_").replace("_", "-"): printable_text(str(value))
+        for key, value in attributes.items()
+    }
+    element = Element(name, values) if parent is None else SubElement(parent, name, values)
+    element.text = printable_text(text) or None
+    return element
+
+
+def add_tooltip(element: Element, lines: Iterable[str]) -> None:
+    """Add a tooltip with *lines* to *element*, before its text."""
+    title = Element("title")
+    title.text = "\n".join(printable_text(line) for line in lines)
+    title.tail, element.text = element.text, None
+    element.insert(0, title)
+
+
+def add_text(
+    parent: Element,
+    text: str,
+    x: float,
+    y: float,
+    classes: str = "ink",
+    room: float = 0,
+    size: int = 11,
+) -> None:
+    """Write one line; a text that is longer than *room* is cut, and the tooltip has all of it.
+
+    :param room: in pixels; 0 for as much as the text takes.
+    """
+    whole = printable_text(text)
+    shown = shorten_to_room(whole, room, size, "b" in classes.split()) if room else whole
+    element = add_element(parent, "text", shown, x=_round(x), y=_round(y), class_=classes)
+    if shown != whole:
+        add_tooltip(element, [text])
+
+
+def shorten_to_room(text: str, room: float, size: int = 11, bold: bool = False) -> str:
+    """As much of *text* as fits, with its beginning and its end."""
+    most = max(2, int(room / (size * (_BOLD if bold else _LETTER))))
+    if len(text) <= most:
+        return text
+    tail = most // 3
+    return f"{text[: most - tail - 1]}…{text[len(text) - tail :]}"
+
+
+def estimate_text_width(text: str, size: int = 11, bold: bool = False) -> float:
+    """How wide *text* may be, in pixels."""
+    return len(text) * size * (_BOLD if bold else _LETTER)
+
+
+def place_block(parent: Element, block: Block, x: float, y: float) -> None:
+    """Put a block at its place."""
+    block.element.set("transform", f"translate({_round(x)},{_round(y)})")
+    parent.append(block.element)
+
+
+def arrange_blocks(blocks: Iterable[Block], width: int, gap: int) -> Block:
+    """Blocks side by side in columns of equal width; each block goes to the shortest column."""
+    every = list(blocks)
+    group = add_element(None, "g")
+    widest = max((block.width for block in every), default=0)
+    columns = max(1, (width + gap) // (widest + gap)) if every else 1
+    heights = [0] * min(columns, max(1, len(every)))
+    for block in every:
+        column = heights.index(min(heights))
+        place_block(group, block, column * (widest + gap), heights[column])
+        heights[column] += block.height + gap
+    total = len(heights) * (widest + gap) - gap if every else 0
+    return Block(max(total, 0), max(0, max(heights) - gap), group)
+
+
+def _round(number: float) -> str:
+    return f"{number:.1f}".removesuffix(".0")
