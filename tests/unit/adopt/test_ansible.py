@@ -126,6 +126,35 @@ def test_what_is_wrong_stops_the_play_with_its_cure(play):
     assert "Switch VT-d or AMD-Vi on" in out
 
 
+def test_check_mode_is_possible_before_the_first_install(tmp_path):
+    """pip installs nothing then, so the command of the next task is missing."""
+    playbook = tmp_path / "install.yml"
+    playbook.write_text(json.dumps([{"hosts": "all", "gather_facts": False, "roles": ["install"]}]))
+    values = {
+        "ansible_python_interpreter": sys.executable,
+        "nova_hpc_venv": str(tmp_path / "none"),
+        "nova_hpc_packages": [str(tmp_path / "nova_hpc-0.1.0-py3-none-any.whl")],
+    }
+    done = subprocess.run(
+        [
+            *(Path(sys.prefix, "bin", "ansible-playbook"), "-i", "localhost,", "-c", "local"),
+            *("-e", json.dumps(values), "--check", "--diff", playbook),
+        ],
+        env={
+            **os.environ,
+            "HOME": str(tmp_path),
+            "ANSIBLE_ROLES_PATH": str(ROLES),
+            "ANSIBLE_LOCAL_TEMP": str(tmp_path / "ansible"),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "changed=1 " in done.stdout
+    assert not (tmp_path / "none").exists()
+
+
 def test_every_role_is_described():
     for role in ROLES.iterdir():
         defaults = yaml.safe_load((role / "defaults" / "main.yml").read_text())
