@@ -34,6 +34,7 @@ _PARTS: Final = {
     "nova-hpc-client": ("nova_hpc_client",),
     "nova-hpc-common": ("nova_hpc_common",),
     "nova-hpc-guest": ("nova_hpc_guest",),
+    "nova-hpc-requirements": ("nova_hpc_requirements",),
     "nova-hpc-tools": ("nova_hpc_tools",),
 }
 _INSIDE: Final = Path(__file__).parent / "inside"
