@@ -211,7 +211,9 @@ def test_no_word_of_a_cure_names_what_a_layout_has_otherwise() -> None:
     """All calls that make cures; test_doctor.py looks at those that its faults make."""
     checks: set[str] = set()
     texts: list[str] = []
-    for path in sorted((*TOOLS.glob("doctor/*.py"), *TOOLS.glob("adopt/*.py"))):
+    for path in sorted(
+        path for room in ("adopt", "doctor", "site") for path in (TOOLS / room).glob("*.py")
+    ):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             name = called_name(node)
             if not isinstance(node, ast.Call) or name not in WORDS:
