@@ -155,24 +155,24 @@ class WholeTest(VerbTest):
         self.cluster("delete", "k")
         self.assertEqual([], self.groups())
 
-    def test_each_is_killed_at_some_requests(self) -> None:
+    def test_two_are_killed_at_some_requests(self) -> None:
+        """EveryStepTest, which is slow, has all verbs and all writes."""
         self.create("k", 2)
-        for verb, at in (("stop", 5), ("start", 6), ("shelve", 5), ("unshelve", 5)):
+        for verb, at in (("stop", 5), ("start", 6)):
             self.assertTrue(self.killed(at, True, (verb, "k")), verb)
             self.wait_until_calm()
             self.cluster(verb, "k")
             self.assert_whole(ENDS[verb])
-        for verb, at in (("reboot", 10), ("rebuild", 9)):
-            before = self.turns(verb)
-            self.assertTrue(self.killed(at, False, (verb, "k")), verb)
-            self.wait_until_calm()
-            (row,) = self.cluster("list", "--long", "-f", "json").json
-            self.assertEqual(
-                ("CHANGING", f"openstack hpc cluster {verb} k"), (row["State"], row["Next"])
-            )
-            self.cluster(verb, "k")
-            self.assert_whole("ACTIVE")
-            self.assertEqual([each + 1 for each in before], self.turns(verb))
+        before = self.turns("reboot")
+        self.assertTrue(self.killed(10, False, ("reboot", "k")))
+        self.wait_until_calm()
+        (row,) = self.cluster("list", "--long", "-f", "json").json
+        self.assertEqual(
+            ("CHANGING", "openstack hpc cluster reboot k"), (row["State"], row["Next"])
+        )
+        self.cluster("reboot", "k")
+        self.assert_whole("ACTIVE")
+        self.assertEqual([each + 1 for each in before], self.turns("reboot"))
 
 
 class EveryStepTest(VerbTest):
