@@ -28,31 +28,19 @@ from typing import Any, Final
 
 TOP: Final = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(TOP))
-from tools.wheels import Wheel, read_wheels  # noqa: E402
+from tools.wheels import Wheel, list_required_wheels, read_wheels  # noqa: E402
 
 #: Files that pbr omits from a source archive.
 LEFT_OUT: Final = {".gitignore"}
 #: Files in the folder of a package that its wheel does not contain.
 NOT_PACKED: Final = ("pyproject.toml", "README.rst")
-#: Wheel -> the wheels that ``alone`` installs with it, and a command that starts it.
-ALONE: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
-    "nova-hpc-guest": ((), ("nova-hpc-guest", "--help")),
-    "nova-hpc-client": (
-        ("nova-hpc-common", "nova-hpc-guest"),
-        ("openstack", "hpc", "cluster", "list", "--help"),
-    ),
-    "nova-hpc-tools": (
-        ("nova-hpc", "nova-hpc-common", "nova-hpc-guest"),
-        ("nova-hpc", "doctor", "--help"),
-    ),
-    "nova-hpc-simulate": (
-        ("nova-hpc", "nova-hpc-common", "nova-hpc-guest", "nova-hpc-tools"),
-        ("nova-hpc", "simulate", "--help"),
-    ),
-    "nova-hpc-requirements": (
-        ("nova-hpc", "nova-hpc-client", "nova-hpc-common", "nova-hpc-guest", "nova-hpc-tools"),
-        ("nova-hpc", "requirements", "--help"),
-    ),
+#: Wheel -> the command that ``alone`` starts.
+ALONE: Final[Mapping[str, tuple[str, ...]]] = {
+    "nova-hpc-guest": ("nova-hpc-guest", "--help"),
+    "nova-hpc-client": ("openstack", "hpc", "cluster", "list", "--help"),
+    "nova-hpc-tools": ("nova-hpc", "doctor", "--help"),
+    "nova-hpc-simulate": ("nova-hpc", "simulate", "--help"),
+    "nova-hpc-requirements": ("nova-hpc", "requirements", "--help"),
 }
 #: The releases of Nova that a release is tested with.
 NOVA: Final = ("34", "33", "32")
@@ -194,18 +182,18 @@ def describe_file(path: Path) -> str:
 def try_alone(name: str, dist: Path, scratch: Path) -> str:
     """Install a wheel with the wheels that it requires and without Nova, and start its command."""
     wheels = read_wheels(TOP)
-    with_it, words = ALONE[name]
-    home = scratch / name
+    words, home = ALONE[name], scratch / name
     _run((sys.executable, "-m", "venv", home))
-    files = [
-        path for other in (name, *with_it) for path in dist.glob(f"{wheels[other].file_stem}-*.whl")
-    ]
+    stems = [wheels[other].file_stem for other in (name, *list_required_wheels(name, wheels))]
+    files = [path for stem in stems for path in dist.glob(f"{stem}-*.whl")]
     python = home / "bin" / "python"
     _run((python, "-m", "pip", "install", "-q", "-c", TOP / "constraints.txt", *files), cwd=scratch)
-    if _run((python, "-c", "import importlib.util as i; print(i.find_spec('nova'))")) != "None\n":
+    look = (python, "-c", "import importlib.util as i; print(i.find_spec('nova'))")
+    if _run(look, cwd=scratch) != "None\n":
         raise ReleaseError(f"{name}: it brought Nova")
     first = _run((home / "bin" / words[0], *words[1:]), cwd=scratch).splitlines()[0]
-    installed = len(json.loads(_run((python, "-m", "pip", "list", "--format", "json"))))
+    listed = _run((python, "-m", "pip", "list", "--format", "json"), cwd=scratch)
+    installed = len(json.loads(listed))
     return f"{name}: {installed} distributions, no Nova; {' '.join(words)}: {first}"
 
 

@@ -13,10 +13,9 @@ from __future__ import annotations
 import ast
 import configparser
 import io
-import re
 import tokenize
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -40,8 +39,9 @@ class Wheel(NamedTuple):
     packages: dict[str, str]
     #: Group -> name -> place, e.g. ``nova_hpc_tools.main:main``.
     entry_points: dict[str, dict[str, str]]
-    #: Requirements, and those of its extras.
-    all_requirements: tuple[str, ...]
+    requirements: tuple[str, ...]
+    #: Requirements of all its extras.
+    extra_requirements: tuple[str, ...]
     #: None for the root, which takes its version from ``PBR_VERSION``.
     version: str | None
 
@@ -53,9 +53,19 @@ class Wheel(NamedTuple):
 
 def read_wheels(top: Path = TOP) -> dict[str, Wheel]:
     """Name -> wheel, for all wheels of a checkout."""
-    folders = re.findall(r"^-e \./(\S+)$", (top / "wheels.txt").read_text(), re.M)
+    lines = (top / "wheels.txt").read_text().splitlines()
+    folders = [line.removeprefix("-e ./") for line in lines if line and not line.startswith("#")]
     wheels = [_read_root(top), *(_read_project(top, folder) for folder in folders)]
     return {wheel.name: wheel for wheel in wheels}
+
+
+def list_required_wheels(name: str, wheels: Mapping[str, Wheel]) -> set[str]:
+    """Names of the wheels that pip needs beside a wheel, without those of its extras."""
+    # Only the release tool and tests need it, whose environments have the package.
+    from packaging.requirements import Requirement
+
+    direct = {Requirement(text).name for text in wheels[name].requirements} & wheels.keys()
+    return direct.union(*(list_required_wheels(other, wheels) for other in direct))
 
 
 def read_entry_points(top: Path = TOP) -> dict[str, dict[str, str]]:
@@ -135,6 +145,7 @@ def _read_root(top: Path) -> Wheel:
             for group, text in setup["entry_points"].items()
         },
         tuple(line for line in lines if line and not line.startswith("#")),
+        (),
         None,
     )
 
@@ -149,9 +160,14 @@ def _read_project(top: Path, folder: str) -> Wheel:
     if "scripts" in project:
         points["console_scripts"] = project["scripts"]
     extras = project.get("optional-dependencies", {}).values()
-    requirements = (*project["dependencies"], *(text for extra in extras for text in extra))
     return Wheel(
-        project["name"], folder, {package: place}, points, requirements, project["version"]
+        project["name"],
+        folder,
+        {package: place},
+        points,
+        tuple(project["dependencies"]),
+        tuple(text for extra in extras for text in extra),
+        project["version"],
     )
 
 

@@ -8,7 +8,6 @@ clients, so :func:`check_flavor` is called again at each use of a flavor.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
@@ -19,6 +18,7 @@ from nova_hpc.placement.group_isolation import GROUP_POLICY, ISOLATE
 from nova_hpc.placement.grouping import FlavorError as FlavorError
 from nova_hpc.placement.model import DeviceGroup, Nvlink, Ports, Request, Want, WantedCell
 from nova_hpc.placement.solver.demand import MAX_NAMES
+from nova_hpc_common import group_keys
 from nova_hpc_common.level import AffinityPolicy, Level
 
 PREFIX: Final = "hpc:"
@@ -27,13 +27,10 @@ AFFINITY_POLICY: Final = "hpc:affinity_policy"
 GROUP: Final = grouping.GROUP
 NVLINK: Final = "hpc:nvlink"
 GUEST_TOPOLOGY: Final = "hpc:guest_topology"
-#: How near the members of a server group are; these two keys need no device.
-FABRIC: Final = "hpc:fabric"
-FABRIC_POLICY: Final = "hpc:fabric_policy"
-#: MiB of memory that the server shares with members of its server group on its host; these
-#: two keys need no device either.
-SHARED_MEMORY: Final = "hpc:shared_memory"
-SHARED_MEMORY_POLICY: Final = "hpc:shared_memory_policy"
+FABRIC: Final = group_keys.FABRIC
+FABRIC_POLICY: Final = group_keys.FABRIC_POLICY
+SHARED_MEMORY: Final = group_keys.SHARED_MEMORY
+SHARED_MEMORY_POLICY: Final = group_keys.SHARED_MEMORY_POLICY
 
 #: Nova's own key, and the policy that Nova follows without it.
 NUMA_POLICY: Final = "hw:pci_numa_affinity_policy"
@@ -52,11 +49,8 @@ WORDS: Final[Mapping[str, tuple[str, ...]]] = {
     SHARED_MEMORY_POLICY: tuple(policy.value for policy in AffinityPolicy),
 }
 
-#: The MiB of :data:`SHARED_MEMORY`: an even number within these limits.
-SHARED_LEAST, SHARED_MOST = 2, 4096
 #: The shared memory is at most the server's memory divided by this number.
 SHARED_FRACTION: Final = 4
-_SHARED_TEXT: Final = re.compile(r"[1-9][0-9]{0,3}", re.ASCII)
 
 #: Cells of one size are interchangeable; every further size multiplies the
 #: mappings to compare.
@@ -175,11 +169,10 @@ def check_value(key: str, value: str) -> None:
 
 
 def _check_shared_mib(value: str) -> None:
-    is_number = _SHARED_TEXT.fullmatch(value) is not None
-    if not is_number or int(value) % 2 or not SHARED_LEAST <= int(value) <= SHARED_MOST:
+    if group_keys.parse_shared_mib(value) is None:
         raise FlavorError(
             f"{SHARED_MEMORY} is {grouping.quote_value(value)}; it must be an even number of MiB "
-            f"from {SHARED_LEAST} to {SHARED_MOST}"
+            f"from {group_keys.SHARED_LEAST} to {group_keys.SHARED_MOST}"
         )
 
 

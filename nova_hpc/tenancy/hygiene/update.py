@@ -30,6 +30,7 @@ from nova_hpc.tenancy.step import DeviceCandidate, WithheldDevices
 from nova_hpc.topology.files import FileTree
 from nova_hpc.wire.ledger import SOMEBODY, DeviceState, Ledger, LedgerDevice
 
+_FUNCTIONS_IN_USE: Final = "one of its virtual functions is in use"
 _MENDED: Final = (
     "PCI device {} had bus mastering on although no server has it: switched off, and reset"
 )
@@ -129,6 +130,13 @@ def _gather(
     held, reasons = find_disagreements(records, ledger, offered, used, owners)
     reasons |= {address: holding.text for address, holding in held.items()}
     busy = used | reasons.keys()
+    shared = {
+        address
+        for address, device in offered.items()
+        if not busy.isdisjoint(device.function.virtual_functions)
+    }
+    # A marked device is cleaned whatever its proof says, but its reset would reset them, too.
+    reasons = dict.fromkeys(shared & ledger.marked.keys(), _FUNCTIONS_IN_USE) | reasons
     facts = {
         address: HygieneFacts(
             # Treat a device with any other user like the device of a server.
@@ -139,8 +147,7 @@ def _gather(
             masters=look is not None
             and bool(look.master)
             and is_unused_by_host(offered[address].function),
-            shared=look is not None
-            and not busy.isdisjoint(offered[address].function.virtual_functions),
+            shared=address in shared,
         )
         for address in sorted({*offered, *ill, *ledger.marked})
     }

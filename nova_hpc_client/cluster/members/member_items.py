@@ -4,18 +4,15 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from nova_hpc_client.cluster import wish as wishes
+from nova_hpc_common import group_keys
 from nova_hpc_common.wire import cluster_wish, position
 from nova_hpc_common.wire.cluster_wish import ClusterWish
 from nova_hpc_guest import host_list
 from nova_hpc_guest.host_list import PublicKeys, WrongHostListError
-
-#: Even number of MiB of ``hpc:shared_memory``, as the node accepts it but for its bounds.
-_SHARED_MIB: Final = re.compile(r"(?:[1-9][0-9]{0,2})?[02468]", re.ASCII)
 
 
 def read_member_keys(metadata: Mapping[str, Any]) -> PublicKeys | None:
@@ -34,16 +31,15 @@ def read_member_hosts(metadata: Mapping[str, Any]) -> str:
 
 def shared_mib_of(flavor: Mapping[str, Any]) -> int:
     """MiB of shared memory that a flavor requests; 0 if none."""
-    value = str((flavor.get("extra_specs") or {}).get("hpc:shared_memory") or "")
-    # A node refuses a flavor with another value.
-    return int(value) if _SHARED_MIB.fullmatch(value) else 0
+    specs = flavor.get("extra_specs") or {}
+    return group_keys.parse_shared_mib(str(specs.get(group_keys.SHARED_MEMORY) or "")) or 0
 
 
 def bound_level_of(flavor: Mapping[str, Any]) -> str:
     """The level of the fabric to which a flavor binds a cluster; empty if none."""
     specs = flavor.get("extra_specs") or {}
-    level = str(specs.get("hpc:fabric") or "")
-    bound = specs.get("hpc:fabric_policy", "required") == "required"
+    level = str(specs.get(group_keys.FABRIC) or "")
+    bound = specs.get(group_keys.FABRIC_POLICY, "required") == "required"
     return level if bound and level in position.LEVELS else ""
 
 

@@ -204,6 +204,11 @@ def shares(number: int, host: str, mib: object, **more: object) -> ClusterMember
         ([shares(1, "h1", None), shares(2, "h1", None)], "host h1"),
         ([shares(1, "h1", "many"), shares(2, "h1", "many")], "host h1"),
         ([shares(1, "h1", "65"), shares(2, "h1", "65")], "host h1"),
+        ([shares(1, "h1", "4098"), shares(2, "h1", "4098")], "host h1"),
+        (
+            [shares(1, "h1", "4096"), shares(2, "h1", "4096")],
+            "host h1: may share memory, 4096 MiB each",
+        ),
         # Nova does not show every user what a flavor says.
         ([shares(1, "h1", "64", flavor={}), shares(2, "h1", "64", flavor={})], "host h1"),
         # It has not run, so no host has given it memory.

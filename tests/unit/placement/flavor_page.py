@@ -19,6 +19,7 @@ from nova_hpc.placement import flavor, grouping
 from nova_hpc.placement.model import Ports, Want, WantedCell
 from nova_hpc.placement.roles import bind_alias_roles, roles_played_on_host
 from nova_hpc.placement.solver.demand import MAX_NAMES
+from nova_hpc_common import group_keys
 from nova_hpc_common.level import AffinityPolicy, Level
 
 TOP: Final = Path(__file__).parents[3]
@@ -44,7 +45,9 @@ DEFAULTS: Final[Mapping[str, str]] = {
 }
 _VALUES: Final[Mapping[str, str]] = {
     flavor.GROUP: "``name:count,name:count``",
-    flavor.SHARED_MEMORY: f"an even number of MiB, {flavor.SHARED_LEAST} to {flavor.SHARED_MOST}",
+    flavor.SHARED_MEMORY: (
+        f"an even number of MiB, {group_keys.SHARED_LEAST} to {group_keys.SHARED_MOST}"
+    ),
 }
 _LITERAL: Final = re.compile(r"\b(?:hpc:\w+|hw:\w+(?:=\w+)?|pci_passthrough:alias)|\bgpu:1,vf:1")
 

@@ -109,9 +109,11 @@ def by_sets(node):
     mastering = fit & _where(node, lambda device: device.master and device.driver == "vfio-pci")
     busy = used | waiting
     # An update also looks for users of virtual functions that are neither offered nor marked.
-    parents = {parent for parent, child in PAIRS.items() if node[child].holder is not None}
+    parents = {
+        parent for parent, child in PAIRS.items() if node[child].holder is not None
+    } & offered
     owing = fit - marked - (proved - mastering) - busy - quarantined - staged - parents
-    left = marked - busy | owing
+    left = marked - busy - parents | owing
     early = left & _where(node, lambda d: d.state is DeviceState.SUSPECT and not d.due)
     kept = left & quarantined
     cleaned = left - early - kept
@@ -129,16 +131,19 @@ def by_sets(node):
 
 def _facts(device, child):
     fit = device.offered and device.sign in (None, HealthSign.LINK)
+    shared = child is not None and child.holder is not None
     look = DeviceSnapshot(master=device.master) if fit and device.user != "server" else None
     return HygieneFacts(
         entry=device.entry,
         early=device.state is DeviceState.SUSPECT and not device.due,
         taken=device.user in ("server", "process"),
-        reason="" if device.user == "lock" else None,
+        reason=""
+        if device.user == "lock" or (shared and device.offered and device.server)
+        else None,
         fault=device.sign and Symptom(device.sign, "it is ill"),
         look=look,
         masters=look is not None and device.master and device.driver == "vfio-pci",
-        shared=child is not None and child.holder is not None,
+        shared=shared and device.offered,
     )
 
 
@@ -225,9 +230,10 @@ def _update_and_compare(node, fake):
             assert not suspect or entry.state is DeviceState.SUSPECT, about
 
 
+@pytest.mark.parametrize("mark", [None, "server-1"])
 @pytest.mark.parametrize("is_held", [False, True])
-def test_a_function_that_is_not_offered_protects_its_device(tmp_path, is_held):
-    """Before, only users of offered or marked functions were looked for."""
+def test_a_function_that_is_not_offered_protects_its_device(tmp_path, is_held, mark):
+    """Before, only users of offered or marked functions were looked for, and a mark hid them."""
     fake = FakeNode(tmp_path)
     fake.boot("first")
     (child, parent), *_ = PARENTS.items()
@@ -248,7 +254,11 @@ def test_a_function_that_is_not_offered_protects_its_device(tmp_path, is_held):
         lambda asked: {address: held[address] for address in asked if address in held},
     )
     # Without a proof of cleanness the device is reset before it is offered.
-    fake.file.change(lambda ledger: attrs.evolve(ledger, compared=True))
-    fake.step(reset=reset).sweep(fake.candidates(parent), owners, {})
+    fake.file.change(
+        lambda ledger: attrs.evolve(ledger.put({parent: LedgerDevice(server=mark)}), compared=True)
+    )
+    reasons = fake.step(reset=reset).sweep(fake.candidates(parent), owners, {})
+    expected = "one of its virtual functions is in use" if is_held and mark else None
+    assert reasons.get(parent) == expected
     assert resets == ([] if is_held else [parent])
     assert fake.ledger.device(child).server is None
