@@ -26,7 +26,13 @@ def limit_to_one_per_pool(request: Request, host: FreeHost) -> FreeHost:
         return host
     keys = {want.key for want in request.wants}
     pools = tuple(_limit_pool_to_one(pool) if pool.serves & keys else pool for pool in host.pools)
-    return attrs.evolve(host, pools=pools)
+    limited = {pool.id for pool in host.pools if pool.free > 1 and pool.serves & keys}
+    # One device of several is no whole member of an NVLink set: the set lacks the others.
+    nvlink = tuple(
+        members | {f"other devices of {pool_id}" for pool_id in members & limited}
+        for members in host.nvlink
+    )
+    return attrs.evolve(host, pools=pools, nvlink=nvlink)
 
 
 def _limit_pool_to_one(pool: DevicePool) -> DevicePool:

@@ -15,7 +15,16 @@ from hypothesis import strategies as st
 
 from nova_hpc.placement.choose import choose_device_sets
 from nova_hpc.placement.judge import judge_claimed_devices
-from nova_hpc.placement.model import DeviceSet, FreeHost, Nvlink, Request
+from nova_hpc.placement.model import (
+    DeviceGroup,
+    DevicePool,
+    DeviceSet,
+    FreeHost,
+    HostNode,
+    Nvlink,
+    Request,
+    Want,
+)
 from nova_hpc.placement.profile import Profile
 from nova_hpc.placement.solver import costs
 from nova_hpc.placement.solver.demand import Demand
@@ -24,7 +33,7 @@ from nova_hpc.placement.solver.measure import measure_choice
 from nova_hpc.placement.solver.problem import SearchProblem
 from nova_hpc.placement.solver.spanning import read_linked_sets
 from nova_hpc.placement.spread import groups_of_set, rotate_devices
-from nova_hpc_common.level import Level, common_level
+from nova_hpc_common.level import AffinityPolicy, Level, Location, common_level
 from tests.unit.placement import brute
 from tests.unit.placement.worlds import cases, profiles
 
@@ -248,3 +257,30 @@ def test_devices_apart(case):
     assert len({pick.pool for pick in found.picks}) == len(found.picks)
     assert (found.level, int(found.distance)) == (expected.level, expected.distance)
     event(f"{len(found.picks)} devices")
+
+
+def test_one_device_of_several_is_no_member_of_an_nvlink_set():
+    """A case that Hypothesis found: the limited host had a whole set, and the real one has none."""
+    request, host = shared_nvlink_case()
+    assert choose_device_sets(attrs.evolve(request, apart=True), host).sets == ()
+    # Without the pool of two, it is a whole set.
+    pools = tuple(attrs.evolve(pool, free=1) for pool in host.pools)
+    assert choose_device_sets(
+        attrs.evolve(request, apart=True), attrs.evolve(host, pools=pools)
+    ).sets
+
+
+def shared_nvlink_case() -> tuple[Request, FreeHost]:
+    """Two GPUs as an NVLink set, of which one pool has two devices."""
+    place = Location(root="pci0000:00")
+    pools = tuple(
+        DevicePool(name, name, place, free, frozenset({"A"})) for name, free in (("a", 1), ("b", 2))
+    )
+    request = Request(
+        wants=(Want("A", "a", 2),),
+        groups=(DeviceGroup({"A": 2}),),
+        level=Level.SWITCH,
+        policy=AffinityPolicy.PREFERRED,
+        nvlink=Nvlink.REQUIRED,
+    )
+    return request, FreeHost("host", pools, (HostNode(0),), (frozenset({"a", "b"}),))
