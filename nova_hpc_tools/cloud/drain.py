@@ -65,10 +65,13 @@ class Move:
 
 @attrs.frozen
 class DrainPlan:
-    """All moves in their order, or why there are none."""
+    """Moves in their order, and the servers without one.
+
+    :ivar refusals: UUID of a server -> the reason why it has no place.
+    """
 
     moves: tuple[Move, ...] = ()
-    refusals: tuple[str, ...] = ()
+    refusals: Mapping[str, str] = attrs.field(factory=dict, hash=False)
 
 
 @attrs.frozen
@@ -97,7 +100,7 @@ def plan_drain(cloud: Snapshot, host: str, movers: Iterable[DrainedServer]) -> D
     servers = {server.uuid: server for server in cloud.servers}
     wanted: list[_PlannedServer] = []
     free: list[Move] = []
-    refusals: list[str] = []
+    refusals: dict[str, str] = {}
     for mover in sorted(movers, key=lambda mover: (mover.name, mover.uuid)):
         try:
             if mover.tied:
@@ -110,16 +113,32 @@ def plan_drain(cloud: Snapshot, host: str, movers: Iterable[DrainedServer]) -> D
             else:
                 free.append(Move(mover.uuid, mover.name, None, domain=domain))
         except SnapshotError as error:
-            refusals.append(f"{mover.name} ({mover.uuid}): {error}")
+            refusals[mover.uuid] = f"{mover.name} ({mover.uuid}): {error}"
     if refusals:
-        return DrainPlan(refusals=tuple(refusals))
+        return DrainPlan(refusals=refusals)
     # The largest first: the smaller ones find room in the rest.
     wanted.sort(key=lambda server: -server.devices)
     search = _DrainSearch(cloud, host)
     moves = search.place(tuple(wanted))
     if moves is None:
-        return DrainPlan(refusals=search.why())
+        return DrainPlan(refusals=search.why(wanted))
     return DrainPlan(moves=(*moves, *free))
+
+
+def plan_evacuation(cloud: Snapshot, host: str, movers: Iterable[DrainedServer]) -> DrainPlan:
+    """Find places for servers of a dead host; servers without a place stay there, with a reason.
+
+    No further server could be added to the plan. For example, a cloud with room for two GPUs takes
+    two servers with one GPU each when the server with four GPUs has no place.
+    """
+    # The search is exhaustive and places large servers first. So a server that is left out has no
+    # place beside the larger ones, which all keep theirs.
+    left = list(movers)
+    stay: dict[str, str] = {}
+    while (plan := plan_drain(cloud, host, left)).refusals:
+        stay |= plan.refusals
+        left = [mover for mover in left if mover.uuid not in stay]
+    return DrainPlan(plan.moves, stay)
 
 
 def _find_allowed_hosts(
@@ -253,22 +272,26 @@ class _DrainSearch:
             (name, devices) for _, name, devices in sorted(options, key=lambda option: option[0])
         ]
 
-    def why(self) -> tuple[str, ...]:
-        """The reasons why :meth:`place` found nothing."""
-        if self._tries >= _TRIES:
-            return (f"no plan was found in {_TRIES} tries: move some of the servers by hand",)
+    def why(self, wanted: Sequence[_PlannedServer]) -> dict[str, str]:
+        """Return why :meth:`place` found nothing, for the server that it could not place.
+
+        If the search was cut off, it is the first server, and the reason is the number of tries.
+        """
         at, server = self._stuck
-        if server is None:
-            return ()
+        if self._tries >= _TRIES or server is None:
+            server = server or wanted[0]
+            text = f"no plan was found in {_TRIES} tries: move some of the servers by hand"
+            return {server.mover.uuid: text}
         within = f" in {server.domain}" if server.domain and len(server.hosts) == 1 else ""
         fits = sum(len(self._options(server, {node.name: node})) for node in self._nodes)
+        sentence = f"{server.mover.name} ({server.mover.uuid}): no host{within} has room for it"
         reasons = Counter(
             judge_node(node, server.flavor, server.request, self._chooser).reason
             for node in self._nodes
             if node.host in frozenset().union(*server.hosts)
-        )
-        sentence = f"{server.mover.name} ({server.mover.uuid}): no host{within} has room for it"
+        ).most_common(3)
         if fits:
-            return (f"{sentence} beside the {at} that go before it",)
-        nearest = "; ".join(f"{count} x {reason}" for reason, count in reasons.most_common(3))
-        return (f"{sentence}{f': {nearest}' if nearest else ''}",)
+            sentence += f" beside the {at} that go before it"
+        elif reasons:
+            sentence += ": " + "; ".join(f"{count} x {reason}" for reason, count in reasons)
+        return {server.mover.uuid: sentence}

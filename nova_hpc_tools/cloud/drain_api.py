@@ -19,9 +19,10 @@ MICROVERSION: Final = "2.84"
 MOVING: Final = ("accepted", "queued", "preparing", "pre-migrating", "migrating", "post-migrating")
 #: One that waits for its confirmation.
 MOVED: Final = "finished"
-#: A cold migration, and a resize of its user's.
+#: A cold migration, a resize of its user's, and an evacuation.
 COLD: Final = "migration"
 RESIZE: Final = "resize"
+EVACUATION: Final = "evacuation"
 
 
 @attrs.frozen
@@ -89,7 +90,7 @@ class DrainCloud(FabricCloud):
             raise
 
     def moves_from(self, host: str) -> list[DrainMigration]:
-        """Cold migrations and resizes away from *host* that are not over.
+        """Cold migrations, resizes and evacuations away from *host* that are not over.
 
         :raises NovaApiError: Nova does not answer, or refuses.
         """
@@ -102,7 +103,7 @@ class DrainCloud(FabricCloud):
             )
             for migration in self._migrations(host)
             if migration["source_compute"] == host
-            and migration["migration_type"] in (COLD, RESIZE)
+            and migration["migration_type"] in (COLD, RESIZE, EVACUATION)
             and migration["status"] in (*MOVING, MOVED)
         ]
 
@@ -172,6 +173,14 @@ class DrainCloud(FabricCloud):
         body = {"migrate": None if target is None else {"host": target}}
         self._call("post", f"/servers/{uuid}/action", body, microversion=MICROVERSION)
 
+    def evacuate(self, uuid: str, target: str | None) -> None:
+        """Request an evacuation; the scheduler checks *target*, or chooses.
+
+        :raises NovaApiError: Nova refuses, for example because the host's service is up.
+        """
+        body = {"evacuate": {} if target is None else {"host": target}}
+        self._call("post", f"/servers/{uuid}/action", body, microversion=MICROVERSION)
+
     def confirm(self, uuid: str) -> None:
         """End a cold migration: the server gives up its resources on the old host.
 
@@ -180,12 +189,12 @@ class DrainCloud(FabricCloud):
         body = {"confirmResize": None}
         self._call("post", f"/servers/{uuid}/action", body, microversion=MICROVERSION)
 
-    def why(self, uuid: str) -> str:
-        """Nova's words on the server's last cold migration; "" without one."""
+    def why(self, uuid: str, action: str = "migrate") -> str:
+        """Nova's words on the server's last cold migration, or *action*; "" without one."""
         path = f"/servers/{uuid}/os-instance-actions"
         try:
             actions = self._get(path, MICROVERSION)["instanceActions"]
-            newest = next(action for action in actions if action["action"] == "migrate")
+            newest = next(each for each in actions if each["action"] == action)
             details = self._get(f"{path}/{newest['request_id']}", MICROVERSION)["instanceAction"]
         except (NovaApiError, StopIteration):
             return ""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import attrs
@@ -18,6 +18,7 @@ from nova_hpc_tools.cloud import drain, server_moves
 from nova_hpc_tools.cloud.drain import Move
 from nova_hpc_tools.cloud.drain_api import (
     COLD,
+    EVACUATION,
     MOVED,
     BindingGroup,
     DrainCloud,
@@ -34,7 +35,7 @@ from nova_hpc_tools.snapshot import SnapshotError, cloud_readers
 _TO_DO: Final = 1
 #: The reason that operators read in ``openstack compute service list --long``.
 _REASON: Final = "nova-hpc drain"
-_COLUMNS: Final = ("Server", "ID", "To", "Level", "Domain", "Done")
+_COLUMNS: Final = ("Server", "ID", "To", "Level", "Domain", "Done", "Reason")
 _CONFIRM: Final = "confirm"
 _SERVICE: Final = "nova-compute"
 
@@ -48,9 +49,10 @@ class _HostSurvey:
     servers: tuple[DrainServer, ...]
     #: Number of other servers; they stay.
     others: int
-    #: Cold migrations that are under way or wait for their confirmation.
+    #: Moves that are under way or wait for their confirmation.
     begun: tuple[Move, ...]
-    refusals: tuple[str, ...]
+    #: UUID of a server -> why it cannot leave.
+    refusals: Mapping[str, str]
 
 
 class Drain(ListCommand):
@@ -64,6 +66,10 @@ class Drain(ListCommand):
     said; running it again goes on. Servers without hpc: keys stay. The exit status is 0 when
     no server with hpc: keys is left on the host, 1 when some are (yet), 2 when it cannot be
     done.
+
+    With --dead the host is off and its nova-compute is down. Servers with a place are evacuated:
+    Nova builds them again on the host of the plan. The others are left as they are, each with its
+    reason; Nova would set them to ERROR. Disks that no other host can read start from their image.
     """
 
     acts_with = ("yes",)
@@ -74,6 +80,18 @@ class Drain(ListCommand):
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
         parser.add_argument("host", metavar="HOST", help="as Nova calls its compute service")
         parser.add_argument("--yes", action="store_true", help="do what is shown")
+        parser.add_argument(
+            "--dead",
+            action="store_true",
+            help="the host is switched off: evacuate the servers that have a place elsewhere",
+        )
+        parser.add_argument(
+            "--server",
+            action="append",
+            default=[],
+            metavar="ID",
+            help="with --dead: only this server; may be given several times",
+        )
         parser.add_argument(
             "--timeout",
             type=Count(1),
@@ -97,17 +115,22 @@ class Drain(ListCommand):
         """Look, plan, and with --yes do it."""
         args = parsed_args
         cloud = self.cloud(args)
-        look = _survey_drained_host(cloud, args.host)
+        if args.server and not args.dead:
+            raise CommandError("--server needs --dead: a live host is drained as a whole")
+        look = _survey_drained_host(cloud, args.host, args.dead, frozenset(args.server))
         taken = cloud_readers.obtain_snapshot(None, args.config)
         find_nodes(taken, args.host)
-        plan = drain.plan_drain(taken, args.host, _collect_movers(cloud, look.servers, args.host))
-        refusals = [*look.refusals, *plan.refusals]
-        if refusals:
-            raise CommandError(
-                "\n".join(
-                    [f"nothing was changed on {args.host}:", *map(printable_text, sorted(refusals))]
-                )
-            )
+        make_plan = drain.plan_evacuation if args.dead else drain.plan_drain
+        # A live host's plan names all obstacles at once; a dead host's leaves such servers out.
+        planned = [
+            server for server in look.servers if not (args.dead and server.uuid in look.refusals)
+        ]
+        plan = make_plan(taken, args.host, _collect_movers(cloud, planned, args.host))
+        refusals = {**plan.refusals, **look.refusals}
+        moves = (*look.begun, *plan.moves)
+        if refusals and not (args.dead and moves):
+            reasons = map(printable_text, sorted(refusals.values()))
+            raise CommandError("\n".join([f"nothing was changed on {args.host}:", *reasons]))
         for problem in taken.problems:
             print(f"note: {printable_text(problem)}", file=sys.stderr)
         if look.others:
@@ -115,27 +138,28 @@ class Drain(ListCommand):
                 f"note: {look.others} servers without hpc: keys stay on {args.host}",
                 file=sys.stderr,
             )
-        moves = (*look.begun, *plan.moves)
+        for reason in sorted(refusals.values()):
+            print(f"stays: {printable_text(reason)}", file=sys.stderr)
         done: list[Move] = []
         stop_reason: str | None = None
         if args.yes:
-            done, stop_reason = self._do(
-                cloud, args.host, look, plan.moves, MovePatience(args.timeout)
-            )
+            act = self._evacuate if args.dead else self._do
+            done, stop_reason = act(cloud, args.host, look, plan.moves, MovePatience(args.timeout))
         if stop_reason is not None:
             print(f"{self._name}: {stop_reason}", file=sys.stderr)
-        rows = [
+        rows: list[tuple[object, ...]] = [
             (
-                move.name,
-                move.server,
-                _format_move_target(move),
-                move.level,
-                move.domain,
-                at < len(done),
+                *(move.name, move.server, _format_move_target(move), move.level, move.domain),
+                *(move in done, ""),
             )
-            for at, move in enumerate(moves)
+            for move in moves
         ]
-        status = 0 if stop_reason is None and len(done) == len(moves) else _TO_DO
+        names = {server.uuid: server.name for server in look.servers}
+        rows += [
+            (names.get(uuid, uuid), uuid, "", "", "", False, reason)
+            for uuid, reason in refusals.items()
+        ]
+        status = 0 if stop_reason is None and len(done) == len(rows) else _TO_DO
         return CommandAnswer(
             columns=_COLUMNS,
             rows=rows,
@@ -160,10 +184,8 @@ class Drain(ListCommand):
         total = len(look.begun) + len(moves)
         at = ""
         try:
-            if look.service.get("status") != "disabled":
-                at = f"disabling nova-compute on {host}"
-                cloud.disable(look.service, _REASON)
-                self.say(f"done: nova-compute on {host} takes no new servers")
+            at = f"disabling nova-compute on {host}"
+            self._disable(cloud, host, look)
             for move in (*look.begun, *moves):
                 at = _format_move(move)
                 act = (
@@ -187,33 +209,83 @@ class Drain(ListCommand):
             return done, f"servers came to {host} meanwhile: {names}; run it again"
         return done, None
 
+    def _evacuate(
+        self,
+        cloud: DrainCloud,
+        host: str,
+        look: _HostSurvey,
+        moves: Sequence[Move],
+        patience: MovePatience,
+    ) -> tuple[list[Move], str | None]:
+        """Evacuate one server after the other; as :meth:`_do`, but one failure does not end it."""
+        done: list[Move] = []
+        failed: list[str] = []
+        self._disable(cloud, host, look)
+        for move in (*look.begun, *moves):
+            act = (
+                server_moves.await_evacuation
+                if move in look.begun
+                else server_moves.evacuate_server
+            )
+            try:
+                new_host = act(cloud, host, move, patience)
+            except (DrainStopError, NovaApiError) as error:
+                failed.append(f"{move.name} ({move.server}): {error}")
+                continue
+            self.say(f"done: {move.name} is {f'on {new_host}' if new_host else 'deleted'}")
+            done.append(move)
+        if not failed:
+            return done, None
+        return done, "\n".join([f"{_format_server_count(len(failed))} failed:", *failed])
 
-def _survey_drained_host(cloud: DrainCloud, host: str) -> _HostSurvey:
-    """The servers that have to leave, and why they cannot."""
+    def _disable(self, cloud: DrainCloud, host: str, look: _HostSurvey) -> None:
+        if look.service.get("status") != "disabled":
+            cloud.disable(look.service, _REASON)
+            self.say(f"done: nova-compute on {host} takes no new servers")
+
+
+def _survey_drained_host(
+    cloud: DrainCloud, host: str, dead: bool = False, only: frozenset[str] = frozenset()
+) -> _HostSurvey:
+    """Find the servers that have to leave, and those that cannot.
+
+    :param dead: whether the host is switched off.
+    :param only: UUIDs of the servers that count; all if empty.
+    :raises CommandError: the host is not dead.
+    """
     service = cloud.service(host)
-    there = cloud.servers_of(host)
+    if dead and service.get("state") != "down":
+        raise CommandError(
+            f"nova-compute on {host} is {service.get('state')}: Nova evacuates no server of it; "
+            "leave --dead out"
+        )
+    there = [server for server in cloud.servers_of(host) if not only or server.uuid in only]
     migrations = cloud.moves_from(host)
     moving = {migration.server for migration in migrations}
-    refusals: list[str] = []
+    refusals: dict[str, str] = {}
     begun: list[Move] = []
     for migration in migrations:
         server = cloud.server(migration.server)
-        if server is None or not _has_hpc_wishes(server):
+        if server is None or not _has_hpc_wishes(server) or (only and server.uuid not in only):
             continue
-        if migration.kind == COLD:
+        if migration.kind == (EVACUATION if dead else COLD):
             begun.append(Move(migration.server, server.name, migration.target or _CONFIRM))
         else:
-            refusals.append(_explain_resize(migration, server, host))
+            refusals[server.uuid] = _explain_other_move(migration, server, host, dead)
     servers = tuple(
         server for server in there if _has_hpc_wishes(server) and server.uuid not in moving
     )
     others = sum(not _has_hpc_wishes(server) for server in there)
-    refusals += server_moves.find_unmovable_servers(servers)
-    return _HostSurvey(service, servers, others, tuple(begun), tuple(refusals))
+    unmovable = server_moves.find_unmovable_servers(servers, dead)
+    return _HostSurvey(service, servers, others, tuple(begun), {**refusals, **unmovable})
 
 
-def _explain_resize(migration: DrainMigration, server: DrainServer, host: str) -> str:
+def _explain_other_move(
+    migration: DrainMigration, server: DrainServer, host: str, dead: bool
+) -> str:
     head = f"{server.name} ({server.uuid}): "
+    if dead or migration.kind == EVACUATION:
+        return f"{head}its {migration.kind} ends only when {host} is back"
     if migration.status == MOVED:
         return head + (
             f"its resize waits for its user, and holds devices on {host} until then: confirm or "

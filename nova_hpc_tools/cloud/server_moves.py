@@ -13,11 +13,14 @@ from typing import Final, Protocol
 
 import attrs
 
+from nova_hpc_common.outside.text import shell_command
 from nova_hpc_tools.cloud.drain import Move
 from nova_hpc_tools.cloud.drain_api import DrainServer
 
 #: Statuses of servers that Nova can move cold.
 MOVABLE: Final = ("ACTIVE", "SHUTOFF")
+#: Statuses of servers that Nova can evacuate from a dead host.
+EVACUABLE: Final = (*MOVABLE, "ERROR")
 _MOVED: Final = "VERIFY_RESIZE"
 _PAUSE: Final = 2.0
 
@@ -38,8 +41,11 @@ class ServerMover(Protocol):
     def confirm(self, uuid: str) -> None:
         """End a cold migration."""
 
-    def why(self, uuid: str) -> str:
-        """Nova's words on the server's last cold migration."""
+    def evacuate(self, uuid: str, target: str | None) -> None:
+        """Request an evacuation."""
+
+    def why(self, uuid: str, action: str = "migrate") -> str:
+        """Nova's words on the server's last cold migration, or *action*."""
 
 
 @attrs.frozen
@@ -104,27 +110,65 @@ def await_server_move(cloud: ServerMover, host: str, move: Move, patience: MoveP
         patience.sleep(_PAUSE)
 
 
+def evacuate_server(cloud: ServerMover, host: str, move: Move, patience: MovePatience) -> str:
+    """Rebuild one server of a dead *host* elsewhere; as :func:`move_server_off`."""
+    server = cloud.server(move.server)
+    if server is None:
+        return ""
+    if server.host == host and not server.task:
+        cloud.evacuate(move.server, move.target)
+    return await_evacuation(cloud, host, move, patience)
+
+
+def await_evacuation(cloud: ServerMover, host: str, move: Move, patience: MovePatience) -> str:
+    """Wait for an evacuation that is under way; as :func:`move_server_off`."""
+    end = patience.clock() + patience.seconds
+    while True:
+        server = cloud.server(move.server)
+        if server is None:
+            return ""
+        if not server.task:
+            if server.host != host and server.status != "ERROR":
+                return server.host
+            raise DrainStopError(
+                f"{_format_moved_server(move)} is {server.status} on {server.host}: Nova did not "
+                f"evacuate it{_format_move_reason(cloud, move, 'evacuate')}"
+            )
+        if patience.clock() > end:
+            raise DrainStopError(
+                f"{_format_moved_server(move)} is not evacuated after {patience.seconds:g} "
+                f"seconds: it is {server.status} ({server.task}) on {server.host}"
+            )
+        patience.sleep(_PAUSE)
+
+
 def _format_moved_server(move: Move) -> str:
     return f"{move.name} ({move.server})"
 
 
-def _format_move_reason(cloud: ServerMover, move: Move) -> str:
-    reason = cloud.why(move.server)
+def _format_move_reason(cloud: ServerMover, move: Move, action: str = "migrate") -> str:
+    reason = cloud.why(move.server, action)
     return f": {reason}" if reason else ""
 
 
-def find_unmovable_servers(servers: Iterable[DrainServer]) -> tuple[str, ...]:
-    """Find the servers that cannot be moved as they are now, each with the reason."""
-    refusals = []
+def find_unmovable_servers(servers: Iterable[DrainServer], dead: bool = False) -> dict[str, str]:
+    """Find the servers that cannot be moved as they are now: UUID -> reason.
+
+    :param dead: whether their host is dead, so that a task on it does not end.
+    """
+    refusals = {}
     for server in servers:
-        if server.task:
-            refusals.append(
-                f"{server.name} ({server.uuid}): Nova is at it ({server.task}): wait for it"
-            )
-        elif server.status not in MOVABLE:
-            refusals.append(
-                f"{server.name} ({server.uuid}): it is {server.status}; Nova moves "
-                f"servers that are "
-                f"{' or '.join(MOVABLE)}"
-            )
-    return tuple(refusals)
+        if server.task and dead:
+            cure = shell_command("openstack", "server", "set", "--state", "error", server.uuid)
+            reason = f"its task ({server.task}) does not end on a dead host: {cure}"
+        elif server.task:
+            reason = f"Nova is at it ({server.task}): wait for it"
+        elif server.status not in (EVACUABLE if dead else MOVABLE):
+            able = f"evacuates servers that are {', '.join(EVACUABLE[:-1])} or {EVACUABLE[-1]}"
+            if not dead:
+                able = f"moves servers that are {' or '.join(MOVABLE)}"
+            reason = f"it is {server.status}; Nova {able}"
+        else:
+            continue
+        refusals[server.uuid] = f"{server.name} ({server.uuid}): {reason}"
+    return refusals

@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
+from nova import context as nova_context
+from nova import objects
 from oslo_config import cfg
 
 from nova_hpc.fabric.model import FabricMap, FabricPlace
@@ -212,3 +215,86 @@ class DrainTest(DriverTest):
         self.assertEqual(0, status, err)
         self.assertNotIn("alpha", self.where(server))
         self.assert_all_free("alpha")
+
+    # -- a dead host ------------------------------------------------------------------
+
+    def die(self) -> None:
+        (service,) = self.admin_api.get_services(host="alpha", binary="nova-compute")
+        self.computes["alpha"].stop()
+        self.admin_api.put_service_force_down(service["id"], True)
+
+    def status(self, server: dict[str, Any]) -> tuple[str, str]:
+        found = self.admin_api.get_server(server["id"])
+        return found["status"], found["OS-EXT-SRV-ATTR:host"]
+
+    def test_of_a_dead_host_the_servers_with_a_place_leave(self) -> None:
+        """Stock Nova sets a server without a place to ERROR."""
+        member = self.make("m", self.member, "alpha", group=True)
+        free = self.make("a", self.pair, "alpha")
+        self.make("y", self.pair, "beta")
+        self.make("x", self.pair, "beta")
+        status, out, err = self.drain("--dead", "--yes")
+        self.assertEqual((2, ""), (status, out))
+        self.assertIn("nova-compute on alpha is up: Nova evacuates no server of it", err)
+        self.die()
+        status, out, err = self.drain("--dead")
+        self.assertEqual(1, status, err)
+        self.assertIn(f"to do: a ({free['id']}) to gamma, level switch\n", out)
+        self.assertIn(f"stays: m ({member['id']}): no host in leaf leaf1 has room for it", err)
+        self.assertEqual([("ACTIVE", "alpha")] * 2, [self.status(each) for each in (member, free)])
+
+        status, out, err = self.drain("--dead", "--yes", "-f", "json")
+        self.assertEqual(1, status, err)
+        rows = {row["ID"]: row for row in json.loads(out)}
+        self.assertEqual((True, ""), (rows[free["id"]]["Done"], rows[free["id"]]["Reason"]))
+        self.assertIs(False, rows[member["id"]]["Done"])
+        self.assertIn("no host in leaf leaf1", rows[member["id"]]["Reason"])
+        self.assertEqual(("ACTIVE", "gamma"), self.status(free))
+        self.assertEqual(("ACTIVE", "alpha"), self.status(member))
+        self.assertEqual("switch", self.decision(free).reached.word)
+        self.assertEqual(("disabled", "nova-hpc drain"), self.service())
+        # Room comes free in its leaf.
+        (guest,) = [each for each in self.api.get_servers() if each["name"] == "x"]
+        self.api.delete_server(guest["id"])
+        self._wait_until_deleted(guest)
+        status, out, err = self.drain("--dead", "--yes")
+        self.assertEqual(0, status, err)
+        self.assertEqual(("ACTIVE", "beta"), self.status(member))
+
+    @pytest.mark.slow
+    def test_one_evacuation_that_fails_ends_no_other(self) -> None:
+        servers = [self.make(name, self.pair, "alpha") for name in ("a", "b")]
+        paused = self.make("p", self.make_flavor({**PAIR, "hpc:guest_topology": "flat"}), "gamma")
+        self.admin_api.post_server_action(paused["id"], {"pause": None})
+        self.die()
+
+        class Fails(drain_api.DrainCloud):
+            def evacuate(self, uuid: str, target: str | None) -> None:
+                if uuid == servers[0]["id"]:
+                    raise drain_api.NovaApiError("Nova answers 500")
+                super().evacuate(uuid, target)
+
+        status, out, err = self.drain("--dead", "--yes", cloud=Fails)
+        self.assertEqual(1, status)
+        self.assertIn(f"1 server failed:\na ({servers[0]['id']}): Nova answers 500", err)
+        self.assertEqual(("ACTIVE", "alpha"), self.status(servers[0]))
+        self.assertNotEqual("alpha", self.status(servers[1])[1])
+        # Only the named server.
+        status, out, err = self.drain("--dead", "--server", paused["id"])
+        self.assertEqual((0, "no server with hpc: keys is on alpha\n"), (status, out), err)
+        status, out, err = self.drain("--server", servers[0]["id"])
+        self.assertEqual(2, status)
+        self.assertIn("--server needs --dead", err)
+        # A task of the dead service never ends.
+        context = nova_context.get_admin_context()
+        instance = objects.Instance.get_by_uuid(context, servers[0]["id"])
+        instance.task_state = "rebooting"
+        instance.save()
+        status, out, err = self.drain("--dead")
+        self.assertEqual((2, ""), (status, out))
+        self.assertIn(f"openstack server set --state error {servers[0]['id']}", err)
+        self.admin_api.post_server_action(servers[0]["id"], {"os-resetState": {"state": "error"}})
+        status, out, err = self.drain("--dead", "--yes")
+        self.assertEqual(0, status, err)
+        self.assertEqual("ACTIVE", self.status(servers[0])[0])
+        self.assert_given_once()

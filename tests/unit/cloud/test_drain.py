@@ -16,7 +16,7 @@ from nova_hpc.fabric.model import FabricMap, FabricPlace
 from nova_hpc_common.level import Location
 from nova_hpc_tools import snapshot
 from nova_hpc_tools.cloud import server_moves
-from nova_hpc_tools.cloud.drain import DrainedServer, DrainPlan, Move, plan_drain
+from nova_hpc_tools.cloud.drain import DrainedServer, DrainPlan, Move, plan_drain, plan_evacuation
 from nova_hpc_tools.cloud.drain_api import DrainServer
 from nova_hpc_tools.cloud.server_moves import DrainStopError, MovePatience
 from nova_hpc_tools.fabric.map_aggregates import aggregates_of
@@ -94,7 +94,7 @@ def cloud(
 
 
 def targets(found: DrainPlan) -> dict[str, str | None]:
-    assert found.refusals == ()
+    assert found.refusals == {}
     return {move.server: move.target for move in found.moves}
 
 
@@ -129,7 +129,7 @@ def test_a_choice_is_taken_back() -> None:
 def test_who_has_no_place_is_named() -> None:
     nodes = [node("a", 0, "l1", {"m": 2, "z": 1}), node("b", 1, "l1"), node("c", 4, "l2")]
     found = plan_drain(*with_host(cloud(nodes, {"m": flavor(2, LEAF), "z": flavor(1)})))
-    (text,) = found.refusals
+    (text,) = found.refusals.values()
     assert text.startswith("m (m): no host in leaf l1 has room for it: ")
     assert found.moves == ()
     # Preferred: the next best will do.
@@ -137,7 +137,9 @@ def test_who_has_no_place_is_named() -> None:
     assert targets(near)["m"] == "c"
     # Room for each, and not for both.
     nodes = [node("a", 0, used={"m": 2, "z": 2}), node("b", 3)]
-    (text,) = plan_drain(*with_host(cloud(nodes, {"m": flavor(2), "z": flavor(2)}))).refusals
+    (text,) = plan_drain(
+        *with_host(cloud(nodes, {"m": flavor(2), "z": flavor(2)}))
+    ).refusals.values()
     assert text == "z (z): no host has room for it beside the 1 that go before it"
 
 
@@ -147,16 +149,16 @@ def test_server_groups_bind() -> None:
     apart = attrs.evolve(mover, apart=frozenset({"b"}))
     assert targets(plan_drain(taken, "a", [apart])) == {"m": "c"}
     tied = attrs.evolve(mover, tied="it stays")
-    assert plan_drain(taken, "a", [tied]).refusals == ("m (m): it stays",)
+    assert plan_drain(taken, "a", [tied]).refusals == {"m": "m (m): it stays"}
 
 
 def test_what_cannot_be_planned_is_said() -> None:
     nodes = [node("a", 0, None, {"m": 1}), node("b", 1)]
     taken, (mover,) = cloud(nodes, {"m": flavor(1, LEAF)})
-    (text,) = plan_drain(taken, "a", [mover]).refusals
+    (text,) = plan_drain(taken, "a", [mover]).refusals.values()
     assert "Nova has no leaf of a" in text
     changed = attrs.evolve(mover, extra_specs=SPECS)
-    (text,) = plan_drain(taken, "a", [changed]).refusals
+    (text,) = plan_drain(taken, "a", [changed]).refusals.values()
     assert "was changed since it was created" in text
     # Without devices there is nothing to plan: Nova chooses.
     bare = DrainedServer("n", "n", "any", {"hpc:fabric": "leaf", "hpc:fabric_policy": "preferred"})
@@ -188,12 +190,45 @@ def test_a_plan_is_found_where_there_is_one(sizes, rooms, data) -> None:
         and all(not leaf or rooms[at][1] == "l1" for leaf, at in zip(bound, way, strict=True))
         for way in itertools.product(range(len(rooms)), repeat=len(sizes))
     )
-    assert (found.refusals == ()) == possible
+    assert (found.refusals == {}) == possible
     if possible:
         for n, (free, leaf) in enumerate(rooms):
             mine = [each for each, target in targets(found).items() if target == f"h{n}"]
             assert sum(sizes[names.index(each)] for each in mine) <= free
             assert leaf == "l1" or not any(bound[names.index(each)] for each in mine)
+    # Of a dead host, the most that can go go: no further one could.
+    partly = plan_evacuation(*with_host(cloud(nodes, servers)))
+    gone = {move.server for move in partly.moves}
+    assert sorted([*gone, *partly.refusals]) == names
+    assert (gone == set(names)) == possible
+    for name in sorted(partly.refusals):
+        more = [at for at, each in enumerate(names) if each in gone or each == name]
+        assert not any(
+            all(
+                sum(sizes[one] for one, at in zip(more, way, strict=True) if at == n) <= free
+                for n, (free, _) in enumerate(rooms)
+            )
+            and all(
+                not bound[one] or rooms[at][1] == "l1" for one, at in zip(more, way, strict=True)
+            )
+            for way in itertools.product(range(len(rooms)), repeat=len(more))
+        )
+    for n, (free, leaf) in enumerate(rooms):
+        there = [names.index(move.server) for move in partly.moves if move.target == f"h{n}"]
+        assert sum(sizes[one] for one in there) <= free
+        assert leaf == "l1" or not any(bound[one] for one in there)
+
+
+def test_of_a_dead_host_the_others_go() -> None:
+    nodes = [node("a", 0, used={"big": 4, "x": 1, "y": 1, "t": 1}), node("b", 2)]
+    servers = {"big": flavor(4), "x": flavor(1), "y": flavor(1), "t": flavor(1)}
+    taken, movers = cloud(nodes, servers)
+    movers = [attrs.evolve(each, tied="it stays" if each.name == "t" else "") for each in movers]
+    found = plan_evacuation(taken, "a", movers)
+    assert {move.server: move.target for move in found.moves} == {"x": "b", "y": "b"}
+    assert found.refusals.keys() == {"big", "t"}
+    assert found.refusals["t"] == "t (t): it stays"
+    assert found.refusals["big"].startswith("big (big): no host has room for it: ")
 
 
 # -- one server leaves ------------------------------------------------------------------
@@ -216,8 +251,11 @@ class Script:
     def confirm(self, uuid: str) -> None:
         self.calls.append("confirm")
 
-    def why(self, uuid: str) -> str:
-        return "no valid host"
+    def evacuate(self, uuid: str, target: str | None) -> None:
+        self.calls.append(f"evacuate {target}")
+
+    def why(self, uuid: str, action: str = "migrate") -> str:
+        return f"no valid host for {action}"
 
 
 MOVING = [("ACTIVE", "", "a"), ("RESIZE", "resize_prep", "a"), ("RESIZE", "resize_finish", "b")]
@@ -248,3 +286,60 @@ def test_how_a_move_ends(states: list[tuple[str, str, str]], calls: list[str], e
         with pytest.raises(DrainStopError, match=re.escape(end)):
             server_moves.move_server_off(script, "a", move, patience)
     assert script.calls == calls
+
+
+REBUILDS = [
+    ("ACTIVE", "", "a"),
+    ("REBUILD", "rebuilding", "a"),
+    ("REBUILD", "rebuild_spawning", "b"),
+]
+
+
+@pytest.mark.parametrize(
+    ("states", "calls", "end"),
+    [
+        ([*REBUILDS, ("ACTIVE", "", "b")], ["evacuate b"], "b"),
+        ([*REBUILDS, ("SHUTOFF", "", "b")], ["evacuate b"], "b"),
+        ([("ERROR", "", "a"), *REBUILDS[1:], ("ACTIVE", "", "b")], ["evacuate b"], "b"),
+        # A run that was cut short: it has a task already, or is there.
+        ([*REBUILDS[1:], ("ACTIVE", "", "b")], [], "b"),
+        ([("ACTIVE", "", "b")], [], "b"),
+        ([*REBUILDS, ("GONE", "", "")], ["evacuate b"], ""),
+        ([("GONE", "", "")], [], ""),
+        (
+            [*REBUILDS, ("ERROR", "", "a")],
+            ["evacuate b"],
+            "is ERROR on a: Nova did not evacuate it: no valid host for evacuate",
+        ),
+        ([*REBUILDS, ("ERROR", "", "b")], ["evacuate b"], "is ERROR on b: Nova did not evacuate"),
+        (REBUILDS, ["evacuate b"], "not evacuated after 9 seconds: it is REBUILD (rebuild_spawn"),
+    ],
+)
+def test_how_an_evacuation_ends(
+    states: list[tuple[str, str, str]], calls: list[str], end: str
+) -> None:
+    seconds = itertools.count()
+    patience = MovePatience(9, lambda _: None, lambda: next(seconds))
+    script = Script(list(states))
+    move = Move("s", "s", "b")
+    if end in ("", "b"):
+        assert server_moves.evacuate_server(script, "a", move, patience) == end
+    else:
+        with pytest.raises(DrainStopError, match=re.escape(end)):
+            server_moves.evacuate_server(script, "a", move, patience)
+    assert script.calls == calls
+
+
+def test_only_servers_that_nova_evacuates_are_tried() -> None:
+    def server(status: str, task: str = "") -> DrainServer:
+        return DrainServer(f"{status}{task}", "s", status, task, "a", "f", {})
+
+    servers = [server(status) for status in ("ACTIVE", "SHUTOFF", "ERROR", "PAUSED")]
+    servers.append(server("ACTIVE", "rebooting"))
+    dead = server_moves.find_unmovable_servers(servers, dead=True)
+    assert dead.keys() == {"PAUSED", "ACTIVErebooting"}
+    assert dead["PAUSED"].endswith("Nova evacuates servers that are ACTIVE, SHUTOFF or ERROR")
+    assert dead["ACTIVErebooting"].endswith("openstack server set --state error ACTIVErebooting")
+    alive = server_moves.find_unmovable_servers(servers)
+    assert alive.keys() == {"ERROR", *dead}
+    assert alive["ACTIVErebooting"].endswith("(rebooting): wait for it")
