@@ -128,7 +128,7 @@ class Drain(ListCommand):
         plan = make_plan(taken, args.host, _collect_movers(cloud, planned, args.host))
         refusals = {**plan.refusals, **look.refusals}
         moves = (*look.begun, *plan.moves)
-        if refusals and not (args.dead and moves):
+        if refusals and not args.dead:
             reasons = map(printable_text, sorted(refusals.values()))
             raise CommandError("\n".join([f"nothing was changed on {args.host}:", *reasons]))
         for problem in taken.problems:
@@ -142,15 +142,20 @@ class Drain(ListCommand):
             print(f"stays: {printable_text(reason)}", file=sys.stderr)
         done: list[Move] = []
         stop_reason: str | None = None
-        if args.yes:
-            act = self._evacuate if args.dead else self._do
-            done, stop_reason = act(cloud, args.host, look, plan.moves, MovePatience(args.timeout))
+        patience = MovePatience(args.timeout)
+        failed: dict[str, str] = {}
+        if args.yes and args.dead:
+            done, failed = self._evacuate(cloud, args.host, look, plan.moves, patience)
+        elif args.yes:
+            done, stop_reason = self._do(cloud, args.host, look, plan.moves, patience)
+        for reason in failed.values():
+            print(f"failed: {printable_text(reason)}", file=sys.stderr)
         if stop_reason is not None:
             print(f"{self._name}: {stop_reason}", file=sys.stderr)
         rows: list[tuple[object, ...]] = [
             (
                 *(move.name, move.server, _format_move_target(move), move.level, move.domain),
-                *(move in done, ""),
+                *(move in done, failed.get(move.server, "")),
             )
             for move in moves
         ]
@@ -164,7 +169,9 @@ class Drain(ListCommand):
             columns=_COLUMNS,
             rows=rows,
             status=status,
-            show=lambda: _print_drain_result(args.host, moves, done, args.yes, stop_reason),
+            show=lambda: _print_drain_result(
+                args.host, moves, done, args.yes, stop_reason, len(refusals)
+            ),
         )
 
     def cloud(self, args: argparse.Namespace) -> DrainCloud:
@@ -216,27 +223,25 @@ class Drain(ListCommand):
         look: _HostSurvey,
         moves: Sequence[Move],
         patience: MovePatience,
-    ) -> tuple[list[Move], str | None]:
-        """Evacuate one server after the other; as :meth:`_do`, but one failure does not end it."""
+    ) -> tuple[list[Move], dict[str, str]]:
+        """Evacuate one server after the other; returns the finished moves, and server -> failure.
+
+        One failure does not end it.
+        """
         done: list[Move] = []
-        failed: list[str] = []
+        failed: dict[str, str] = {}
         self._disable(cloud, host, look)
         for move in (*look.begun, *moves):
-            act = (
-                server_moves.await_evacuation
-                if move in look.begun
-                else server_moves.evacuate_server
-            )
+            begun = move in look.begun
+            act = server_moves.await_evacuation if begun else server_moves.evacuate_server
             try:
                 new_host = act(cloud, host, move, patience)
             except (DrainStopError, NovaApiError) as error:
-                failed.append(f"{move.name} ({move.server}): {error}")
+                failed[move.server] = f"{move.name} ({move.server}): {error}"
                 continue
             self.say(f"done: {move.name} is {f'on {new_host}' if new_host else 'deleted'}")
             done.append(move)
-        if not failed:
-            return done, None
-        return done, "\n".join([f"{_format_server_count(len(failed))} failed:", *failed])
+        return done, failed
 
     def _disable(self, cloud: DrainCloud, host: str, look: _HostSurvey) -> None:
         if look.service.get("status") != "disabled":
@@ -381,9 +386,16 @@ def _format_server_count(count: int) -> str:
 
 
 def _print_drain_result(
-    host: str, moves: Sequence[Move], done: Sequence[Move], yes: bool, stop_reason: str | None
+    host: str,
+    moves: Sequence[Move],
+    done: Sequence[Move],
+    yes: bool,
+    stop_reason: str | None,
+    refused: int,
 ) -> None:
-    if not moves:
+    if not moves and refused:
+        print(f"no server with hpc: keys of {host} has a place elsewhere")
+    elif not moves:
         print(f"no server with hpc: keys is on {host}")
     elif not yes:
         for move in moves:

@@ -4,85 +4,16 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 from nova import context as nova_context
 from nova import objects
-from oslo_config import cfg
 
-from nova_hpc.fabric.model import FabricMap, FabricPlace
-from nova_hpc_tools.cloud import drain_api, server_moves
-from nova_hpc_tools.fabric.map_aggregates import aggregates_of
-from tests.functional import base, fixtures
-from tests.functional.drain_base import connect_as_admin, run_drain
-from tests.functional.driver_base import DriverTest
-from tests.functional.fabric_base import FABRIC_FILTER
-
-CONF = cfg.CONF
-FOUR = fixtures.Shape((fixtures.Switch(gpus=4),))
-PAIR = {"pci_passthrough:alias": "gpu:2", "hpc:affinity": "switch"}
-MEMBER = {**PAIR, "hpc:fabric": "leaf"}
-STOCK = {"pci_passthrough:alias": "gpu:1"}
-LEAVES = {"alpha": "leaf1", "beta": "leaf1", "gamma": "leaf2"}
+from nova_hpc_tools.cloud import drain_api
+from tests.functional.drain_base import PAIR, STOCK, DrainCase
 
 
-class DrainTest(DriverTest):
-    """Two hosts in one leaf and one in another, with four GPUs each."""
-
-    CAST_AS_CALL = False
-    FILTERS = (*DriverTest.FILTERS, "HpcFabricFilter")
-
-    def setUp(self) -> None:
-        super().setUp()
-        self.useFixture(fixtures.Moves())
-        self.useFixture(fixtures.fixtures.MonkeyPatch(f"{server_moves.__name__}._PAUSE", 0.1))
-        for name in LEAVES:
-            self.host(name, FOUR)
-        places = [FabricPlace(host, leaf=leaf, spine="s") for host, leaf in LEAVES.items()]
-        for aggregate in aggregates_of(FabricMap(places, name="ib")):
-            made = self.admin_api.post_aggregate({"aggregate": {"name": aggregate.name}})
-            action = {"set_metadata": {"metadata": dict(aggregate.metadata)}}
-            self.admin_api.api_post(f"/os-aggregates/{made['id']}/action", action)
-            for host in aggregate.hosts:
-                self.admin_api.add_host_to_aggregate(made["id"], host)
-        self.member = self.make_flavor(MEMBER)
-        self.pair = self.make_flavor(PAIR)
-        self.group = self.api.post_server_groups({"name": "g", "policy": "soft-anti-affinity"})
-        self.compute = connect_as_admin(self.api_fixture.base_url, self.admin_api.project_id)
-
-    def _start_scheduler(self, with_filter: bool) -> Any:
-        self.flags(
-            available_filters=[
-                "nova.scheduler.filters.all_filters",
-                base.TOPOLOGY_FILTER,
-                FABRIC_FILTER,
-            ],
-            enabled_filters=[*self._stock_filters, *self.FILTERS],
-            weight_classes=["nova.scheduler.weights.all_weighers", base.PACKING_WEIGHER],
-            group="filter_scheduler",
-        )
-        return self.start_service("scheduler")
-
-    def make(self, name: str, flavor: str, host: str, group: bool = False) -> dict[str, Any]:
-        built = self._build_server(name=name, networks="none", flavor_id=flavor, host=host)
-        hints = {"group": self.group["id"], "hpc_members": "2"} if group else {}
-        made = self.admin_api.post_server({"server": built, "os:scheduler_hints": hints})
-        return self._wait_for_state_change(made, "ACTIVE")
-
-    def drain(self, *words: str, cloud: Any = drain_api.DrainCloud) -> tuple[int, str, str]:
-        """Run ``nova-hpc drain alpha``; its status, output and errors."""
-        return run_drain(self.compute, ["alpha", *words], cloud)
-
-    def service(self) -> tuple[str, str | None]:
-        (found,) = self.admin_api.get_services(host="alpha", binary="nova-compute")
-        return found["status"], found["disabled_reason"]
-
-    def where(self, *servers: dict[str, Any]) -> list[str]:
-        found = [self.admin_api.get_server(each["id"]) for each in servers]
-        self.assertEqual({"ACTIVE"}, {each["status"] for each in found})
-        return [each["OS-EXT-SRV-ATTR:host"] for each in found]
-
+class DrainTest(DrainCase):
     # -- all, or nothing is begun -------------------------------------------------
 
     def test_all_leave(self) -> None:
@@ -218,15 +149,6 @@ class DrainTest(DriverTest):
 
     # -- a dead host ------------------------------------------------------------------
 
-    def die(self) -> None:
-        (service,) = self.admin_api.get_services(host="alpha", binary="nova-compute")
-        self.computes["alpha"].stop()
-        self.admin_api.put_service_force_down(service["id"], True)
-
-    def status(self, server: dict[str, Any]) -> tuple[str, str]:
-        found = self.admin_api.get_server(server["id"])
-        return found["status"], found["OS-EXT-SRV-ATTR:host"]
-
     def test_of_a_dead_host_the_servers_with_a_place_leave(self) -> None:
         """Stock Nova sets a server without a place to ERROR."""
         member = self.make("m", self.member, "alpha", group=True)
@@ -276,7 +198,8 @@ class DrainTest(DriverTest):
 
         status, out, err = self.drain("--dead", "--yes", cloud=Fails)
         self.assertEqual(1, status)
-        self.assertIn(f"1 server failed:\na ({servers[0]['id']}): Nova answers 500", err)
+        self.assertIn(f"failed: a ({servers[0]['id']}): Nova answers 500\n", err)
+        self.assertIn("1 server has left alpha\n", out)
         self.assertEqual(("ACTIVE", "alpha"), self.status(servers[0]))
         self.assertNotEqual("alpha", self.status(servers[1])[1])
         # Only the named server.
@@ -291,7 +214,9 @@ class DrainTest(DriverTest):
         instance.task_state = "rebooting"
         instance.save()
         status, out, err = self.drain("--dead")
-        self.assertEqual((2, ""), (status, out))
+        self.assertEqual(
+            (1, "no server with hpc: keys of alpha has a place elsewhere\n"), (status, out)
+        )
         self.assertIn(f"openstack server set --state error {servers[0]['id']}", err)
         self.admin_api.post_server_action(servers[0]["id"], {"os-resetState": {"state": "error"}})
         status, out, err = self.drain("--dead", "--yes")

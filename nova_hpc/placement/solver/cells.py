@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The mapping of guest cells to NUMA nodes of the host.
+"""The mapping of guest cells to NUMA nodes with enough free CPUs and hugepages.
 
 Exact, over the nodes in order. Alike cells are interchangeable, so a state counts
 how many cells of each sort have a node and how many of them hold one group

@@ -3,7 +3,8 @@
 
 The class of a cleaner declares them as constants. A caller names one of them, and never a
 file, a text or an argument. So the privileged helper, which reads the declaration itself, can
-write nothing else for a service that an attacker controls.
+write nothing else for a service that an attacker controls. A vendor changes nothing here: it
+declares ``resets`` in its own package, such as ``tests/vendor_cleaner``.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The choice of the reader for a text."""
+"""The choice of the reader for a text: the names of all forms, and how each is recognised."""
 
 from __future__ import annotations
 

@@ -140,7 +140,8 @@ class CloudFront:
             return 200, {"version": version}, {}
         asked = _body(environ)["auth"]
         name = asked["identity"]["password"]["user"]["name"]
-        project = asked["scope"]["project"]["id"]
+        scope = asked["scope"]["project"]
+        project = scope.get("id") or scope["name"]
         roles = "reader,member" + (",admin" if name == "admin" else "")
         catalogue = [
             self._service("compute", f"{self.url}/v2.1"),
