@@ -232,8 +232,7 @@ def main(arguments: list[str] | None = None) -> int:
     what.add_argument(
         "--elements",
         action="store_true",
-        help="print the directory of the elements for diskimage-builder: nova-hpc-guest, and "
-        "nova-hpc-cluster for members of clusters",
+        help="print the directory of the elements nova-hpc-guest and nova-hpc-cluster",
     )
     parser.add_argument("file", type=Path, metavar="FILE", nargs="?", help="where to write it")
     options = parser.parse_args(arguments)
