@@ -3,8 +3,8 @@
 
 ``python3 -m nova_hpc_guest.build FILE`` writes the command itself, with
 ``--cloud-config`` user data that installs it and its systemd units, and with ``--unit`` or
-``--shared-memory-unit`` a unit. ``--elements`` prints the path of the element for
-diskimage-builder.
+``--shared-memory-unit`` a unit. ``--elements`` prints the path of the directory with the elements
+for diskimage-builder.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ def main(arguments: list[str] | None = None) -> int:
     what.add_argument(
         "--elements",
         action="store_true",
-        help="print the directory with the element nova-hpc-guest for diskimage-builder",
+        help="print the directory of the elements nova-hpc-guest and nova-hpc-cluster",
     )
     parser.add_argument("file", type=Path, metavar="FILE", nargs="?", help="where to write it")
     options = parser.parse_args(arguments)

@@ -1,20 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Images with the elements of diskimage-builder, built and booted in plain emulation.
 
-They have no partitions, for which diskimage-builder needs the kernel's device mapper, and a
-container has none of that: element ``baremetal`` takes out the kernel that QEMU starts.
-
-The first machine has one device of the two that it is told it was promised: what it says on its
-console shows that the image reads the promise at its first boot, and tells NCCL.
+They have no partitions, so element ``baremetal`` takes out the kernel that QEMU starts. The first
+machine has one device of the two that it is told it was promised. Its console shows that the image
+reads the promise at its first boot, and tells NCCL.
 """
 
 import base64
 import json
-import os
 import re
-import shutil
 import subprocess
-import sys
 import time
 import uuid
 from pathlib import Path
@@ -25,26 +20,14 @@ from nova_hpc_client.cluster import wish as wishes
 from nova_hpc_client.cluster.wish import Secrets
 from nova_hpc_common.wire.cluster_wish import ClusterWish
 from nova_hpc_common.wire.mounts import parse_mount
-from nova_hpc_guest import build, host_list, terms
+from nova_hpc_guest import host_list, terms
 from nova_hpc_guest.host_list import HostList, ListedHost
+from tests.lab import dib_images
 
 pytestmark = pytest.mark.slow
 
 TOP = Path(__file__).resolve().parents[2]
 PROMISE = TOP / "tests/data/golden/wire/guest-document/v1.json"
-#: What building needs, of the packages of bindep.txt.
-PROGRAMS = ("debootstrap", "sudo")
-DISK = [
-    {"local_loop": {"name": "image0"}},
-    {
-        "mkfs": {
-            "name": "mkfs_root",
-            "base": "image0",
-            "type": "ext4",
-            "mount": {"mount_point": "/", "fstab": {"options": "defaults", "fsck-passno": 1}},
-        }
-    },
-]
 #: Seconds for a whole Debian that is emulated.
 BOOT = 900
 
@@ -88,63 +71,13 @@ runcmd:
 @pytest.fixture(scope="module")
 def builder(tmp_path_factory):
     """diskimage-builder in an environment of its own."""
-    missing = [each for each in PROGRAMS if shutil.which(each) is None]
-    if missing:
-        pytest.skip(f"apt-get install debootstrap sudo: {missing} are not there")
-    place = tmp_path_factory.mktemp("dib")
-    subprocess.run([sys.executable, "-m", "venv", place / "venv"], check=True)
-    pip = [place / "venv/bin/pip", "install", "-q", "diskimage-builder", "setuptools<80"]
-    subprocess.run(pip, check=True)
-    return place
-
-
-def mirror(suite):
-    """The mirror of this suite of Debian that this machine uses."""
-    said = subprocess.run(
-        ["apt-get", "indextargets", "--format", "$(REPO_URI) $(RELEASE) $(CREATED_BY)"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    words = (line.split() for line in said.splitlines())
-    return next(url for url, release, kind in words if (release, kind) == (suite, "Packages"))
-
-
-def build_image(builder, name, kind, *elements, **environment):
-    """Build an image of Debian 12."""
-    done = subprocess.run(
-        [
-            *(builder / "venv/bin/disk-image-create", "-t", kind, "-o", builder / name),
-            *("--no-tmpfs", "debian-minimal", *elements),
-        ],
-        env={
-            **os.environ,
-            "PATH": f"{builder / 'venv/bin'}:{os.environ['PATH']}",
-            "ELEMENTS_PATH": str(Path(build.__file__).parent / "elements"),
-            "NOVA_HPC_PYTHON": sys.executable,
-            "DIB_RELEASE": "bookworm",
-            "DIB_DISTRIBUTION_MIRROR": mirror("bookworm"),
-            "DIB_DEBIAN_SECURITY_MIRROR": mirror("bookworm-security"),
-            "DIB_BLOCK_DEVICE_CONFIG": json.dumps(DISK),
-            "HOME": str(builder),
-            **environment,
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return dib_images.install_builder(tmp_path_factory.mktemp("dib"))
 
 
 @pytest.fixture(scope="module")
 def members(builder):
     """The root of an image for members of a cluster."""
-    build_image(builder, "members", "tar", "nova-hpc-cluster")
-    root = builder / "members"
-    root.mkdir()
-    subprocess.run(["tar", "-C", root, "-xf", f"{root}.tar"], check=True)
-    Path(f"{root}.tar").unlink()
-    return root
+    return dib_images.build_members_root(builder)
 
 
 def test_an_image_for_members_of_a_cluster_has_what_jobs_need(members):
@@ -187,13 +120,9 @@ def test_a_member_boots_while_the_server_of_its_mount_is_away(members, builder):
     latest.mkdir(parents=True)
     (latest / "user_data").write_bytes(base64.b64decode(server["user_data"]))
     (latest / "meta_data.json").write_text(json.dumps(metadata))
-    # By their labels: cloud-init, and the image's fstab.
-    labels = {"config-2": (builder / "drive", "8M"), "cloudimg-rootfs": (members, "4G")}
-    for label, (folder, size) in labels.items():
-        made = f"{builder}/{label}.raw"
-        subprocess.run(["mkfs.ext4", "-qFL", label, "-d", folder, made, size], check=True)
-    (kernel,) = members.glob("boot/vmlinuz-*")
-    (initial,) = members.glob("boot/initrd.img-*")
+    dib_images.make_disk(builder / "drive", builder / "config-2.raw", "8M", "config-2")
+    dib_images.make_disk(members, builder / "cloudimg-rootfs.raw")
+    kernel, initial = dib_images.find_boot_files(members)
     console = watch(
         builder / "member.log",
         *("-m", "2048", "-nic", "user,model=virtio-net-pci", "-kernel", kernel, "-initrd", initial),
@@ -214,7 +143,7 @@ def test_an_image_of_the_element_reads_its_promise_at_boot(builder):
     drivers = builder / "drivers"
     drivers.write_text(DRIVERS)
     elements = ("baremetal", "nova-hpc-guest")
-    build_image(builder, "hpc", "raw", *elements, NOVA_HPC_DRIVERS=str(drivers))
+    dib_images.build_image(builder, "hpc", "raw", *elements, NOVA_HPC_DRIVERS=str(drivers))
     console = boot(builder / "hpc", builder)
     print("RESULT:", *[line for line in console.splitlines() if "device" in line][-4:], sep="\n")
     assert "topology mirror, 2 devices" in console

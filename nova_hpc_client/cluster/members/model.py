@@ -228,6 +228,12 @@ class Cluster:
         return [port for port in self.ports if port.server not in ours]
 
     @property
+    def unneeded(self) -> Sequence[MemberPort]:
+        """Ports that the client made for members that the cluster should not have any more."""
+        places = [(port, wishes.port_place_of(self.name, port.name)) for port in self.ports]
+        return [port for port, at in places if at and at[0] not in self.wanted and not port.server]
+
+    @property
     def untold(self) -> Sequence[ClusterMember]:
         """Members, and the head, without the newest host list."""
         numbered = number_members(self)
@@ -290,6 +296,8 @@ class Cluster:
             return ClusterState.INCOMPLETE, f"{wishes.head_name(self.name)} is missing"
         if numbered.surplus:
             return ClusterState.INCOMPLETE, f"{len(numbered.surplus)} servers too many"
+        if self.unneeded:
+            return ClusterState.INCOMPLETE, f"{len(self.unneeded)} ports too many"
         building = sum(member.building for member in self.members)
         if building:
             return ClusterState.BUILDING, f"{building} of {len(self.wanted)} members are building"

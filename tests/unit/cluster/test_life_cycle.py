@@ -423,6 +423,28 @@ def test_a_member_that_is_not_told_is_listed() -> None:
     assert made.state is ClusterState.ACTIVE
 
 
+def test_a_port_whose_member_is_gone_is_listed() -> None:
+    """Its client was killed between the server and its port."""
+    cloud = start([], {})
+    cluster = create(cloud, PORTS)
+    # One record for each member that stays, then the server.
+    cloud.calls, cloud.faults = 0, {3: "kill-after"}
+    with pytest.raises(Killed):
+        commands.scale_cluster(cloud, cluster, {1, 2}, Secrets(), PACE)
+    cloud.revive()
+    assert len(cloud.clusters()[0].servers) == 3
+    for _ in range(3):
+        cloud.tick()
+    (left,) = cloud.clusters()
+    assert (len(left.servers), len(left.ports)) == (2, 3)
+    assert (left.state, left.reason) == (ClusterState.INCOMPLETE, "1 ports too many")
+    resume = "openstack hpc cluster create --resume train"
+    assert decide.format_finish_commands(left).startswith(resume)
+    made = commands.resume_cluster(cloud, left, None, Secrets(), PACE)
+    assert made.state is ClusterState.ACTIVE
+    complete(cloud, PORTS, {1, 2})
+
+
 def test_a_host_list_that_is_too_long_leaves_what_was(monkeypatch: pytest.MonkeyPatch) -> None:
     cloud = start([], {})
     wish = attrs.evolve(PLAIN, hosts=True)
