@@ -41,7 +41,10 @@ def count_places(wished: int | None, is_shared: bool) -> int:
 
 
 class WaitPlaces:
-    """Places for requests that wait, of all processes with the same folder of locks."""
+    """Limits the number of API requests that wait for a membership.
+
+    All processes with the same folder of locks share the places.
+    """
 
     def __init__(self, most: int, lock_path: str | None) -> None:
         """Take none.

@@ -196,7 +196,7 @@ class PlacementOffTest(base.HpcServersTest):
         self.start_host("one", shape, shape.device_spec(classes=False))
         server = self.boot(self.make_flavor(PAIR), state="ERROR")
         self.assertIn(
-            "This cloud is not set up for hpc: flavors; ask its operator to set "
+            "This cloud is not set up for hpc: flavors; contact its operator to set "
             "[filter_scheduler]pci_in_placement = True",
             self.fault(server),
         )

@@ -73,7 +73,7 @@ class SameIdsTest(_Base):
         self.assertIn("No host has 1 ethvf free", self.fault(server))
         self.assertNotIn("0000:", self.fault(server))
         self.assertTrue(
-            self.log_lines(r"0000:40:01\.0: its role is ibvf, asked for is ethvf"),
+            self.log_lines(r"0000:40:01\.0: its role is ibvf; the request needs ethvf"),
             self.stdlog.logger.output,
         )
 

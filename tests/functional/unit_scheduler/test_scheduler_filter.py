@@ -88,8 +88,8 @@ class FilterTest(HostStates):
         good = self.named("good", pool(1))
         self.assertEqual([good], self.filter.filter_all([broken, good], spec()))
         self.assertEqual(
-            "No valid host was found. No host with such devices can be used at this moment; ask "
-            "the cloud's operator",
+            "No valid host was found. No host with such devices can be used at this moment; "
+            "contact the cloud's operator",
             self.refused([broken]),
         )
 

@@ -79,7 +79,7 @@ _OWN_IN_FORCE: Final = "own-partitions.last-good.conf"
 
 @attrs.frozen
 class _Told:
-    """The last text that opensm had to read, and the run of opensm that got the signal."""
+    """The last file content for which opensm got a signal, and the process that got it."""
 
     process: OpensmProcess
     body: str
@@ -387,13 +387,13 @@ class OpensmSubnetManager:
         if text is None or body_of_file(text) != body:
             return f"{self._store.path} is not as it was written"
         if self._told is None or self._told.body != body:
-            return "opensm was not told of the file yet"
+            return "opensm has not been signalled to read the file yet"
         try:
             process = find_opensm(Path(self._conf.opensm_pid_file))
         except SubnetManagerError as error:
             return str(error)
         if process != self._told.process:
-            return "opensm has begun anew and was not told of the file yet"
+            return "opensm has restarted and has not been signalled to read the file yet"
         return None
 
     def _read_complaints(self) -> tuple[str, ...]:
