@@ -33,7 +33,7 @@ _REASONS: Final = 8
 
 @attrs.frozen
 class _CapacityReport:
-    """The findings of the command."""
+    """The data that ``capacity`` prints."""
 
     capacity: Capacity
     fabric: FabricMap
@@ -49,7 +49,7 @@ class _CapacityReport:
 
     @property
     def fits(self) -> bool:
-        """Whether one more server fits, or one more cluster."""
+        """Whether one more server fits, or with --members one more cluster."""
         return self.levels[-1].clusters > 0
 
 
@@ -90,7 +90,7 @@ class ShowCapacity(ListCommand):
             "--map",
             dest="fabric",
             metavar="FILE",
-            help="where the hosts are on the fabric (default: what Nova's aggregates say)",
+            help="the places of the hosts on the fabric (default: from Nova's aggregates)",
         )
         cloud_readers.add_snapshot_arguments(parser)
         map_files.add_map_arguments(parser)
@@ -134,7 +134,7 @@ class ShowCapacity(ListCommand):
 
 
 def read_synced_map(cloud: Snapshot) -> tuple[FabricMap, tuple[str, ...]]:
-    """The map in Nova's aggregates, and the problems in them."""
+    """The fabric map in Nova's aggregates, and the problems in them."""
     places: dict[str, FabricPlace] = {}
     problems: dict[str, None] = {}
     for node in cloud.hosts:

@@ -42,7 +42,7 @@ _SERVICE: Final = "nova-compute"
 
 @attrs.frozen
 class _HostSurvey:
-    """The servers on the host, and those on their way from there."""
+    """The servers on the drained host, and the moves from there that have begun."""
 
     service: Any
     #: Servers that use keys of this project.
@@ -79,7 +79,7 @@ class Drain(ListCommand):
         """Declare the options."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
         parser.add_argument("host", metavar="HOST", help="as Nova calls its compute service")
-        parser.add_argument("--yes", action="store_true", help="do what is shown")
+        parser.add_argument("--yes", action="store_true", help="carry out the shown steps")
         parser.add_argument(
             "--dead",
             action="store_true",

@@ -56,8 +56,8 @@ class Explain(ListCommand):
         subject.add_argument(
             "--server",
             metavar="SERVER",
-            help="name or UUID of a server: explain what was decided for it, or of one that found "
-            "no host whether it would find one now",
+            help="name or UUID of a server: explain the decision for it, or whether a server "
+            "that found no host would find one now",
         )
         subject.add_argument(
             "--request",
@@ -132,7 +132,7 @@ class Explain(ListCommand):
 
 
 def direct_ports(text: str) -> DirectPorts:
-    """Read the value of ``--port``."""
+    """argparse type of ``--port``: ``NETWORK`` or ``NETWORK:COUNT``."""
     network, colon, count = text.rpartition(":")
     if not colon:
         network, count = text, "1"

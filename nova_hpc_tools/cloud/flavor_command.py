@@ -57,7 +57,7 @@ class CreateFlavors(ListCommand):
             "--family",
             default="hpc",
             metavar="NAME",
-            help="what the names begin with: hpc makes hpc.gpu1 (default: hpc)",
+            help="prefix of the names: hpc makes hpc.gpu1 (default: hpc)",
         )
         parser.add_argument(
             "--host",
@@ -81,7 +81,7 @@ class CreateFlavors(ListCommand):
             help=f"size of the root disk (default: {_DISK}; with 0, that of the image, Nova "
             "lets only administrators start servers from images)",
         )
-        parser.add_argument("--yes", action="store_true", help="make what is shown")
+        parser.add_argument("--yes", action="store_true", help="create the shown flavors")
         parser.add_argument(
             "--os-cloud",
             metavar="NAME",
@@ -198,8 +198,8 @@ def _make_missing_flavors(compute: Any, members: Sequence[FamilyFlavor], disk: i
         ]
         if wrong:
             raise CommandError(
-                f"{', '.join(wrong)}: there is a flavor of that name that says something else; "
-                "delete it, or name another --family"
+                f"{', '.join(wrong)}: a flavor of that name has other settings; delete it, or "
+                "name another --family"
             )
         return [
             "is there"

@@ -51,7 +51,7 @@ class Doctor(ListCommand):
         parser.add_argument(
             "--others",
             action="store_true",
-            help="run virt-host-validate and oslo-config-validator, too, and say what they find",
+            help="run virt-host-validate and oslo-config-validator, too, and print their findings",
         )
         other_subject = parser.add_mutually_exclusive_group()
         other_subject.add_argument(

@@ -89,8 +89,8 @@ class Inventory(ListCommand):
             "--save",
             type=Path,
             metavar="FILE.tar.xz",
-            help="write what is read of the node into an archive, for a report of a bug, and "
-            "print nothing else; serial numbers, MACs, GUIDs and the host's name are replaced",
+            help="write the reading of the node into an archive, for a bug report, and print "
+            "nothing else; serial numbers, MACs, GUIDs and the host's name are replaced",
         )
         parser.add_argument(
             "--keep-names", action="store_true", help="--save: keep the name of the host"
@@ -98,8 +98,8 @@ class Inventory(ListCommand):
         parser.add_argument(
             "--keep-serials",
             action="store_true",
-            help="--save: keep the serial numbers of PCI functions, by which a declaration knows "
-            "a device wherever it is plugged in (nova-hpc configure --root)",
+            help="--save: keep the serial numbers of PCI functions, by which a declaration "
+            "recognises a device in any slot (nova-hpc configure --root)",
         )
         parser.add_argument(
             "--show",

@@ -208,7 +208,7 @@ def test_hooks_of_libvirt(place, text, expected, tmp_path, synthetic):
     assert hooks == ((f"/etc/libvirt/hooks/{place}",) if expected else ())
     for backend, words in (
         ("fabric-manager", "and nova-compute does, too"),
-        ("none", "knows nothing of them"),
+        ("none", "has no record of them"),
     ):
         found = looked(node, backend, hooks)
         if expected:

@@ -177,7 +177,7 @@ def test_a_declared_serial_number_is_not_guessed(deploy, command):
 
 
 def of_the_release_before(folder):
-    """An archive that does not say what was replaced."""
+    """An archive that does not list the replaced values."""
     (folder / capture.PLACE.lstrip("/")).unlink()
     return folder
 
