@@ -111,7 +111,7 @@ class FabricAgentEndpoint:
 
 
 def activate_port(context: Any, row: int, port_id: str) -> None:
-    """Let a port become ACTIVE, as its membership is in force.
+    """Let Neutron set a port to ACTIVE, because its membership is in force.
 
     This works without its block, too: a server may have ended between the block and the status.
     """

@@ -56,7 +56,9 @@ class WaitPlaces:
 
     @contextlib.contextmanager
     def take(self) -> Iterator[bool]:
-        """Take a place while the block runs; False if no place is free."""
+        """Take one of the places for waiting requests while the block runs; False if none is
+        free.
+        """
         with contextlib.ExitStack() as stack:
             yield self._take_one(stack)
 

@@ -72,19 +72,19 @@ _LONGEST_PAUSE: Final = 0.25
 
 
 class WrongPartitionWish(neutron_exceptions.BadRequest):
-    """400."""
+    """The request can never be met; Neutron's API answers 400."""
 
     message = "%(reason)s"
 
 
 class PartitionInUse(neutron_exceptions.Conflict):
-    """409."""
+    """Another network or port uses a part of the request; Neutron's API answers 409."""
 
     message = "%(reason)s"
 
 
 class FabricUnavailable(neutron_exceptions.ServiceUnavailable):
-    """503."""
+    """No live fabric agent can serve the request; Neutron's API answers 503."""
 
     message = "%(reason)s"
 

@@ -23,7 +23,7 @@ class InventoryGuids:
         self._file = PortInventoryFile(path)
 
     def find_port_guid(self, host: str, address: str) -> int | None:
-        """See :class:`~neutron_drivers.port_rules.PortGuids`.
+        """The GUID of the physical port at that PCI address, from the operator's inventory.
 
         :raises PartitionInUseError: the inventory cannot be read.
         """

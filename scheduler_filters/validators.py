@@ -22,7 +22,7 @@ class HpcExtraSpecValidator(base.ExtraSpecValidator):
     """Validator of one ``hpc:`` key. Its refusal names the key, the value and the remedy."""
 
     def validate(self, name: str, value: str) -> None:
-        """Check one extra spec.
+        """Check the value of one ``hpc:`` extra spec.
 
         :raises nova.exception.ValidationError: answered as 400 by the API.
         """

@@ -151,7 +151,7 @@ def _list_ports(context: StepContext) -> Iterator[dict[str, Any]]:
 
 
 def verify_tags(context: StepContext) -> Output:
-    """Read the server's metadata."""
+    """Report the tags of the server, which are its metadata in Nova."""
     record = context.read_server()
     tags = dict(record.get("metadata") or {})
     return {
@@ -200,14 +200,14 @@ def _ask_over_ssh(
 
 
 def stop_instance(context: StepContext) -> Output:
-    """Stop the server."""
+    """Stop the server and wait until Nova reports it as stopped."""
     _ask_for(context, "os-stop")
     record = context.wait_for("SHUTOFF")
     return {**describe_server(record), "stop_initiated": True, "success": True}
 
 
 def start_instance(context: StepContext) -> Output:
-    """Start the server, and wait for its guest."""
+    """Start the server, and wait until its guest answers over ssh."""
     _ask_for(context, "os-start")
     record = context.wait_for("ACTIVE")
     answer, error = _ask_over_ssh(context, record)

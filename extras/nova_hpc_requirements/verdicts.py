@@ -61,7 +61,7 @@ class RequirementEvidence:
     steps: Mapping[str, StepEvidence] = attrs.field(converter=_freeze_steps, factory=dict)
 
     def read_step(self, name: str) -> Mapping[str, Any]:
-        """The output of a step that has done its work.
+        """The output of a step that completed.
 
         :raises EvidenceError: the output is missing, or reports that the step failed.
         """
@@ -76,7 +76,7 @@ class RequirementEvidence:
         return evidence.output
 
     def read_field(self, step: str, key: str, kind: type | tuple[type, ...]) -> Any:
-        """One value of a step's output.
+        """The value of *key* in a step's output.
 
         :raises EvidenceError: it is not there, or of another kind.
         """
@@ -88,7 +88,7 @@ class RequirementEvidence:
         return value
 
     def read_rows(self, step: str, key: str) -> Sequence[Mapping[str, Any]]:
-        """A list of objects in a step's output.
+        """The list of objects under *key* in a step's output.
 
         :raises EvidenceError: it is not there, or holds something else.
         """

@@ -184,7 +184,7 @@ class UfmClient:
         return job
 
     def close(self) -> None:
-        """Close the connections; idempotent."""
+        """Close the connections to UFM; idempotent."""
         self._session.close()
 
     def _request(

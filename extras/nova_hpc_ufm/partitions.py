@@ -79,7 +79,7 @@ class UfmListing:
 
     @property
     def default(self) -> UfmPartition:
-        """The default partition."""
+        """The default partition (P_Key 0x7fff), as UFM lists it."""
         return self.partitions[DEFAULT_PKEY]
 
     def members(self, pkey: int) -> Mapping[int, Membership | None]:

@@ -145,7 +145,7 @@ def mix_best_ranks(
     among: int,
     seed: str,
 ) -> list[tuple[int, ...] | None]:
-    """The ranks, but with the best *among* hosts in an order that *seed* decides.
+    """Reorder the best *among* hosts by *seed*, by exchanging their ranks.
 
     Schedulers that decide at the same moment then choose different hosts. Only the hosts
     that the users' wishes prefer are mixed, and of these only hosts whose level and NVLink

@@ -41,7 +41,7 @@ class UnknownNameError(FlavorError):
 
 
 def parse_group_terms(value: str) -> dict[str, int]:
-    """Read ``name:count,name:count``.
+    """Parse a value of ``hpc:group``: ``name:count,name:count``.
 
     :returns: name -> its devices in one group, in the order of the text
     :raises FlavorError: names the wrong term

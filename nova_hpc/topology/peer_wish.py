@@ -30,7 +30,9 @@ _MOST_NAMED: Final = 4
 
 
 class PeerWish(enum.Enum):
-    """The values of ``[hpc]peer_to_peer``."""
+    """The values of ``[hpc]peer_to_peer``: the wanted path between GPUs and adapters below a
+    switch.
+    """
 
     #: Nothing is set.
     KEEP = "keep"

@@ -76,7 +76,9 @@ def read_capture_note(text: object) -> frozenset[str]:
 
 
 def replaced_kinds_of(tree: FileTree) -> frozenset[str] | None:
-    """The kinds replaced in the files of *tree*; None without a list, as on a machine itself.
+    """The kinds of identities that were replaced in a saved inventory.
+
+    None if *tree* has no list of them, as on a running machine.
 
     An unreadable list may have contained anything, so everything counts as replaced.
     """

@@ -73,7 +73,7 @@ class Decision:
 
 
 def read_decision(text: object) -> Decision | None:
-    """Read a stored decision.
+    """Parse a stored placement decision.
 
     :returns: None if there is nothing that this release can read: no
         text, damaged text, or a text of a newer version.

@@ -42,7 +42,7 @@ _TREE_RULES: Final = (1, 2)
 
 
 class TopologyMode(enum.Enum):
-    """The words of ``hpc:guest_topology``."""
+    """The values of ``hpc:guest_topology``: how the guest's PCIe tree is built."""
 
     MIRROR = "mirror"
     NUMA = "numa"

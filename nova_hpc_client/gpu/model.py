@@ -109,7 +109,7 @@ class GpuGroup:
 
     @property
     def is_clients(self) -> bool:
-        """Whether it is the group of a share's clients."""
+        """Whether the group is the one for a share's clients."""
         return self.share is not None and self.name.endswith("-clients")
 
 
@@ -120,7 +120,7 @@ def group_name_of(share: str, clients: bool = False) -> str:
 
 @attrs.frozen
 class ShareSlot:
-    """One client's part of a share.
+    """One client's part of a share: its record, its server, and its access.
 
     :ivar slot: None if its record is missing or cannot be read.
     :ivar client: None if the server does not exist (any more).

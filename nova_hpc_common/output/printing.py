@@ -131,7 +131,7 @@ class InertStream:
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
-        """Write several texts."""
+        """Write several texts with control characters replaced."""
         for line in lines:
             self.write(line)
 

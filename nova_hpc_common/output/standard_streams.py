@@ -62,7 +62,7 @@ class Outlet:
         return len(text)
 
     def writelines(self, lines: Any) -> None:
-        """Write several texts."""
+        """Write several texts, as :meth:`write`."""
         for line in lines:
             self.write(line)
 

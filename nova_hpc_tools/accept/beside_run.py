@@ -50,7 +50,7 @@ class SampleSource(Protocol):
     def measure_round(
         self, probes: Sequence[Probe], settings: Mapping[str, str] | None = None
     ) -> Sample:
-        """Run each probe once."""
+        """Run each of *probes* once on the machine."""
 
 
 @attrs.frozen

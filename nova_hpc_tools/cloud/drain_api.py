@@ -78,7 +78,7 @@ class DrainCloud(FabricCloud):
         return [_parse_drain_server(server) for server in api_servers]
 
     def server(self, uuid: str) -> DrainServer | None:
-        """One server; None if it was deleted.
+        """The server with this UUID; None if it was deleted.
 
         :raises NovaApiError: Nova does not answer, or refuses.
         """

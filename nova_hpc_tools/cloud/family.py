@@ -41,7 +41,7 @@ class FamilyFlavor:
 
     @property
     def level(self) -> str:
-        """The value of hpc:affinity."""
+        """The value of ``hpc:affinity`` in the flavor."""
         return self.flavor.extra_specs[AFFINITY]
 
 

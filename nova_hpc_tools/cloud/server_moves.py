@@ -33,19 +33,19 @@ class ServerMover(Protocol):
     """The calls to Nova's API that move servers."""
 
     def server(self, uuid: str) -> DrainServer | None:
-        """One server; None if it was deleted."""
+        """The server with this UUID; None if it was deleted."""
 
     def migrate(self, uuid: str, target: str | None) -> None:
-        """Request a cold migration."""
+        """Request a cold migration to *target*; None lets Nova choose."""
 
     def confirm(self, uuid: str) -> None:
-        """End a cold migration."""
+        """Confirm a cold migration, so that resources on the old host are freed."""
 
     def evacuate(self, uuid: str, target: str | None) -> None:
         """Request an evacuation."""
 
     def why(self, uuid: str, action: str = "migrate") -> str:
-        """Nova's words on the server's last cold migration, or *action*."""
+        """The reason of the server's last failed *action*, from Nova."""
 
 
 @attrs.frozen

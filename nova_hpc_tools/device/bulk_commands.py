@@ -126,7 +126,7 @@ class _BulkDeviceCommand(base.ListCommand):
         return rows
 
     def nothing(self, address: str, place: ManagedNode) -> str:
-        """The reason why nothing is to be done about a device that was named."""
+        """The reason why the command has nothing to do for a device that the user named."""
         raise NotImplementedError
 
     def confirm(
@@ -205,7 +205,7 @@ class AcceptDevices(_BulkDeviceCommand):
         return CommandAnswer(columns, done, status)
 
     def nothing(self, address: str, place: ManagedNode) -> str:
-        """It is as it was."""
+        """The text for a device without a change to accept."""
         server = place.ledger.device(address).server
         if server is not None:
             return f"{address} is with server {server}: its changes are judged when it is cleaned"

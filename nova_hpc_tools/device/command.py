@@ -86,7 +86,7 @@ class ManagedNode:
 
     @classmethod
     def read(cls, config: Sequence[str]) -> ManagedNode:
-        """Read the configuration, the node and its files; without a ledger it is empty.
+        """Read the configuration, the node and its ledger; a missing ledger counts as empty.
 
         :raises node_config.ConfigError: the configuration cannot be read.
         :raises CommandError: the roles in it cannot be used.
@@ -248,7 +248,7 @@ class ManagedNode:
         )
 
     def candidate(self, address: str) -> DeviceCandidate:
-        """The device at *address*.
+        """The device at *address*, in the form that cleaning and checking use.
 
         :raises CommandError: there is none.
         """
@@ -322,7 +322,7 @@ class _Baseline(FormattableColumn):
         return json.dumps(self._value, sort_keys=True) if self._value else ""
 
     def human_readable(self) -> str:
-        """Not one line of several hundred characters."""
+        """The baseline as several short lines."""
         lines = []
         for kind, value in self._value.items():
             if isinstance(value, dict):

@@ -40,7 +40,7 @@ class CloudAggregate:
 
 @attrs.frozen
 class SyncStep:
-    """One call to Nova that brings its aggregates closer to the map."""
+    """One call to Nova that makes its aggregates more like the map."""
 
     kind: str
     #: Name of the aggregate after the steps before this one.

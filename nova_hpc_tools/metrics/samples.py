@@ -47,7 +47,7 @@ def _bound_all_labels(labels: Iterable[str]) -> tuple[str, ...]:
 
 @attrs.frozen
 class MetricSample:
-    """One value of one metric."""
+    """One value of a metric, with its labels."""
 
     kind: MetricKind
     value: float = attrs.field(converter=float)

@@ -263,7 +263,7 @@ class DoctorFinding:
 
     @property
     def severity(self) -> Severity:
-        """The severity of its check."""
+        """The severity of the check that found the fault."""
         return CHECKS[self.check].severity
 
     @property

@@ -249,7 +249,7 @@ class _FileReader:
         self._line = 0
 
     def read(self, data: bytes) -> PartitionText:
-        """Read the whole file.
+        """Parse the whole file of partitions.
 
         :raises PartitionGrammarError: opensm drops it.
         :raises UncertainGrammarError: the file does not determine opensm's result.

@@ -112,7 +112,7 @@ class PortReader:
             self.settings = settings
 
     def read_ports(self) -> FabricPorts:
-        """Find all ports of the fabric.
+        """Walk over the fabric and find all its ports.
 
         :raises PortReaderError: they cannot be read whole.
         """

@@ -69,7 +69,7 @@ class LimitMemory:
         return time.monotonic() - self._reached[limit] < self.SECONDS
 
     def clear(self) -> None:
-        """Forget all limits."""
+        """Forget all limits that were reached."""
         self._reached = {}
 
 

@@ -258,7 +258,7 @@ class Charges:
         )
 
     def add(self, cls: DomainClass, costs: Costs) -> Costs:
-        """Add the damage to later servers of the devices taken from this domain.
+        """Add the damage of taking devices from this domain to each cost of a table.
 
         It depends only on the taken devices and, at NUMA rank, on the seated cell. So it is
         computed once for all states that agree in these fields.

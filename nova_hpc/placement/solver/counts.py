@@ -38,7 +38,7 @@ ZERO: Final[Cost] = (0, 0, 0)
 
 
 def add_costs(first: Cost, second: Cost) -> Cost:
-    """Sum of two costs."""
+    """Sum of two costs, field by field."""
     return (first[0] + second[0], first[1] + second[1], first[2] + second[2])
 
 

@@ -53,7 +53,7 @@ class SearchProblem:
 
     @classmethod
     def of(cls, request: Request, demand: Demand, site: Site, profile: Profile) -> SearchProblem:
-        """Prepare the search.
+        """Prepare the search for *request* on the host of *site*.
 
         :raises ValueError: the profile is invalid.
         """

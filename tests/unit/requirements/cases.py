@@ -407,7 +407,14 @@ CHANGES: tuple[tuple[str, str, tuple[Any, ...], Any, str, str], ...] = (
     ),
     ("SEC21-03", "query_sanitization", ("disks", "wiped"), False, "not met", "local disks"),
     ("SEC21-03", "query_sanitization", ("disks", "wiped"), None, "not known", "local disks"),
-    ("SEC21-03", "query_sanitization", ("machines", 0, "sanitized"), "yes", "not known", "incomplete"),
+    (
+        "SEC21-03",
+        "query_sanitization",
+        ("machines", 0, "sanitized"),
+        "yes",
+        "not known",
+        "incomplete",
+    ),
     (
         "SEC21-05",
         "query_sanitization",

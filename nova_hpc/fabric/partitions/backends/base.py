@@ -177,4 +177,4 @@ class SubnetManager(Protocol):
         """Check the settings on which the isolation depends; one row for each."""
 
     def close(self) -> None:
-        """Close open handles; idempotent."""
+        """Close the open files and connections of the subnet manager; idempotent."""

@@ -64,7 +64,7 @@ class CommandLine:
 
 
 class _Option(ctypes.Structure):
-    """``struct option`` of getopt.h."""
+    """The C structure ``struct option`` of getopt.h."""
 
     _fields_ = (
         ("name", ctypes.c_char_p),

@@ -25,7 +25,7 @@ class NotRunningError(SubnetManagerError):
 
 @attrs.frozen
 class OpensmProcess:
-    """One run of opensm.
+    """One run of opensm: a process id and the start time of the process.
 
     :ivar started: in clock ticks since boot (proc_pid_stat(5), starttime): distinguishes a process
         from a later one with its number.
