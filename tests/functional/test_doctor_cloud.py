@@ -372,7 +372,7 @@ class FaultTest(CloudTest):
         before = dict(node.stats)
         node.stats = before | {stats.KEY: '{"v": 99}'}
         node.save()
-        self.assertIn("What alpha says of its devices", self.found("not-read").seen)
+        self.assertIn("The device report of alpha", self.found("not-read").seen)
         node.stats = before
         node.save()
         self.gone("not-read")

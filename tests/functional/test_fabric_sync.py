@@ -238,7 +238,7 @@ class FabricSyncTest(integrated_helpers.ProviderUsageBaseTestCase):
         with mock.patch.object(nova_aggregates.FabricCloud, "apply", other):
             status, _, err = self.run_command("sync", "--yes", given=OLD)
         self.assertEqual(1, status)
-        self.assertIn("somebody else has changed them meanwhile", err)
+        self.assertIn("another program has changed them meanwhile", err)
 
     def test_a_cluster_that_a_new_map_tears_apart_is_named_and_not_moved(self) -> None:
         self.run_command("sync", "--yes", given=OLD)

@@ -177,7 +177,7 @@ class WrongOrderTest(base.HpcServersTest):
     def test_refused(self) -> None:
         self.start_host("one", fixtures.two_switches(gpus=2))
         server = self.boot(self.make_flavor(PAIR), state="ERROR")
-        self.assertIn("ask its operator to put HpcTopologyFilter before", self.fault(server))
+        self.assertIn("contact its operator to put HpcTopologyFilter before", self.fault(server))
         lines = self.log_lines("put HpcTopologyFilter before NUMATopologyFilter")
         self.assertTrue(lines)
         self.assertIn("enabled_filters", lines[0])
