@@ -55,7 +55,7 @@ class SimulatePolicies(ListCommand):
             type=Count(1),
             default=0,
             metavar="N",
-            help="assume N more nodes; demand stays as it is without them",
+            help="assume N more nodes. The demand stays as it is without them",
         )
         inputs.add_argument(
             "--nodes-add-type", metavar="TYPE", help="their type (default: the most frequent one)"
@@ -73,7 +73,7 @@ class SimulatePolicies(ListCommand):
             type=_parse_percent,
             default=0,
             metavar="PERCENT",
-            help="part of the requests for several GPUs that needs them together; the seed draws "
+            help="part of the requests for several GPUs that needs them together. The seed draws "
             "half of these under one switch and half on one NUMA node (default: 0)",
         )
         share = inputs.add_mutually_exclusive_group()

@@ -66,7 +66,7 @@ class AcceptServer(base.ListCommand):
             "--guest",
             metavar="COMMAND",
             help="the command that runs nova-hpc-guest in the guest, as in 'ssh root@10.0.0.5 "
-            "nova-hpc-guest'; host and guest are then measured in turns",
+            "nova-hpc-guest'. Host and guest are then measured in turns",
         )
         how.add_argument(
             "--rounds",

@@ -55,7 +55,7 @@ def _add_source_options(source: Any) -> None:
         "--xml",
         type=Path,
         metavar="FILE",
-        help="an lstopo XML instead; it does not distinguish physical and virtual functions",
+        help="an lstopo XML instead. It does not distinguish physical and virtual functions",
     )
     source.add_argument(
         "--also",
@@ -126,7 +126,7 @@ def _add_output_options(output: Any) -> None:
     output.add_argument(
         "--undo",
         action="store_true",
-        help="with --write: remove the files that this command has written there; the "
+        help="with --write: remove the files that this command has written there. The "
         "declaration and files of others stay",
     )
     output.add_argument(

@@ -107,7 +107,7 @@ class Drain(ListCommand):
             "--os-cloud",
             metavar="NAME",
             help="name in clouds.yaml (default: OS_CLOUD, or OS_AUTH_URL and the like in the "
-            "environment); its user needs the admin role",
+            "environment). Its user needs the admin role",
         )
         return parser
 

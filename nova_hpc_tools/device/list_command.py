@@ -47,8 +47,8 @@ class ListDevices(base.ListCommand):
         which.add_argument(
             "--reserved",
             action="store_true",
-            help="list the reservations in Placement, with the commands that lift them; for a "
-            "node whose nova-compute runs another driver",
+            help="list the reservations in Placement, with the commands that lift them. Use it "
+            "on a node whose nova-compute runs another driver",
         )
         which.add_argument(
             "--all-nodes", action="store_true", help="list the withheld devices of all nodes"

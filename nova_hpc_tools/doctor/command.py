@@ -77,8 +77,8 @@ class Doctor(ListCommand):
         other_subject.add_argument(
             "--restore-nvlink",
             action="store_true",
-            help="send a manager of the NVLink fabric that was restarted the partitions that "
-            "servers have; nova-compute does the same at its next periodic update",
+            help="send the partitions of running servers to an NVLink manager that was "
+            "restarted. nova-compute does the same at its next periodic update",
         )
         return parser
 

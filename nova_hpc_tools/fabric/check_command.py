@@ -73,8 +73,8 @@ class CheckFabric(ListCommand):
         parser.add_argument(
             "--os-cloud",
             metavar="NAME",
-            help="name in clouds.yaml of the cloud whose agents and ports are looked at, too; its "
-            "user needs the admin role",
+            help="name in clouds.yaml of the cloud whose agents and ports are looked at, too. "
+            "Its user needs the admin role",
         )
         parser.add_argument(
             "--accept-losses",

@@ -46,7 +46,7 @@ def add_map_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--name",
         metavar="NAME",
-        help="name of the map (default: the name in the file, or fabric); a cloud with two "
+        help="name of the map (default: the name in the file, or fabric). A cloud with two "
         "fabrics has two maps of different names",
     )
     group.add_argument(

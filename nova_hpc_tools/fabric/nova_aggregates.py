@@ -36,12 +36,12 @@ def add_cloud_arguments(parser: argparse.ArgumentParser) -> None:
         "--os-cloud",
         metavar="NAME",
         help="name in clouds.yaml (default: OS_CLOUD, or OS_AUTH_URL and the like in the "
-        "environment); its user needs the admin role, as for openstack aggregate",
+        "environment). Its user needs the admin role, as for openstack aggregate",
     )
     group.add_argument(
         "--no-clusters",
         action="store_true",
-        help="do not look which server groups a change concerns; this lists all servers",
+        help="do not search for server groups that a change concerns. The search lists all servers",
     )
 
 

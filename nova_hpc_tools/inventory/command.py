@@ -90,7 +90,7 @@ class Inventory(ListCommand):
             type=Path,
             metavar="FILE.tar.xz",
             help="write the reading of the node into an archive, for a bug report, and print "
-            "nothing else; serial numbers, MACs, GUIDs and the host's name are replaced",
+            "nothing else. Serial numbers, MACs, GUIDs and the host's name are replaced",
         )
         parser.add_argument(
             "--keep-names", action="store_true", help="--save: keep the name of the host"

@@ -62,7 +62,7 @@ class _MetricsCommand(ListCommand):
             type=Path,
             metavar="FILE",
             help="write the metrics into this file, whole or not at all, for the textfile "
-            "collector of node_exporter; it ends with .prom",
+            "collector of node_exporter. Its name ends with .prom",
         )
         where.add_argument(
             "--listen",
@@ -74,7 +74,8 @@ class _MetricsCommand(ListCommand):
             "--interval",
             type=Count(5),
             metavar="SECONDS",
-            help=f"--listen: read anew so often; a scrape reads nothing (default: {self.interval})",
+            help="--listen: time between two readings. A scrape reads nothing (default: "
+            f"{self.interval})",
         )
         for option, text in (
             ("--tls-certificate", "--listen: answer by TLS with this certificate"),
@@ -256,8 +257,8 @@ class FabricMetrics(_MetricsCommand):
         parser.add_argument(
             "--os-cloud",
             metavar="NAME",
-            help="name in clouds.yaml of the cloud whose agents and ports are looked at, too; its "
-            "user needs the admin role",
+            help="name in clouds.yaml of the cloud whose agents and ports are looked at, too. "
+            "Its user needs the admin role",
         )
         source_options.add_config_options(parser, "the agent beside the subnet manager")
         return parser

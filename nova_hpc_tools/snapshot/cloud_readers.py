@@ -53,8 +53,8 @@ def add_snapshot_arguments(parser: argparse.ArgumentParser, snapshot: bool = Tru
             "--snapshot",
             type=Path,
             metavar="FILE",
-            help="a snapshot that was taken with nova-hpc simulate snapshot; without it, the "
-            "cloud itself is read, as nova-manage reads it",
+            help="a snapshot that was taken with nova-hpc simulate snapshot. Without it, the "
+            "running cloud is read, as nova-manage reads it",
         )
     source_options.add_config_options(group, "Nova's scheduler")
 
