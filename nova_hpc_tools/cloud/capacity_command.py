@@ -56,11 +56,10 @@ class _CapacityReport:
 class ShowCapacity(ListCommand):
     """Show how many servers of a flavor fit, and how many whole clusters of them.
 
-    Asks the scheduler's own functions for one server after the other until none
-    fits. Where hosts are on the fabric is what nova-hpc fabric sync wrote into
-    Nova, or what --map says. The exit status is 0 if one more server (with
-    --members: one more cluster) fits somewhere, 1 if not, and 2 if the question
-    cannot be answered. Changes nothing.
+    Places one server after the other with the scheduler's own functions until none fits. The places
+    of hosts on the fabric come from Nova's aggregates (nova-hpc fabric sync), or from --map. The
+    exit status is 0 if one more server (with --members: one more cluster) fits somewhere, 1 if not,
+    and 2 if the question cannot be answered. Changes nothing.
     """
 
     acts_with = ()

@@ -58,12 +58,11 @@ class _Colours(RegexHighlighter):
 
 
 class Inventory(ListCommand):
-    """Show what a node has: NUMA nodes, PCIe trees, devices, IOMMU groups.
+    """Show the parts of a node: NUMA nodes, PCIe trees, devices, IOMMU groups.
 
-    Reads this machine, the captured sys and proc of another one, or the XML
-    of lstopo, and needs no privileges; root sees more (ACS, link registers).
-    JSON and YAML say all that is known, with a version; lists name the devices;
-    HTML and SVG draw the node.
+    Reads this machine, the captured sys and proc of another one, or the XML of lstopo, and needs no
+    privileges; root sees more (ACS, link registers). JSON and YAML contain the whole inventory,
+    with a version; lists name the devices; HTML and SVG draw the node.
     """
 
     acts_with = ("save",)
