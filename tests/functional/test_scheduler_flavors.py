@@ -105,7 +105,7 @@ class BadFlavorTest(base.HpcServersTest):
     def test_device_profile_of_cyborg(self) -> None:
         self.useFixture(nova_fixtures.CyborgFixture())
         profile = nova_fixtures.CyborgFixture.dp_name
-        self.assert_refused(PAIR | {"accel:device_profile": profile}, "asks Cyborg for devices")
+        self.assert_refused(PAIR | {"accel:device_profile": profile}, "requests Cyborg devices")
 
     def test_socket_policy_with_switch(self) -> None:
         self.assert_refused(
