@@ -84,7 +84,9 @@ class SameIdsTest(_Base):
             ["ethvf", "fast", "ibvf"],
             [text.split()[4] for text in cloud.problems if "of the roles ethvf and ibvf" in text],
         )
-        with self.assertRaisesRegex(SnapshotError, "fast matches devices of the roles ethvf and ibvf"):
+        with self.assertRaisesRegex(
+            SnapshotError, "fast matches devices of the roles ethvf and ibvf"
+        ):
             explain.explain_flavor(cloud, explain.FlavorQuestion(flavors.pop("fast")))
         for ethvf in (True, False):
             cloud = snapshot.take_cloud_snapshot()
