@@ -16,14 +16,14 @@ LOG = log.getLogger(__name__)
 
 
 class FabricAgentClient:
-    """Speaks to all agents of a fabric at once."""
+    """Sends RPC casts to all fabric agents of a fabric at once."""
 
     def __init__(self) -> None:
         # Made at first use, which is after the server's process has forked.
         self._client: Any = None
 
     def wake(self, fabric: str) -> None:
-        """Have the agents of that fabric look at once."""
+        """Make the agents of that fabric read the database at once."""
         try:
             if self._client is None:
                 self._client = neutron_rpc.get_client(

@@ -31,7 +31,8 @@ _LONGEST_REASON = 500
 
 
 def block_of_row(row: int) -> str:
-    """The provisioning block that stands until a membership is read back.
+    """The name of the provisioning block that keeps a port from ACTIVE until its membership is in
+    force.
 
     Each row has a block of its own. So a late report on a former row leaves the block of its
     successor.
@@ -40,7 +41,7 @@ def block_of_row(row: int) -> str:
 
 
 class FabricAgentEndpoint:
-    """Serves the topic ``hpc-partitions``."""
+    """The RPC server for fabric agents, on the topic ``hpc-partitions``."""
 
     target = oslo_messaging.Target(version=LOST_VERSION)
 
@@ -48,7 +49,8 @@ class FabricAgentEndpoint:
         self._read_settings = read_settings
 
     def read_desired(self, _context: object, fabric: str, agent: str) -> dict[str, Any]:
-        """The desired partitions of a fabric, as :mod:`nova_hpc.wire.partitions` has them.
+        """Return the desired partitions of a fabric, in the form of
+        :mod:`nova_hpc.wire.partitions`.
 
         :param agent: its host, for the log.
         :raises ValueError: no physical network is on such a fabric.
@@ -72,7 +74,7 @@ class FabricAgentEndpoint:
         repeat: Sequence[int] = (),
         lost: Sequence[Sequence[Any]] = (),
     ) -> None:
-        """Take an agent's report on rows that it has read back.
+        """Process an agent's report on the member rows that it has read back.
 
         :param ticket: of the reading that it compared with, for the log.
         :param present: rows whose membership is in force: their ports may be ACTIVE.
@@ -109,7 +111,7 @@ class FabricAgentEndpoint:
 
 
 def activate_port(context: Any, row: int, port_id: str) -> None:
-    """Let a port become ACTIVE, as its membership is in force.
+    """Let Neutron set a port to ACTIVE, because its membership is in force.
 
     This works without its block, too: a server may have ended between the block and the status.
     """
@@ -128,7 +130,9 @@ def activate_port(context: Any, row: int, port_id: str) -> None:
 
 
 def take_down_port(context: Any, row: int, port_id: str, reason: str) -> None:
-    """Set an ACTIVE port to DOWN; a report of its membership makes it ACTIVE again."""
+    """Set an ACTIVE port to DOWN because its membership is lost; a later report makes it ACTIVE
+    again.
+    """
     before = _read_port(context, port_id)
     if before is None or before.status != constants.PORT_STATUS_ACTIVE:
         return
@@ -149,7 +153,9 @@ def fail_port(context: Any, port_id: str, reason: str) -> None:
 
 
 def repeat_event(context: Any, port_id: str) -> None:
-    """Send Nova the event of a plugged port, if it is ACTIVE; a repetition does no harm."""
+    """Send Nova the event of a plugged port again, if the port is ACTIVE; a repetition is
+    harmless.
+    """
     notifier = getattr(directory.get_plugin(), "nova_notifier", None)
     port = _read_port(context, port_id)
     if notifier is not None and port is not None and port.status == constants.PORT_STATUS_ACTIVE:

@@ -41,7 +41,10 @@ def count_places(wished: int | None, is_shared: bool) -> int:
 
 
 class WaitPlaces:
-    """Places for requests that wait, of all processes with the same folder of locks."""
+    """Limits the number of API requests that wait for a membership.
+
+    All processes with the same folder of locks share the places.
+    """
 
     def __init__(self, most: int, lock_path: str | None) -> None:
         """Take none.
@@ -53,7 +56,9 @@ class WaitPlaces:
 
     @contextlib.contextmanager
     def take(self) -> Iterator[bool]:
-        """Take a place while the block runs; False if no place is free."""
+        """Take one of the places for waiting requests while the block runs; False if none is
+        free.
+        """
         with contextlib.ExitStack() as stack:
             yield self._take_one(stack)
 

@@ -32,7 +32,7 @@ _SAID: Final = SaidOnce()
 
 
 def take_over_bound_ports(context: Any, settings: FabricSettings) -> None:
-    """Give their hold to bound ports that have none."""
+    """Add the missing holder rows of ports that were bound before such rows existed."""
     with db_api.CONTEXT_READER.using(context):
         unheld = _find_unheld_ports(context.session, settings)
     complaints = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 
 class PartitionError(Exception):
-    """A request that the driver refuses.
+    """The partition driver refuses a request.
 
     The project that made the request reads the text, so it contains no host, no address and no
     data of another project.
@@ -19,12 +19,12 @@ class PartitionError(Exception):
 
 
 class WrongWishError(PartitionError):
-    """It can never be met: 400."""
+    """The request can never be met; the API answers 400."""
 
 
 class PartitionInUseError(PartitionError):
-    """Another network or port uses a part of the request: 409."""
+    """Another network or port uses a part of the request; the API answers 409."""
 
 
 class FabricUnavailableError(PartitionError):
-    """No live agent can do it: 503."""
+    """No live fabric agent can serve the request; the API answers 503."""

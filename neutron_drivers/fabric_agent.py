@@ -93,13 +93,13 @@ class RemoteServer:
         self._pending: futures.Future[Any] | None = None
 
     def read_desired(self, meanwhile: Callable[[], None]) -> DesiredPartitions:
-        """Read the rows of this fabric."""
+        """Read the desired partitions of this fabric by RPC."""
         return partition_wire.read_desired(self._call("read_desired", meanwhile))
 
     def report_members(
         self, ticket: int, reports: MemberReports, meanwhile: Callable[[], None]
     ) -> None:
-        """Report the states of rows.
+        """Report the states of member rows by RPC.
 
         A server of the release before has no lost rows: it gets them as failed ones.
         """
@@ -156,7 +156,7 @@ def _is_unsupported(error: Exception) -> bool:
 
 
 class WakeEndpoint:
-    """Methods that Neutron's server calls on all agents."""
+    """The RPC methods of the agent that Neutron's server calls on all agents."""
 
     target = oslo_messaging.Target(version=rpc_names.AGENT_VERSION)
 
@@ -165,7 +165,7 @@ class WakeEndpoint:
         self._wake = wake
 
     def wake(self, context: object, fabric: str) -> None:
-        """Rows of a fabric have changed."""
+        """Wake the agent, because member rows of its fabric have changed."""
         if fabric == self._fabric:
             self._wake.set()
 
@@ -206,7 +206,7 @@ def describe_configurations(
 
 
 class AlarmSender:
-    """Writes alarms to the log at once, and to the notifications when the broker takes them."""
+    """Logs alarms at once, and sends them as notifications when the broker accepts them."""
 
     def __init__(self, fabric: str, host: str) -> None:
         self._fabric = fabric
@@ -215,7 +215,9 @@ class AlarmSender:
         self._thread: threading.Thread | None = None
 
     def tell(self, new: Sequence[str], gone: Sequence[str]) -> None:
-        """Send the sentences that are new, and those that no longer hold. Never waits."""
+        """Send an alarm for each sentence in *new*, and an all-clear for each in *gone*. Never
+        waits.
+        """
         for fault in new:
             LOG.error("%s %s: %s", ALARM_TEXT, self._fabric, fault)
         for fault in gone:
@@ -241,11 +243,11 @@ class AlarmSender:
             try:
                 tell(context, event, build_alarm(self._fabric, self._host, sentences))
             except Exception:
-                LOG.exception("Nobody was notified of %s", event)
+                LOG.exception("No client was notified of %s", event)
 
 
 def build_alarm(fabric: str, host: str, sentences: Sequence[str]) -> Mapping[str, object]:
-    """The payload of a notification; its version rises with each change of its form."""
+    """The payload of an alarm notification. Its version rises with each change of the form."""
     return {
         "version": "1.0",
         "fabric": fabric,
@@ -256,7 +258,9 @@ def build_alarm(fabric: str, host: str, sentences: Sequence[str]) -> Mapping[str
 
 
 class Heartbeat:
-    """Sends a sign of life and the faults every ``[AGENT]report_interval`` seconds."""
+    """Sends Neutron a heartbeat with the agent's faults every ``[AGENT]report_interval``
+    seconds.
+    """
 
     def __init__(self, host: str) -> None:
         self._host = host
@@ -284,7 +288,7 @@ class Heartbeat:
 
 @attrs.define
 class AgentProcess:
-    """The state of the process; each SIGHUP starts new rounds."""
+    """The agent's process: its threads, signals and exit status. Each SIGHUP starts new rounds."""
 
     host: str
     stopped: threading.Event = attrs.field(factory=threading.Event)
@@ -296,7 +300,7 @@ class AgentProcess:
     status: int = 1
 
     def run_rounds(self) -> None:
-        """Make rounds until SIGTERM; the thread of the rounds."""
+        """Run rounds until SIGTERM; the main function of the thread of the rounds."""
         try:
             self.status = self._run_rounds()
         except Exception:
@@ -410,7 +414,7 @@ class AgentProcess:
             self.status = 0
 
     def reload(self) -> None:
-        """Read the options again, and start new rounds."""
+        """Read the options again, and start new rounds with them."""
         cfg.CONF.reload_config_files()
         self.reloading.set()
         self.wake.set()
@@ -424,7 +428,7 @@ def start_thread(name: str, work: Any, *words: object) -> threading.Thread:
 
 
 def read_agent_options(words: Sequence[str]) -> None:
-    """Register and read the options, and begin the log."""
+    """Register and read the agent's options, and set up the log."""
     common_config.register_common_config_options()
     agent_conf.register_agent_state_opts_helper(cfg.CONF)
     partition_options.register_agent_options(cfg.CONF)
@@ -439,7 +443,7 @@ def read_agent_options(words: Sequence[str]) -> None:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run until SIGTERM.
+    """Run the fabric agent until SIGTERM.
 
     :returns: the exit status.
     """

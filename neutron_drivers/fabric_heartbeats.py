@@ -22,7 +22,7 @@ _SAID: Final = SaidOnce()
 
 @attrs.frozen
 class FabricHeartbeat:
-    """The last heartbeat of one agent.
+    """The last heartbeat of one fabric agent, from Neutron's table of agents.
 
     :ivar alive: it came within ``[DEFAULT]agent_down_time``.
     :ivar foreign_pkeys: of the administrator's own partitions; None if the heartbeat has none, or
@@ -40,7 +40,7 @@ class FabricHeartbeat:
 
 
 def read_heartbeats(plugin: Any, context: Any) -> tuple[FabricHeartbeat, ...]:
-    """The heartbeats of all agents.
+    """The heartbeats of all fabric agents.
 
     :param plugin: Neutron's core plug-in.
     :param context: of an administrator.
@@ -50,7 +50,7 @@ def read_heartbeats(plugin: Any, context: Any) -> tuple[FabricHeartbeat, ...]:
 
 
 def parse_heartbeat(agent: Mapping[str, Any]) -> FabricHeartbeat:
-    """One agent of ``openstack network agent list``."""
+    """Read one fabric agent from Neutron's list of agents."""
     found = agent.get("configurations")
     configurations: Mapping[str, Any] = found if isinstance(found, dict) else {}
     fabric = configurations.get("fabric")
@@ -66,12 +66,13 @@ def parse_heartbeat(agent: Mapping[str, Any]) -> FabricHeartbeat:
 
 
 def has_live_agent(heartbeats: Iterable[FabricHeartbeat], fabric: str) -> bool:
-    """Whether a live agent makes partitions of that fabric."""
+    """Whether a live agent serves the fabric."""
     return any(one.alive and one.fabric == fabric for one in heartbeats)
 
 
 def foreign_pkeys_of(heartbeats: Iterable[FabricHeartbeat], fabric: str) -> frozenset[int]:
-    """The keys of the administrator's own partitions: of all agents, including dead ones.
+    """The P_Keys of the administrator's own partitions, from all agents of the fabric, dead ones
+    included.
 
     :raises FabricUnavailableError: the keys in a live agent's heartbeat cannot be read.
     """

@@ -22,7 +22,7 @@ _MTUS: Final = {256: 1, 512: 2, 1024: 3, 2048: 4, 4096: 5}
 
 
 class FabricOptionError(ValueError):
-    """An option that cannot be used; the text names it."""
+    """An option of ``[hpc_partitions]`` cannot be used. The text names it."""
 
 
 def _freeze_mapping(values: Mapping[Any, Any]) -> Mapping[Any, Any]:
@@ -31,7 +31,7 @@ def _freeze_mapping(values: Mapping[Any, Any]) -> Mapping[Any, Any]:
 
 @attrs.frozen
 class FabricSettings:
-    """The operator's decisions.
+    """The operator's settings for fabrics, from ``[hpc_partitions]``.
 
     :ivar fabrics: physical network -> fabric.
     :ivar capabilities: the separations that the subnet manager supports.
@@ -50,12 +50,12 @@ class FabricSettings:
     member_timeout: float = 30.0
 
     def names_of_fabrics(self) -> frozenset[str]:
-        """The fabrics that there are."""
+        """The names of all configured fabrics."""
         return frozenset(self.fabrics.values())
 
 
 def read_fabric_settings(options: Any, capabilities: Capabilities) -> FabricSettings:
-    """The group ``[hpc_partitions]``.
+    """Read and check the group ``[hpc_partitions]``.
 
     :raises FabricOptionError: a value cannot be used.
     """
@@ -78,7 +78,7 @@ def read_fabric_settings(options: Any, capabilities: Capabilities) -> FabricSett
 
 
 def parse_pkey(text: object) -> int:
-    """A P_Key as people write it: ``0x0101``, ``257``; the bit of full membership is left out.
+    """Parse a P_Key as people write it: ``0x0101``, ``257``. The full-membership bit is removed.
 
     :raises ValueError: it is none.
     """
@@ -99,7 +99,7 @@ def _read_pkeys(option: str, texts: Iterable[str]) -> frozenset[int]:
 def _read_policies(options: Any, capabilities: Capabilities) -> dict[int, PartitionPolicy]:
     levels = _read_numbers("service_levels", options.service_levels, _MOST_SERVICE_LEVEL)
     if levels and not capabilities.service_levels:
-        raise FabricOptionError("[hpc_partitions]service_levels: this subnet manager knows none")
+        raise FabricOptionError("[hpc_partitions]service_levels: this subnet manager has none")
     speeds = _read_numbers("rates", options.rates, _MOST_RATE)
     mtus = _read_mtus(options.mtus)
     return {
@@ -136,5 +136,5 @@ def _read_numbers(option: str, values: Mapping[str, str], most: int) -> dict[int
 
 
 def join_pkeys(pkeys: Collection[int]) -> str:
-    """For a sentence: ``0x0001, 0x0101``."""
+    """P_Keys as a list for a sentence: ``0x0001, 0x0101``."""
     return ", ".join(map(format_pkey, sorted(pkeys)))

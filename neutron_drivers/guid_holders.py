@@ -34,7 +34,7 @@ from nova_hpc.fabric.partitions.keys import Membership, format_guid
 
 @attrs.frozen
 class GuidOwner:
-    """The owner of a GUID that another port cannot have now.
+    """The reason why a port cannot have a GUID now: the network or the deleted ports that keep it.
 
     :ivar is_firm: it is another network than the port's, and one of its ports is to keep it.
     :ivar formers: deleted ports that are in the way, of any network.
@@ -46,7 +46,7 @@ class GuidOwner:
 
 
 def find_guid_owner(session: Any, wanted: WantedMember) -> GuidOwner | None:
-    """The owner that keeps a port from its GUID now; None if the port can have it."""
+    """Find the owner that keeps a port from its GUID now; None if the port can have it."""
     fabric = wanted.key.fabric
     owner = session.get(PartitionGuidRow, (fabric, format_guid(wanted.guid)))
     if owner is None:
@@ -63,7 +63,7 @@ def find_guid_owner(session: Any, wanted: WantedMember) -> GuidOwner | None:
 
 
 def lock_holder(session: Any, port_id: str) -> PartitionHolderRow | None:
-    """Lock the GUID that a port has; the port's row as it is now, None: it has none."""
+    """Lock the GUID of a port; return the port's present holder row, or None without a GUID."""
     row = session.get(PartitionHolderRow, port_id)
     if row is None:
         return None
@@ -75,7 +75,7 @@ def lock_holder(session: Any, port_id: str) -> PartitionHolderRow | None:
 
 
 def hold_guid(session: Any, port_id: str, wanted: WantedMember, most_pkeys: int) -> WantedMember:
-    """Give a bound port its GUID, inside the port's own transaction.
+    """Assign a GUID to a port that is being bound, inside the port's own transaction.
 
     :param most_pkeys: number of P_Keys that one physical port keeps.
     :returns: *wanted*; for a port that has that place already, with the membership it has.
@@ -101,7 +101,7 @@ def hold_guid(session: Any, port_id: str, wanted: WantedMember, most_pkeys: int)
 
 
 def add_bound_holder(session: Any, port_id: str, held: WantedMember) -> None:
-    """Give its GUID to a port that is bound already.
+    """Assign a GUID to a port that is bound already.
 
     :raises PartitionInUseError: another network or server has it.
     """
@@ -135,14 +135,14 @@ def _add_holder(session: Any, port_id: str, wanted: WantedMember) -> None:
 
 
 def release_guid(session: Any, port_id: str) -> None:
-    """Take its GUID from a port; the network keeps it while other ports or members have it."""
+    """Remove the GUID from a port. The network keeps it while other ports or members use it."""
     row = lock_holder(session, port_id)
     if row is not None:
         _drop_holder(session, row)
 
 
 def leave_guid(session: Any, port_id: str) -> None:
-    """Take the GUID from a port that is deleted; its server may still have the function.
+    """Remove the GUID from a port that is being deleted; its server may still have the function.
 
     The server is read here, under the lock of the GUID: a bind may have come since Neutron started
     to delete the port. A value that is not an ID does not name a server, so no row stays.
@@ -164,7 +164,7 @@ def leave_guid(session: Any, port_id: str) -> None:
 
 
 def find_next_former(session: Any, after: str) -> FormerHolder | None:
-    """The deleted port with the next ID; None if there is none behind it."""
+    """The former holder (deleted port) with the next ID after *after*; None if there is none."""
     formers = PartitionFormerHolderRow
     row = (
         session.query(formers)
@@ -182,7 +182,7 @@ def _former_of_row(row: Any) -> FormerHolder:
 
 
 def release_former(session: Any, port_id: str) -> None:
-    """Forget a deleted port, because its server does not have the function any more."""
+    """Delete the row of a deleted port, because its server does not have the function any more."""
     row = session.get(PartitionFormerHolderRow, port_id)
     if row is None:
         return
@@ -196,7 +196,7 @@ def release_former(session: Any, port_id: str) -> None:
 
 
 def drop_free_owner(session: Any, fabric: str, guid: str) -> None:
-    """Forget which network had a GUID that no port and no member has any more."""
+    """Delete the record of a GUID's network if no port and no member uses the GUID any more."""
     owner = lock_row(session, PartitionGuidRow, (fabric, guid))
     which = {"fabric": fabric, "guid": guid}
     if (
@@ -210,7 +210,7 @@ def drop_free_owner(session: Any, fabric: str, guid: str) -> None:
 
 
 def check_like_members(session: Any, port_id: str, wanted: WantedMember) -> None:
-    """Refuse a port that would make its physical port full and limited at once.
+    """Refuse a port that would make its physical port a full and a limited member at once.
 
     Ports that are switched off count: they could not be switched on again.
 
@@ -234,7 +234,7 @@ def check_like_members(session: Any, port_id: str, wanted: WantedMember) -> None
 
 
 def check_room(session: Any, port_id: str, wanted: WantedMember, most_pkeys: int) -> None:
-    """Refuse a function whose physical port has functions in as many networks as it keeps keys.
+    """Refuse a function if its physical port has reached its number of P_Keys.
 
     :raises PartitionInUseError: the physical port is full.
     """
@@ -252,7 +252,7 @@ def check_room(session: Any, port_id: str, wanted: WantedMember, most_pkeys: int
 
 
 def conflict_of_guid(fabric: str, guid: int, network_id: str) -> PartitionInUseError:
-    """The error for a GUID of another network; only the log names the network."""
+    """The error for a GUID that another network uses; only the log names that network."""
     return PartitionInUseError(
         "the InfiniBand port of its device is a member of another network's partition, or was and "
         "is not rid of it yet: two networks never share a port",
@@ -261,7 +261,7 @@ def conflict_of_guid(fabric: str, guid: int, network_id: str) -> PartitionInUseE
 
 
 def lock_row(session: Any, kind: Any, identity: tuple[Any, ...]) -> Any:
-    """A row, locked and in its present state; None if it does not exist.
+    """Lock a database row and return its present state; None if it does not exist.
 
     The first look takes no lock, because a lock on a missing row keeps other transactions from
     adding theirs.
@@ -272,12 +272,12 @@ def lock_row(session: Any, kind: Any, identity: tuple[Any, ...]) -> Any:
 
 
 def has_holders(session: Any, **which: Any) -> bool:
-    """Whether a bound port is such a one, now."""
+    """Whether a bound port with these column values exists now."""
     return _has_rows(session, PartitionHolderRow.port_id, which)
 
 
 def has_members(session: Any, **which: Any) -> bool:
-    """Whether a member is such a one, now."""
+    """Whether a member row with these column values exists now."""
     return _has_rows(session, PartitionMemberRow.id, which)
 
 

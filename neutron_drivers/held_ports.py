@@ -20,7 +20,7 @@ from nova_hpc.fabric.partitions.keys import Membership, format_guid
 
 @attrs.frozen
 class HeldPort:
-    """A bound port that has a GUID.
+    """A bound port that has a GUID, with its present and its possible membership.
 
     :ivar held: its binding, with the membership that it has whenever it is a member.
     :ivar member: its present membership; None if it is not a member.
@@ -39,11 +39,11 @@ class HeldPort:
     is_active: bool = False
 
     def target(self, membership: Membership) -> Membership | None:
-        """How it is to be a member now."""
+        """The membership that the port should have now; None if it should be no member."""
         return membership if self.is_on else None
 
     def is_settled(self, membership: Membership) -> bool:
-        """Whether nothing is to be changed.
+        """Whether the port's rows and status need no change.
 
         A report of the agent may set a port ACTIVE just after it was switched off.
         """
@@ -55,7 +55,7 @@ class HeldPort:
 
 @attrs.frozen
 class SettledGuid:
-    """The ports of one GUID.
+    """The memberships that were chosen for all ports of one GUID.
 
     :ivar memberships: port -> its membership whenever it is a member.
     :ivar complaint: why a tag or an option does not hold yet; "" if all hold.
@@ -99,7 +99,7 @@ def _wish_of(port: HeldPort, settings: FabricSettings) -> Membership:
 
 @attrs.frozen
 class FormerHolder:
-    """A port that was deleted while it was bound.
+    """A port that was deleted while it was bound, so its server may still have the function.
 
     :ivar own_network: its network, if network and port belong to one project; None for another
         project's, or if unknown. Only the own network's partition is not foreign to the server.
@@ -112,7 +112,7 @@ class FormerHolder:
     own_network: str | None = None
 
     def is_in_the_way(self, wanted: WantedMember) -> bool:
-        """Whether a port has to wait for this port's server, which may still have the function.
+        """Whether *wanted* has to wait for this deleted port's server.
 
         Nova gives a function to one server at a time, and a server may have several functions.
         """

@@ -72,19 +72,19 @@ _LONGEST_PAUSE: Final = 0.25
 
 
 class WrongPartitionWish(neutron_exceptions.BadRequest):
-    """400."""
+    """The request can never be met; Neutron's API answers 400."""
 
     message = "%(reason)s"
 
 
 class PartitionInUse(neutron_exceptions.Conflict):
-    """409."""
+    """Another network or port uses a part of the request; Neutron's API answers 409."""
 
     message = "%(reason)s"
 
 
 class FabricUnavailable(neutron_exceptions.ServiceUnavailable):
-    """503."""
+    """No live fabric agent can serve the request; Neutron's API answers 503."""
 
     message = "%(reason)s"
 
@@ -124,10 +124,12 @@ def _read_status(port_id: str) -> str | None:
 
 
 class PartitionMechanismDriver(api.MechanismDriver):
-    """Makes ports of networks of type vlan members of InfiniBand partitions."""
+    """Neutron's mechanism driver that makes ports of vlan networks members of InfiniBand
+    partitions.
+    """
 
     def initialize(self) -> None:
-        """Read the options.
+        """Read the options of the driver.
 
         :raises neutron_drivers.fabrics.FabricOptionError: one cannot be used.
         """
@@ -142,7 +144,7 @@ class PartitionMechanismDriver(api.MechanismDriver):
         registry.subscribe(self._refuse_chosen_mac, resources.PORT, events.BEFORE_CREATE)
 
     def start_rpc_listeners(self) -> list[Any]:
-        """Serve the agents; called only in the processes of ``neutron-rpc-server``."""
+        """Start the RPC server for the agents, in the processes of ``neutron-rpc-server``."""
         connection = neutron_rpc.Connection()
         connection.create_consumer(
             SERVER_TOPIC, [FabricAgentEndpoint(self._read_settings)], fanout=False
@@ -153,21 +155,23 @@ class PartitionMechanismDriver(api.MechanismDriver):
 
     @property
     def connectivity(self) -> str:
-        """Ports need no address to be bound."""
+        """The layer at which the driver connects ports: L2, so ports need no address to be
+        bound.
+        """
         connectivity: str = portbindings.CONNECTIVITY_L2
         return connectivity
 
     # -- networks ----------------------------------------------------------------------
 
     def create_network_precommit(self, context: Any) -> None:
-        """Give a new network its key, or refuse it."""
+        """Assign a P_Key to a new network, or refuse the network."""
         with _answers_of_api("A network"):
             key = network_rules.find_fabric_key(context.network_segments, self._settings)
             if key is not None:
                 self._claim_key(context, key)
 
     def update_network_precommit(self, context: Any) -> None:
-        """Refuse another key while the network has members; give the network its new key.
+        """Assign a changed P_Key to a network; refuse the change while the network has members.
 
         Ports of a network that is switched off are not members.
         """
@@ -204,7 +208,7 @@ class PartitionMechanismDriver(api.MechanismDriver):
                 self._agents.wake(fabric)
 
     def delete_network_precommit(self, context: Any) -> None:
-        """Take its key from a network, unless ports still have it."""
+        """Release the P_Key of a network, unless ports still have it."""
         member_store.release_keys(context.plugin_context.session, context.current["id"])
 
     def _claim_key(self, context: Any, key: FabricKey) -> None:
@@ -218,11 +222,11 @@ class PartitionMechanismDriver(api.MechanismDriver):
     # -- ports -------------------------------------------------------------------------
 
     def create_port_precommit(self, context: Any) -> None:
-        """Block a port that is created with a host."""
+        """Add the provisioning block of a port that is created with a host."""
         self._keep_membership(context)
 
     def create_port_postcommit(self, context: Any) -> None:
-        """Nothing: a new port is bound after this."""
+        """Do nothing: a new port is bound after this call."""
 
     def update_port_precommit(self, context: Any) -> None:
         """Keep the port's row and status consistent with its binding."""
@@ -250,20 +254,22 @@ class PartitionMechanismDriver(api.MechanismDriver):
                     self._wait_for_membership(context)
 
     def delete_port_precommit(self, context: Any) -> None:
-        """Leave the row behind, as one that has to go, and the hold of a bound port."""
+        """Mark the member row of a deleted port as unwanted, and keep its GUID reserved."""
         session, port = context.plugin_context.session, context.current
         guid_holders.lock_holder(session, port["id"])
         member_store.set_membership(session, port["id"], None)
         guid_holders.leave_guid(session, port["id"])
 
     def delete_port_postcommit(self, context: Any) -> None:
-        """Wake the agents."""
+        """Wake the agents, so that they remove the membership."""
         key = self._find_key_of_port(context)
         if key is not None and context.vif_details.get("guid"):
             self._agents.wake(key.fabric)
 
     def bind_port(self, context: Any) -> None:
-        """Bind a port of our types, or leave it: Neutron makes it ``binding_failed`` then."""
+        """Bind a port with a supported vnic type; without a binding Neutron sets
+        ``binding_failed``.
+        """
         key, port = self._find_key_of_port(context), context.current
         if key is None:
             return

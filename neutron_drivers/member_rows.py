@@ -18,7 +18,7 @@ from nova_hpc.fabric.partitions.members import PartitionMember
 
 
 class PartitionMemberRow(model_base.BASEV2):
-    """A port of a network as member of its partition.
+    """Database row of a port's membership in the partition of its network.
 
     A row is never made wanted again. Each new membership has a row of its own, so a late report on
     a former row does not count for the new one.
@@ -48,7 +48,7 @@ class PartitionMemberRow(model_base.BASEV2):
 
 
 class PartitionHolderRow(model_base.BASEV2):
-    """A bound port, and the GUID that it has until it is unbound.
+    """Database row of a bound port and its GUID. The row exists until the port is unbound.
 
     It stays while port or network are switched off: the device still leads to a server.
     """
@@ -73,7 +73,7 @@ class PartitionHolderRow(model_base.BASEV2):
 
 
 class PartitionFormerHolderRow(model_base.BASEV2):
-    """A port that was deleted while it was bound, and the function that its server may still have.
+    """Database row of a port that was deleted while bound; its server may still have the function.
 
     The row makes no port a member. It keeps the ports of other servers off the GUID, except ports
     of ``own_network``.
@@ -96,7 +96,7 @@ class PartitionFormerHolderRow(model_base.BASEV2):
 
 
 class PartitionGuidRow(model_base.BASEV2):
-    """The network that has a GUID.
+    """Database row that assigns a GUID to one network.
 
     No other one gets it while a holder, a former holder or a member row names it.
     """
@@ -112,7 +112,7 @@ class PartitionGuidRow(model_base.BASEV2):
 
 
 class PartitionKeyRow(model_base.BASEV2):
-    """The network that has a P_Key: two physical networks of one fabric cannot share one.
+    """Database row that assigns a P_Key of a fabric to one network.
 
     It outlives its network while member rows have the key.
     """
@@ -124,7 +124,7 @@ class PartitionKeyRow(model_base.BASEV2):
 
 
 class PartitionTicketRow(model_base.BASEV2):
-    """Counts how often the rows of a fabric were read."""
+    """Database row that counts how often the member rows of a fabric were read."""
 
     __tablename__ = "hpc_partition_tickets"
     fabric = sa.Column(sa.String(LONGEST_FABRIC), primary_key=True)
@@ -132,7 +132,7 @@ class PartitionTicketRow(model_base.BASEV2):
 
 
 def member_of_row(row: Any, port_status: str | None) -> PartitionMember:
-    """The agent's form of a row.
+    """Convert a member row into the agent's form.
 
     :param row: a :class:`PartitionMemberRow`.
     :param port_status: of its port; None if the port is gone.

@@ -45,7 +45,7 @@ from nova_hpc.fabric.partitions.members import DesiredPartitions, PartitionPolic
 
 @attrs.frozen
 class MembershipChange:
-    """The changes of a port's rows.
+    """The changes of a port's member rows.
 
     :ivar added: the new row; None if no row was added.
     :ivar withdrawn: rows that are not wanted any more.
@@ -64,7 +64,7 @@ class MembershipChange:
 def claim_key(
     session: Any, key: FabricKey, network_id: str, physical_networks: Collection[str]
 ) -> None:
-    """Give a network its key, inside the transaction that makes the network.
+    """Assign a P_Key to a network, inside the transaction that creates the network.
 
     :param physical_networks: the physical networks of the key's fabric.
     :raises PartitionInUseError: another network has it, or had it and still has members in the
@@ -105,13 +105,15 @@ def claim_key(
 
 
 def keys_of_network(session: Any, network_id: str) -> set[FabricKey]:
-    """The keys that a network has."""
+    """The P_Keys of a network, one for each fabric."""
     rows = session.query(PartitionKeyRow).filter_by(network_id=network_id)
     return {FabricKey(row.fabric, row.pkey) for row in rows}
 
 
 def release_keys(session: Any, network_id: str) -> None:
-    """Take a network's keys from it; those with members are kept until the last one is gone."""
+    """Delete the P_Key rows of a network. A key with members stays until the last member is
+    gone.
+    """
     for row in session.query(PartitionKeyRow).filter_by(network_id=network_id).all():
         if not has_members(session, fabric=row.fabric, pkey=row.pkey):
             session.delete(row)
@@ -119,7 +121,7 @@ def release_keys(session: Any, network_id: str) -> None:
 
 
 def network_has_members(session: Any, network_id: str) -> bool:
-    """Whether a port has its key or is to get it, or had it and is not rid of it yet."""
+    """Whether a port of the network has its P_Key, is about to get it, or has not lost it yet."""
     return has_members(session, network_id=network_id) or has_holders(
         session, network_id=network_id
     )
@@ -172,7 +174,7 @@ def set_membership(session: Any, port_id: str, wanted: WantedMember | None) -> M
 
 
 def find_wanted_rows(session: Any, fabric: str, rows: Collection[int]) -> list[Any]:
-    """The rows among *rows* that are still wanted."""
+    """The member rows among *rows* that are still wanted."""
     return list(
         session.query(PartitionMemberRow)
         .filter(PartitionMemberRow.id.in_(sorted(rows)))
@@ -183,7 +185,7 @@ def find_wanted_rows(session: Any, fabric: str, rows: Collection[int]) -> list[A
 
 @db_api.retry_db_errors
 def drop_gone_rows(context: Any, fabric: str, rows: Collection[int]) -> int:
-    """Forget members that are gone, and GUIDs and keys without an owner after that.
+    """Delete member rows whose membership is gone, and GUID and key rows without a user after that.
 
     :returns: the number of forgotten rows; wanted rows are never forgotten.
     """
@@ -222,7 +224,7 @@ def drop_gone_rows(context: Any, fabric: str, rows: Collection[int]) -> int:
 def read_desired_partitions(
     context: Any, fabric: str, policies: Mapping[int, PartitionPolicy]
 ) -> DesiredPartitions:
-    """All rows of a fabric, with a ticket.
+    """Read all member rows of a fabric, with a new ticket.
 
     The ticket's row is locked before the first row is read. So readings come one after the other,
     and each sees all rows that the reading before it has seen.
@@ -257,7 +259,7 @@ def read_desired_partitions(
 
 @db_api.retry_db_errors
 def restart_wait(context: Any, row: int) -> None:
-    """Count the wait for a wanted row's membership from now on."""
+    """Restart the timeout of a wanted row's membership."""
     with db_api.CONTEXT_WRITER.using(context):
         context.session.query(PartitionMemberRow).filter_by(id=row, wanted=True).update(
             {"since": timeutils.utcnow()}, synchronize_session=False
@@ -268,7 +270,7 @@ def restart_wait(context: Any, row: int) -> None:
 
 
 def find_port(session: Any, port_id: str) -> Any:
-    """A port's row of Neutron; None if the port is gone."""
+    """The row of a port in Neutron's own table; None if the port was deleted."""
     return session.query(models_v2.Port).filter_by(id=port_id).one_or_none()
 
 
@@ -296,7 +298,8 @@ def physical_networks_of(session: Any, network_id: str) -> set[str]:
 
 @db_api.retry_db_errors
 def withdraw_orphans(context: Any) -> int:
-    """Take membership and GUID from ports that are gone without a call of the driver.
+    """Mark member rows as unwanted, and release GUIDs, if their ports were deleted without this
+    driver.
 
     :returns: the number of rows.
     """
@@ -326,7 +329,7 @@ def withdraw_orphans(context: Any) -> int:
 
 @db_api.retry_db_errors
 def find_overdue_rows(context: Any, since: datetime.datetime) -> list[tuple[int, str, str]]:
-    """Wanted rows from before *since* whose ports are still DOWN: row, port, fabric."""
+    """Wanted rows from before *since* whose ports are still DOWN, as (row, port, fabric)."""
     members, ports = PartitionMemberRow, models_v2.Port
     with db_api.CONTEXT_READER.using(context):
         return [

@@ -48,7 +48,9 @@ _SAID: Final = SaidOnce()
 def apply_membership(
     context: Any, port_id: str, wanted: WantedMember | None, *, has_host: bool
 ) -> bool:
-    """Make a port a member, or none, with the blocks that keep it from ACTIVE until it is.
+    """Make a port a member of a partition, or of none.
+
+    Provisioning blocks keep it from ACTIVE until the membership is in force.
 
     Inside a transaction that has locked the port's GUID.
 
@@ -70,13 +72,15 @@ def apply_membership(
 
 
 def settle_network(context: Any, settings: FabricSettings, network_id: str) -> None:
-    """Settle the ports of a network, inside the transaction that changes it."""
+    """Adjust the memberships of a network's ports, inside the transaction that changes the
+    network.
+    """
     for fabric, guid in _guids_of(context.session, PartitionHolderRow.network_id == network_id):
         _settle_locked(context, settings, fabric, guid)
 
 
 def settle_all(context: Any, settings: FabricSettings) -> set[str]:
-    """Settle all bound ports, each GUID in a transaction of its own.
+    """Adjust the memberships of all bound ports, each GUID in a transaction of its own.
 
     :returns: the fabrics whose members have changed.
     """

@@ -39,7 +39,7 @@ GRACE: Final = 5.0
 
 
 def fail_overdue_ports(settings: FabricSettings) -> int:
-    """Set ports to ERROR that have waited for their membership for too long.
+    """Set ports to ERROR whose membership has not come within the timeout.
 
     :returns: how many.
     """
@@ -52,14 +52,14 @@ def fail_overdue_ports(settings: FabricSettings) -> int:
     heartbeats = fabric_heartbeats.read_heartbeats(directory.get_plugin(), context)
     for _, port_id, fabric in overdue:
         alive = fabric_heartbeats.has_live_agent(heartbeats, fabric)
-        said = "has said nothing of it" if alive else "is not alive (openstack network agent list)"
+        said = "has not reported it" if alive else "is not alive (openstack network agent list)"
         reason = f"the fabric agent of {fabric} {said} for {limit:.0f} seconds"
         agent_endpoint.fail_port(context, port_id, reason)
     return len(overdue)
 
 
 def look_at_members(settings: FabricSettings, wake: Callable[[str], None]) -> None:
-    """One look.
+    """Check all members once: orphaned rows, changed options, and deleted ports' servers.
 
     :param wake: has the agents of a fabric look at once.
     """
@@ -74,7 +74,7 @@ def look_at_members(settings: FabricSettings, wake: Callable[[str], None]) -> No
 
 
 class MemberWatch:
-    """Looks every two seconds, as long as the process lives."""
+    """A thread that checks the members every two seconds."""
 
     def __init__(
         self,
@@ -88,11 +88,11 @@ class MemberWatch:
         self._stopped = threading.Event()
 
     def start(self) -> None:
-        """Begin; the thread ends with the process."""
+        """Start the thread; it ends with the process."""
         threading.Thread(target=self._run, name="hpc-member-watch", daemon=True).start()
 
     def stop(self) -> None:
-        """End after the look that is going on."""
+        """End the thread after its present check."""
         self._stopped.set()
 
     def _run(self) -> None:

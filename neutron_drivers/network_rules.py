@@ -24,7 +24,7 @@ PROVIDER_ATTRIBUTES: Final = (
 
 @attrs.frozen(order=True)
 class FabricKey:
-    """A P_Key of a fabric."""
+    """A P_Key in one fabric."""
 
     fabric: str
     pkey: int
@@ -36,7 +36,7 @@ class FabricKey:
 def find_fabric_key(
     segments: Sequence[Mapping[str, Any]], settings: FabricSettings
 ) -> FabricKey | None:
-    """The partition that a network is; None if it is on no InfiniBand physical network.
+    """The P_Key and fabric of a network; None if the network is on no InfiniBand physical network.
 
     :param segments: as Neutron's drivers get them.
     :raises WrongWishError: it is on an InfiniBand physical network and cannot be a partition.
@@ -64,7 +64,7 @@ def find_fabric_key(
 def check_free_key(
     key: FabricKey, settings: FabricSettings, foreign_pkeys: Collection[int]
 ) -> None:
-    """Refuse a key that no network may have.
+    """Refuse a P_Key that no network may have.
 
     :param foreign_pkeys: keys of the administrator's own partitions at the subnet manager.
     :raises WrongWishError: the key is reserved, or one of the foreign ones.

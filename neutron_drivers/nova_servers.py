@@ -37,7 +37,7 @@ def explain_presence(server: Mapping[str, Any], host: str) -> str:
 
 
 class NovaServerLookup:
-    """Nova's API, with the credentials of Neutron's own notifier."""
+    """Queries Nova's API for servers, with the credentials of Neutron's own notifier."""
 
     def __init__(self, conf: Any) -> None:
         """Send no request yet.

@@ -25,7 +25,7 @@ _PAUSE: Final = 0.25
 
 
 def find_leaving_owner(place: WantedMember) -> GuidOwner | None:
-    """The owner that keeps a port from its GUID, and may lose it soon; None without one."""
+    """The owner that keeps a port from its GUID now and may soon release it; None without one."""
     admin = neutron_context.get_admin_context()
     with db_api.CONTEXT_READER.using(admin):
         owner = guid_holders.find_guid_owner(admin.session, place)
@@ -33,7 +33,7 @@ def find_leaving_owner(place: WantedMember) -> GuidOwner | None:
 
 
 def wait_for_last_owner(place: WantedMember, seconds: float, nova: NovaServerLookup) -> None:
-    """Wait until the last member is gone, and the servers of deleted ports have left.
+    """Wait until the GUID is free: the last member is gone, and servers of deleted ports have left.
 
     Called outside of any transaction, since it queries Nova. The commit refuses the port if an
     owner stays.

@@ -17,13 +17,13 @@ from nova_hpc.fabric.partitions.port_inventory import PortInventoryError, PortIn
 
 
 class InventoryGuids:
-    """GUIDs of the operator's file."""
+    """Looks up port GUIDs in the operator's inventory file."""
 
     def __init__(self, path: Path) -> None:
         self._file = PortInventoryFile(path)
 
     def find_port_guid(self, host: str, address: str) -> int | None:
-        """See :class:`~neutron_drivers.port_rules.PortGuids`.
+        """The GUID of the physical port at that PCI address, from the operator's inventory.
 
         :raises PartitionInUseError: the inventory cannot be read.
         """
@@ -37,7 +37,7 @@ class InventoryGuids:
 
 
 class PortPlaces:
-    """The devices of all hosts, from the operator's file and the agents' heartbeats."""
+    """Finds the device (host, GUID, physical port) for the binding of a port."""
 
     def __init__(self, settings: FabricSettings, inventory: Path) -> None:
         self._settings = settings
@@ -51,7 +51,7 @@ class PortPlaces:
         key: FabricKey,
         heartbeats: Sequence[FabricHeartbeat],
     ) -> port_rules.WantedMember:
-        """The device of a binding, as the port could have it.
+        """The device and membership that a port would get by a binding on *host*.
 
         :raises neutron_drivers.errors.PartitionError: no port can have it now.
         """
@@ -87,7 +87,7 @@ class PortPlaces:
         )
 
     def find_physical_guid(self, host: str, port: Mapping[str, Any]) -> int | None:
-        """GUID of the physical port of a function with its own GUID; None if unknown or same."""
+        """GUID of the physical port of a virtual function; None if unknown or the same GUID."""
         slot = port_rules.read_pci_slot(port)
         if not (self._settings.capabilities.separates_functions and host and slot):
             return None

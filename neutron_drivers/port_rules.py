@@ -50,15 +50,15 @@ BOUND_WITH: Final = ("binding:vif_details", "binding:vif_type")
 
 
 class PortGuids(Protocol):
-    """The operator's inventory of physical ports."""
+    """Looks up port GUIDs by PCI address."""
 
     def find_port_guid(self, host: str, address: str) -> int | None:
-        """The GUID of the physical port that a PF or VF at that PCI address is of."""
+        """The GUID of the physical port of the function at that PCI address."""
 
 
 @attrs.frozen
 class WantedMember:
-    """The membership that a port is to have, and its place."""
+    """The membership that a port should have, and the device that it is bound to."""
 
     key: FabricKey
     guid: int
@@ -73,14 +73,14 @@ class WantedMember:
 
 
 def is_partition_port(port: Mapping[str, Any]) -> bool:
-    """Whether the driver binds ports of that type at all."""
+    """Whether the driver binds ports with this vnic type."""
     return port["binding:vnic_type"] in (DIRECT, DIRECT_PHYSICAL)
 
 
 def has_changed(
     current: Mapping[str, Any], original: Mapping[str, Any] | None, names: tuple[str, ...]
 ) -> bool:
-    """Whether one of the attributes did; a port that is new has."""
+    """Whether one of the attributes *names* has changed; True for a new port."""
     return original is None or any(
         _deciding_value(current, name) != _deciding_value(original, name) for name in names
     )
@@ -93,7 +93,10 @@ def _deciding_value(values: Mapping[str, Any], name: str) -> Any:
 
 
 def choose_vif_type(port: Mapping[str, Any], settings: FabricSettings) -> str:
-    """How Nova plugs the port; never ``hw_veb``, which writes Ethernet into the guest's XML."""
+    """The VIF type by which Nova plugs the port.
+
+    Never ``hw_veb``, which writes Ethernet settings into the guest's XML.
+    """
     if port["binding:vnic_type"] == DIRECT_PHYSICAL:
         return HOSTDEV_PHYSICAL
     return settings.direct_vif_type
@@ -108,7 +111,7 @@ def read_pci_slot(port: Mapping[str, Any]) -> str:
 def choose_guid(
     port: Mapping[str, Any], host: str, settings: FabricSettings, ports: PortGuids, drawn: int
 ) -> int:
-    """The GUID that becomes a member for a port.
+    """The GUID that becomes a member of the partition for a port.
 
     :param host: the host to bind it to.
     :param drawn: 64 random bits, for a function that gets a GUID of its own.
@@ -145,7 +148,8 @@ def derive_function_guid(mac: str) -> int:
 def choose_membership(
     port: Mapping[str, Any], network: Mapping[str, Any], key: FabricKey, settings: FabricSettings
 ) -> Membership:
-    """Full, unless the port, its network's owner or the operator limits it.
+    """The kind of membership of a port: full, unless the port, its network's owner or the operator
+    limits it.
 
     Projects limit by the tag :data:`LIMITED_TAG`: a port's tag limits the port, a network's tag
     limits ports of other projects. The operator has an option for the latter. No tag adds rights.
@@ -167,7 +171,9 @@ def choose_membership(
 def describe_binding(
     key: FabricKey, guid: str, physical_network: str, service_level: int | None
 ) -> dict[str, Any]:
-    """``binding:vif_details``, for administrators, Nova and through it the guest."""
+    """The ``binding:vif_details`` of a bound port, for administrators, Nova and, through Nova, the
+    guest.
+    """
     details = {
         "port_filter": False,
         "physical_network": physical_network,
@@ -180,7 +186,7 @@ def describe_binding(
 def check_place(
     guids: Collection[int], manager_guids: Collection[int], full_guids: Collection[int], most: int
 ) -> None:
-    """Refuse a port that no network may have.
+    """Refuse a port with a GUID that no network may have.
 
     :param guids: of the function and its physical port.
     :param manager_guids: of all subnet managers of the fabric.
@@ -199,7 +205,7 @@ def check_place(
 
 
 def no_room(guid: int, most_pkeys: int) -> PartitionInUseError:
-    """The error for a port that can keep no further key."""
+    """The error for a physical port that has reached its number of P_Keys."""
     return PartitionInUseError(
         f"the InfiniBand port of its device is in {most_pkeys} partitions already, which is all "
         "that the subnet manager keeps of a port: use another host or adapter",
@@ -208,7 +214,7 @@ def no_room(guid: int, most_pkeys: int) -> PartitionInUseError:
 
 
 def is_switched_on(port: Mapping[str, Any], network: Mapping[str, Any]) -> bool:
-    """Whether a bound port is to be a member: port and network are on."""
+    """Whether port and network are both switched on, so that the port should be a member."""
     return bool(port["admin_state_up"] and network["admin_state_up"])
 
 
@@ -219,7 +225,7 @@ def held_of_binding(
     settings: FabricSettings,
     physical_guid: int | None = None,
 ) -> WantedMember | None:
-    """The membership of a bound port, whether it is switched on or off; None without a GUID.
+    """The membership that a bound port has while it is switched on; None without a GUID.
 
     :param physical_guid: of the physical port; None if it is the same, or unknown.
     :raises PartitionInUseError: the subnet manager has no limited members.

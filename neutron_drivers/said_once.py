@@ -12,13 +12,13 @@ import attrs
 
 @attrs.define
 class SaidOnce:
-    """The last text on each thing that a process has logged; usable from any thread."""
+    """Remembers the last logged text for each subject, to avoid repetitions; thread-safe."""
 
     _said: dict[Hashable, str] = attrs.field(factory=dict)
     _guard: threading.Lock = attrs.field(factory=threading.Lock)
 
     def is_new(self, about: Hashable, text: str) -> bool:
-        """Whether a text differs from the last one on a thing; False for "", without a fault."""
+        """Whether *text* differs from the last text about the subject; False for "" (no fault)."""
         with self._guard:
             before = self._said.pop(about, "")
             if text:
@@ -26,7 +26,9 @@ class SaidOnce:
         return bool(text) and text != before
 
     def take_new(self, texts: Mapping[Any, str]) -> list[str]:
-        """The new ones of all texts; a thing that is missing in *texts* has no fault any more."""
+        """The texts that differ from the last ones. A subject that is missing has no fault any
+        more.
+        """
         with self._guard:
             new = [text for about, text in texts.items() if self._said.get(about) != text]
             self._said = dict(texts)

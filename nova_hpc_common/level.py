@@ -14,7 +14,9 @@ import attrs
 
 
 class Level(enum.IntEnum):
-    """The tightest common ancestor of a group of devices; smaller is tighter."""
+    """The tightest part of a host that contains all devices of a group: a PCIe switch ... the whole
+    host.
+    """
 
     SWITCH = 0
     ROOT = 1
@@ -29,7 +31,10 @@ class Level(enum.IntEnum):
 
     @classmethod
     def from_word(cls, word: str) -> Level:
-        """Parse a word of ``hpc:affinity``; ValueError names the legal ones."""
+        """Parse a word of ``hpc:affinity``.
+
+        :raises ValueError: the text names the valid words.
+        """
         try:
             return _BY_WORD[word]
         except KeyError:

@@ -49,7 +49,7 @@ class CommandError(Exception):
 
 @attrs.frozen
 class CommandAnswer:
-    """The result of a command."""
+    """The result of a command: rows, exit status, and other forms of output."""
 
     columns: Sequence[str]
     #: The rows of a list; the values of a single record.
@@ -67,7 +67,7 @@ class CommandAnswer:
 
 
 class _BaseCommand(InertOutput, DisplayCommandBase):
-    """The common base of lists and single records."""
+    """Base class of all commands: output formats, errors and exit status."""
 
     #: Exceptions that end the command with their text on standard error and status 2.
     errors: ClassVar[tuple[type[Exception], ...]] = ()
@@ -183,11 +183,11 @@ def _dump_yaml_safely(document: Any) -> str:
 
 
 class ListCommand(_BaseCommand, Lister):
-    """A command whose answer is a list."""
+    """Base class of commands whose answer is a list."""
 
 
 class RecordCommand(_BaseCommand, ShowOne):
-    """A command whose answer is about one thing."""
+    """Base class of commands whose answer is one record."""
 
     def _load_formatter_plugins(self) -> stevedore.ExtensionManager:
         plugins = super()._load_formatter_plugins()
@@ -196,7 +196,7 @@ class RecordCommand(_BaseCommand, ShowOne):
 
 
 class _PictureFormatter(formatters.ListFormatter, formatters.SingleFormatter):
-    """A format that the command draws."""
+    """A format of cliff for pictures, which the command itself draws."""
 
     def add_argument_group(self, parser: argparse.ArgumentParser) -> None:
         """Add nothing: pictures have no options."""
@@ -222,7 +222,7 @@ class _OneLine(commaseparated.CSVLister):
 
 @attrs.frozen
 class Count:
-    """An argparse type: a whole number of at least *least*."""
+    """argparse type for a whole number of at least *least*."""
 
     least: int
 

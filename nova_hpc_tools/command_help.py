@@ -55,7 +55,7 @@ EXAMPLES: Final = {
 
 
 def shape_parser(parser: argparse.ArgumentParser, program: str) -> None:
-    """Give *parser* this project's help and errors.
+    """Replace the help format and the error messages of *parser* with nova-hpc's own.
 
     :param parser: has only cliff's options so far.
     :param program: the words that call the command.

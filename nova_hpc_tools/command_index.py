@@ -21,7 +21,7 @@ from cliff.complete import CompleteCommand, CompleteDictionary
 
 
 class CommandIndex(CommandManager):
-    """Names of commands -> their entry points."""
+    """The commands of nova-hpc with their entry points; modules are imported only when used."""
 
     def load_commands(self, namespace: str) -> None:
         """List the commands of a group of entry points, and import none."""

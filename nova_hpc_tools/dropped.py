@@ -28,7 +28,7 @@ RENAMED: Final[Mapping[tuple[str, ...], tuple[str, ...]]] = {
 
 
 def list_replacements(words: Sequence[str], commands: Collection[str]) -> Iterator[str]:
-    """Refusals of a command line, one line each; none if it does not name a dropped command.
+    """Refusals for a command that was removed, with its replacement, one line each.
 
     :param words: the first words of the command line, without options.
     :param commands: names of the commands that exist. If none of them begins with *words*, each

@@ -39,7 +39,9 @@ _ENDING: Final = (signal.SIGTERM, signal.SIGHUP)
 
 
 class NovaHpc(App):
-    """The program; it prints an error in one line, and a traceback only with --debug."""
+    """The program ``nova-hpc``. It prints an error in one line, and a traceback only with
+    --debug.
+    """
 
     NAME = "nova-hpc"
     LOG = logging.getLogger("nova-hpc")
@@ -73,7 +75,10 @@ class NovaHpc(App):
         version: str | None,
         argparse_kwargs: dict[str, Any] | None = None,
     ) -> argparse.ArgumentParser:
-        """The global options, with the name of the command also if it was started as a module."""
+        """Build the parser of the global options.
+
+        It has the program's name also if the program was started as a module.
+        """
         options = {"prog": self.NAME, **(argparse_kwargs or {})}
         parser: argparse.ArgumentParser = super().build_option_parser(description, version, options)
         command_help.shape_errors(parser)
@@ -162,7 +167,7 @@ def _installed_version() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit status (2 for bad usage, 130 on Ctrl-C).
+    """Entry point of ``nova-hpc``; returns the exit status (2 for bad usage, 130 on Ctrl-C).
 
     It is 141 if the command succeeded but the reader of its output closed it early.
     """

@@ -17,7 +17,7 @@ from scheduler_filters import choice
 
 @attrs.frozen
 class ChooseAgain:
-    """The data of one pass of the filter, for the claims that follow it."""
+    """Chooses devices again after a lost claim, with the data of the filter's pass."""
 
     #: UUID of the compute node -> host state, of the hosts that passed.
     hosts: Mapping[str, Any]

@@ -50,7 +50,7 @@ _PLACES: Final[Cache[Mapping[str, tuple[str, Location]]]] = Cache()
 
 @attrs.frozen
 class HostChoice:
-    """The filter's choice on a host, kept on the host state; the weigher reads it."""
+    """The devices that the filter chose on one host, stored on the host state for the weigher."""
 
     key: tuple[str, ...]
     devices: DeviceSet
@@ -65,7 +65,7 @@ class HostChoice:
 
 @attrs.frozen
 class ServerOrder:
-    """One server's requirements, the same for all hosts."""
+    """The requirements of one server, prepared once for the choice on all hosts."""
 
     question: nova_fit.FitQuestion
     task: ServerTask
@@ -82,7 +82,7 @@ class ServerOrder:
     def of(
         cls, spec: objects.RequestSpec, task: ServerTask, request: Request, sold: CloudProfile
     ) -> ServerOrder:
-        """The order of one server; its UUID decides the turn."""
+        """Prepare the requirements of one server; its UUID decides between equal device sets."""
         turn = None
         if CONF.hpc.spread_equal_sets:
             name = str(spec.instance_uuid if "instance_uuid" in spec else "").encode()
@@ -93,7 +93,7 @@ class ServerOrder:
         return cls(nova_fit.FitQuestion.of(spec), task, request, sold, turn, key)
 
     def within(self, rooms: nova_fit.Rooms) -> ServerOrder:
-        """A copy with each of the guest's cells on one of these host nodes."""
+        """A copy in which each guest cell may use only the listed host nodes."""
         cells = tuple(
             attrs.evolve(cell, nodes=room)
             for cell, room in zip(self.request.cells, rooms, strict=True)
@@ -103,7 +103,7 @@ class ServerOrder:
 
 
 def place_devices_on_host(host: Any, order: ServerOrder, view: HostView) -> HostChoice | DeviceMiss:
-    """Choose devices on one host, whose state stays the same; a miss if there are none.
+    """Choose devices on one host; a miss if there are none. The host's state stays the same.
 
     The engine chooses the best set. Nova's own functions then show the NUMA nodes that the guest
     would get with it, and the set is judged again on these nodes. Further sets are tried as long
@@ -155,7 +155,7 @@ def place_devices_on_host(host: Any, order: ServerOrder, view: HostView) -> Host
 
 
 def put_choice_on_host(host: Any, choice: HostChoice) -> None:
-    """Offer a choice to the rest of the scheduler, as the host's only candidate."""
+    """Make the chosen candidate the host's only one for the rest of the scheduler."""
     # The earlier candidate may be claimed by now, so it is replaced and never changed.
     host.allocation_candidates = [choice.candidate]
     host.hpc_choice = choice
@@ -182,7 +182,7 @@ def _build_candidate(
 
 @attrs.frozen
 class _JudgedOffer:
-    """A set that Nova would accept."""
+    """A device set that Nova's own checks would accept."""
 
     devices: DeviceSet
     #: The set as it is measured on the NUMA nodes that Nova will take.
@@ -404,7 +404,7 @@ def _assign_providers(
         picks = [providers[pick.pool] for pick in devices.picks if pick.want == device.want.key]
         if len(picks) != len(device.units):
             raise ValueError(
-                f"{len(picks)} devices were chosen where {len(device.units)} were asked for"
+                f"{len(picks)} devices were chosen instead of the requested {len(device.units)}"
             )
         taken.update((unit.group, pool) for unit, pool in zip(device.units, picks, strict=True))
     return taken

@@ -28,7 +28,7 @@ _NAMED: Final = 8
 
 
 def log_unusable_devices(views: Mapping[Any, HostView]) -> None:
-    """Log unused devices, one line for each new reason."""
+    """Log the devices that cannot be used, one line for each new reason."""
     places_by_reason: dict[str, list[tuple[str, str]]] = {}
     for host, view in views.items():
         for what, reason in view.faults:
@@ -68,8 +68,8 @@ def log_unmeasured_hosts(work: PassWork, spec: objects.RequestSpec) -> None:
         LOG.log(
             logging.DEBUG if held is None else logging.WARNING,
             "The search for flavor %s has taken all steps of one pass over hosts: %d hosts were "
-            "judged without what they would lose for later servers, and come after the others of "
-            "their level%s",
+            "judged without their loss for later servers, and come after the others of their "
+            "level%s",
             spec.flavor.flavorid,
             work.unmeasured,
             format_held_back(held or 0),

@@ -43,12 +43,12 @@ hpc_conf.register_all_options(CONF)
 
 #: On a request specification: the decision for its servers.
 _MARK: Final = "_hpc_fabric"
-_LATER: Final = "Where the server group is on the fabric cannot be told now; try again later"
+_LATER: Final = "The place of the server group on the fabric is unknown now; try again later"
 
 
 @attrs.define
 class _Decided:
-    """The common state of the servers of one request; the request's own, so of one thread."""
+    """The chosen domain, shared by the servers of one request. It belongs to one thread."""
 
     #: UUID of the domain.
     domain: str
@@ -121,14 +121,14 @@ class HpcFabricFilter(filters.BaseHostFilter):
             LOG.error("New servers with hpc:fabric are refused: %s", "; ".join(strange))
             return _refuse_fabric_request(
                 spec,
-                "This cloud's Nova is of a release for which hpc: flavors are not ready; ask its "
-                "operator",
+                "This cloud's Nova is of a release for which hpc: flavors are not ready; "
+                "contact its operator",
             )
         return task.hosts()
 
 
 class _FabricTask:
-    """One server that needs a host."""
+    """The choice of hosts for one server by its server group's fabric domain."""
 
     def __init__(
         self,
@@ -154,7 +154,7 @@ class _FabricTask:
         return self._new
 
     def hosts(self) -> Sequence[Any]:
-        """The hosts for the server.
+        """The hosts that the filter passes for this server.
 
         The first server of a request decides about the domain. Nova calls the filter again for
         each further server, and for the alternates of a server, which stay in that domain.
@@ -317,7 +317,7 @@ class _FabricTask:
             f"{near.domain} with room for {near.free} servers, of which {near.promised} are kept "
             "for other server groups"
             if near
-            else "none: no aggregate says where these hosts are (nova-hpc fabric sync)",
+            else "none: no aggregate contains these hosts' places (nova-hpc fabric sync)",
         )
         wider = fabric.levels_at_or_above(FabricLevel.from_word(self.wish.level))[1:-1]
         helps = [f"hpc:fabric {wider[0].word}"] if wider else []

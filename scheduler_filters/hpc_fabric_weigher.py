@@ -34,7 +34,7 @@ class HpcFabricWeigher(weights.BaseHostWeigher):
     def weigh_objects(
         self, weighed_obj_list: Sequence[Any], weight_properties: objects.RequestSpec
     ) -> list[float]:
-        """One weight a host: the higher, the nearer."""
+        """The weight of each host: the nearer to the group's members, the higher."""
         return fabric_nearness.scores_of(
             weight_properties, [weighed.obj for weighed in weighed_obj_list]
         )

@@ -57,7 +57,7 @@ class HpcPackingWeigher(weights.BaseHostWeigher):
     def weigh_objects(
         self, weighed_obj_list: Sequence[Any], weight_properties: objects.RequestSpec
     ) -> list[float]:
-        """One weight a host: the higher, the better.
+        """The weight of each host: the tighter its devices fit the request, the higher.
 
         Hosts without a choice of the filter (a forced host, a rebuild) share the last
         place, among hosts that are equal for the user.

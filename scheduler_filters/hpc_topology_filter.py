@@ -50,11 +50,13 @@ hpc_conf.register_all_options(CONF)
 
 
 #: The user's operator reads the same line, and the settings are not secret.
-_NOT_SET_UP: Final = "This cloud is not set up for hpc: flavors; ask its operator to {}"
+_NOT_SET_UP: Final = "This cloud is not set up for hpc: flavors; contact its operator to {}"
 
 
 class HpcTopologyFilter(filters.BaseHostFilter):
-    """Choose the devices of servers with ``hpc:`` flavors."""
+    """Filters hosts for ``hpc:`` flavors, and chooses the exact devices on each host that
+    passes.
+    """
 
     # A rebuild keeps its devices; there are no candidates to choose from.
     RUN_ON_REBUILD = False
@@ -74,7 +76,7 @@ class HpcTopologyFilter(filters.BaseHostFilter):
     def filter_all(
         self, filter_obj_list: Iterable[Any], spec_obj: objects.RequestSpec
     ) -> Iterable[Any]:
-        """The hosts that can serve *spec_obj*, each with its one candidate.
+        """The hosts that can serve *spec_obj*, each with one allocation candidate.
 
         If there are none, the reason is stored for :mod:`nova_hpc.from_nova.patches.answers`.
 
@@ -130,8 +132,8 @@ class HpcTopologyFilter(filters.BaseHostFilter):
         if strange and new_servers.is_new_server(spec):
             LOG.error("New servers with hpc: flavors are refused: %s", strange)
             return TopologyAnswer(
-                "This cloud's Nova is of a release for which hpc: flavors are not ready; ask its "
-                "operator"
+                "This cloud's Nova is of a release for which hpc: flavors are not ready; "
+                "contact its operator"
             )
         if strange:
             LOG.warning(
@@ -205,7 +207,7 @@ class HpcTopologyFilter(filters.BaseHostFilter):
 
 @attrs.frozen
 class TopologyFacts:
-    """All facts about one server and its hosts, read for one decision."""
+    """All inputs of the filter's decision about one server and its hosts."""
 
     order: choice.ServerOrder
     #: Want -> role.
@@ -225,7 +227,7 @@ class TopologyFacts:
 
 @attrs.frozen
 class TopologyAnswer:
-    """The decision about one server: hosts, or the reason why there are none."""
+    """The filter's decision about one server: the hosts, or the reason why there are none."""
 
     #: For the user; None if there are hosts.
     reason: str | None = None

@@ -28,7 +28,7 @@ from nova_hpc.from_nova.patches.serving import serve_flavor
 
 @attrs.frozen
 class Fit:
-    """Nova's answer about a candidate."""
+    """The result of Nova's own checks of an allocation candidate on a host."""
 
     #: guest cell (by position) -> host NUMA node; {} without guest cells
     cells: Mapping[int, int] = attrs.field(factory=dict)
@@ -37,7 +37,7 @@ class Fit:
 
 
 class _LightPciStats(pci_stats.PciDeviceStats):
-    """Nova's statistics of one host, with an almost free copy.
+    """Nova's PCI statistics of one host, with an almost free copy.
 
     Nova copies them for every check, the topology of the host included,
     and changes in the copy only the list of pools and their counts.
@@ -45,7 +45,7 @@ class _LightPciStats(pci_stats.PciDeviceStats):
 
     @classmethod
     def of(cls, original: pci_stats.PciDeviceStats) -> _LightPciStats:
-        """The same statistics; checks with it do not change *original*."""
+        """A light version of *original*; checks with it do not change *original*."""
         light: _LightPciStats = copy.copy(original)
         light.__class__ = cls
         return light
@@ -58,7 +58,7 @@ class _LightPciStats(pci_stats.PciDeviceStats):
 
 @attrs.frozen
 class FitQuestion:
-    """A check by Nova's functions for one server, independent of the host."""
+    """The part of a fit check by Nova's functions that is the same for all hosts."""
 
     spec: objects.RequestSpec
     #: Whether Nova reads only the pools that the candidate names.
@@ -70,7 +70,7 @@ class FitQuestion:
 
     @classmethod
     def of(cls, spec: objects.RequestSpec) -> FitQuestion:
-        """Read the part that does not depend on the host."""
+        """Prepare the check for one server."""
         topology = spec.numa_topology if "numa_topology" in spec else None
         requests = spec.pci_requests.requests
         named = all(
@@ -85,7 +85,7 @@ class FitQuestion:
         return cls(spec, named, bool(topology), key)
 
     def is_certain(self, ambiguous: bool) -> bool:
-        """Whether Nova cannot refuse free devices that match the aliases.
+        """Whether Nova's check would certainly accept free devices that match the aliases.
 
         Without guest cells Nova checks only the pools that the candidate
         names: whether each matches its alias and has as many devices. Devices
@@ -123,7 +123,7 @@ def recall_nova_fit(
 
 
 def lighten_host_state(host_state: Any) -> None:
-    """Make copies cheap for Nova's own filters, which run the same checks and mostly copy."""
+    """Make copies of a host state cheap, because Nova's own filters copy it for each check."""
     stats = host_state.pci_stats
     # A class outside Nova may have copies of its own.
     if type(stats) is pci_stats.PciDeviceStats:
@@ -165,7 +165,7 @@ def check_nova_fit(
     candidate: Mapping[str, Any],
     adapters: Mapping[str, str] | None = None,
 ) -> Fit:
-    """Check one candidate on one host; neither of them is changed.
+    """Check one allocation candidate on one host with Nova's functions; neither is changed.
 
     :param adapters: request of a direct port -> address of the adapter chosen for it.
     """
@@ -196,7 +196,7 @@ def _ask_nova_fit(
             return Fit()
         return Fit(refusal="they are no longer free together")
     if not host_state.numa_topology:
-        return Fit(refusal="the node has no NUMA topology, which the server asks for")
+        return Fit(refusal="the node has no NUMA topology, which the server requests")
     # Nova writes its result into the topology that it gets.
     fitted = hardware.numa_fit_instance_to_host(
         host_state.numa_topology,
@@ -246,7 +246,7 @@ _ROOMS: Final[Cache[tuple[bool, ...]]] = Cache()
 
 
 def find_cell_rooms(question: FitQuestion, host_state: Any) -> Iterator[Rooms]:
-    """The host nodes with room for each of the guest's cells, regardless of devices.
+    """For each guest cell the host nodes with room for it, regardless of devices.
 
     :returns: one answer. If the networks of a server with several cells are bound to
         NUMA nodes, one for each choice of nodes that they allow.

@@ -23,7 +23,7 @@ NONE_GIVES: Final = (
 
 
 def list_giving_hosts(hosts: Sequence[Any], spec: objects.RequestSpec) -> Sequence[Any]:
-    """The hosts that may meet the flavor's request for shared memory.
+    """The hosts that can give the shared memory of ``hpc:shared_memory``.
 
     :raises nova_hpc.placement.grouping.FlavorError: the request is invalid.
     """

@@ -19,10 +19,10 @@ from nova_hpc.placement.grouping import FlavorError
 
 
 class HpcExtraSpecValidator(base.ExtraSpecValidator):
-    """One ``hpc:`` key; its refusal names the key, the value and the remedy."""
+    """Validator of one ``hpc:`` key. Its refusal names the key, the value and the remedy."""
 
     def validate(self, name: str, value: str) -> None:
-        """Check one extra spec.
+        """Check the value of one ``hpc:`` extra spec.
 
         :raises nova.exception.ValidationError: answered as 400 by the API.
         """
@@ -33,7 +33,9 @@ class HpcExtraSpecValidator(base.ExtraSpecValidator):
 
 
 def register() -> list[base.ExtraSpecValidator]:
-    """Entry point of ``nova.api.extra_spec_validators``."""
+    """The validators of all ``hpc:`` keys, for the entry point
+    ``nova.api.extra_spec_validators``.
+    """
     return [
         HpcExtraSpecValidator(
             name=flavor.AFFINITY,
@@ -50,9 +52,9 @@ def register() -> list[base.ExtraSpecValidator]:
         HpcExtraSpecValidator(
             name=flavor.AFFINITY_POLICY,
             description=(
-                "What to do if the level of ``hpc:affinity`` cannot be reached: "
-                "``required`` (the default) refuses the host, ``preferred`` takes the "
-                "next best devices and records the level that was reached."
+                "The action if the level of ``hpc:affinity`` cannot be reached: ``required`` "
+                "(the default) refuses the host, ``preferred`` takes the next best devices and "
+                "records the level that was reached."
             ),
             value={
                 "type": str,
@@ -63,10 +65,9 @@ def register() -> list[base.ExtraSpecValidator]:
         HpcExtraSpecValidator(
             name=flavor.GROUP,
             description=(
-                "The unit of devices that must sit together, by alias or role. A server "
-                "of four GPUs and four virtual functions with ``gpu:1,vf:1`` has four groups. "
-                "``port``, or the role of their network, says how many direct ports one "
-                "group takes at most."
+                "The unit of devices that must sit together, by alias or role. A server of four "
+                "GPUs and four virtual functions with ``gpu:1,vf:1`` has four groups. ``port``, or "
+                "the role of their network, sets how many direct ports one group takes at most."
             ),
             value={
                 "type": str,
@@ -85,8 +86,8 @@ def register() -> list[base.ExtraSpecValidator]:
         HpcExtraSpecValidator(
             name=flavor.GUEST_TOPOLOGY,
             description=(
-                "What PCIe tree the guest gets: ``mirror``, that of the host; ``numa``, one PCIe "
-                "root for each NUMA cell; ``flat`` (the default), what Nova shows."
+                "The PCIe tree of the guest: ``mirror``, a copy of the host's; ``numa``, one "
+                "PCIe root for each NUMA cell; ``flat`` (the default), Nova's own."
             ),
             value={
                 "type": str,
@@ -98,8 +99,8 @@ def register() -> list[base.ExtraSpecValidator]:
             name=flavor.FABRIC,
             description=(
                 "How near the members of a server group are on the fabric: in one NVLink "
-                "sub-domain or domain, leaf, block or spine. For a server without a group it says "
-                "nothing."
+                "sub-domain or domain, leaf, block or spine. It has no effect on a server "
+                "without a group."
             ),
             value={
                 "type": str,
@@ -110,9 +111,8 @@ def register() -> list[base.ExtraSpecValidator]:
         HpcExtraSpecValidator(
             name=flavor.FABRIC_POLICY,
             description=(
-                "What to do if no domain of the level of ``hpc:fabric`` has room: "
-                "``required`` (the default) refuses the server, ``preferred`` takes the "
-                "next wider domain."
+                "The action if no domain of the level of ``hpc:fabric`` has room: ``required`` "
+                "(the default) refuses the server, ``preferred`` takes the next wider domain."
             ),
             value={
                 "type": str,
@@ -137,7 +137,7 @@ def register() -> list[base.ExtraSpecValidator]:
         HpcExtraSpecValidator(
             name=flavor.SHARED_MEMORY_POLICY,
             description=(
-                "What to do on a host that cannot give the memory of ``hpc:shared_memory``: "
+                "The action on a host that cannot give the memory of ``hpc:shared_memory``: "
                 "``preferred`` (the default) starts the server without, ``required`` refuses "
                 "the host."
             ),

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Count four turns of phrase in comments and docstrings, room by room.
+"""Count four turns of phrase in comments and docstrings, and in messages, room by room.
 
 ``python tools/english.py`` compares each room with its bounds in ``english.toml`` and fails if a
 room has more. ``python tools/english.py nova_hpc/topology`` prints each finding of a room with its
@@ -8,6 +8,10 @@ file and line. ``--lower`` writes the bounds that have become lower.
 
 A bound is a number of findings per 1,000 words, so that a room may grow. A room is a folder, with
 the folders below it. Literals and names of parameters have no findings.
+
+A room has a second part, ``messages nova_hpc/topology``: each string constant with three words or
+more that is not a docstring. These are the texts of errors, helps, options and log lines. A measure
+of all constants also finds the texts that a function returns for a later message.
 """
 
 from __future__ import annotations
@@ -37,6 +41,10 @@ WHOLE: Final = (
     *("benchmarks", "docs", "lab", "neutron_drivers", "nova_hpc_guest", "scheduler_filters"),
     "tools",
 )
+#: Name of the part of a room with its messages: this and the name of the room.
+MESSAGES: Final = "messages "
+#: A constant with fewer words is a key, a name or a unit.
+LEAST_WORDS: Final = 3
 #: Each rule, and the cure of a finding.
 RULES: Final = {
     "what": 'name the thing instead of "what"',
@@ -73,7 +81,7 @@ class Finding:
 
 @dataclasses.dataclass
 class Room:
-    """The findings of a folder, and its size.
+    """The findings of a folder, in its docstrings and comments or in its messages, and its size.
 
     :ivar text_lines: lines with a docstring or a comment; the others that are not blank are code.
     """
@@ -115,6 +123,31 @@ def list_texts(source: str) -> Iterator[tuple[int, str]]:
         yield first, "\n".join(block)
 
 
+def list_messages(source: str) -> Iterator[tuple[int, str]]:
+    """Each string constant that may be a message with its first line; ``_`` for a value in it.
+
+    :raises SyntaxError: *source* is not Python.
+    """
+    tree = ast.parse(source)
+    parts = set[ast.AST]()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Expr(ast.Constant(str()) as docstring):
+                parts.add(docstring)
+            case ast.JoinedStr(values):
+                parts.update(values)
+    for node in ast.walk(tree):
+        match node:
+            case ast.Constant(str() as text) if node not in parts:
+                pass
+            case ast.JoinedStr(values):
+                text = "".join(str(v.value) if isinstance(v, ast.Constant) else "_" for v in values)
+            case _:
+                continue
+        if len(text.split()) >= LEAST_WORDS:
+            yield node.lineno, text
+
+
 def judge_text(text: str) -> Iterator[tuple[int, str, str]]:
     """Each finding in a text: number of lines before it, rule, and the words."""
     masked = _LITERAL.sub(lambda match: "_" + "\n" * match[0].count("\n"), text)
@@ -126,13 +159,17 @@ def judge_text(text: str) -> Iterator[tuple[int, str, str]]:
             yield masked.count("\n", 0, start), rule, words
 
 
-def judge_file(path: Path, top: Path, room: Room) -> None:
-    """Add a file to its room.
+def judge_file(path: Path, top: Path, room: Room, messages: Room) -> None:
+    """Add a file to its room: its docstrings and comments to *room*, its messages to *messages*.
 
     :raises SyntaxError: the file is not Python.
     """
     source = path.read_text(encoding="utf-8")
     file = path.relative_to(top).as_posix()
+    for line, text in list_messages(source):
+        messages.words += len(text.split())
+        # A constant may continue on several lines of code, so only its first line is certain.
+        messages.findings += [Finding(file, line, *rest) for _, *rest in judge_text(text)]
     text_lines = 0
     for line, text in list_texts(source):
         room.words += len(text.split())
@@ -144,13 +181,14 @@ def judge_file(path: Path, top: Path, room: Room) -> None:
 
 
 def judge_rooms(top: Path) -> dict[str, Room]:
-    """All rooms below *top* by name."""
+    """All rooms below *top* by name, and the messages of each one that has messages."""
     rooms: dict[str, Room] = collections.defaultdict(Room)
     for package in (*SPLIT, *WHOLE):
         for path in sorted((top / package).rglob("*.py")):
             parts = path.relative_to(top).parent.parts
-            judge_file(path, top, rooms["/".join(parts[: 2 if package in SPLIT else 1])])
-    return dict(sorted(rooms.items()))
+            name = "/".join(parts[: 2 if package in SPLIT else 1])
+            judge_file(path, top, rooms[name], rooms[MESSAGES + name])
+    return {name: room for name, room in sorted(rooms.items()) if room.words}
 
 
 def list_excesses(
@@ -189,17 +227,19 @@ def main(arguments: Sequence[str] | None = None, top: Path = TOP) -> int:
     bounds: dict[str, Any] = tomllib.loads((top / BOUNDS).read_text(encoding="utf-8"))
     asked = [name.rstrip("/") for name in options.rooms]
     if missing := [name for name in asked if name not in rooms]:
-        print(f"english: no room {missing[0]!r}; rooms: {', '.join(rooms)}", file=sys.stderr)
+        names = ", ".join(name for name in rooms if not name.startswith(MESSAGES))
+        print(f"english: no room {missing[0]!r}; rooms: {names}", file=sys.stderr)
         return 2
     if options.lower:
         (top / BOUNDS).write_text(write_bounds(rooms, bounds), encoding="utf-8")
-    for name in asked or rooms:
+    for name in [n for a in asked for n in (a, MESSAGES + a) if n in rooms] or rooms:
         room = rooms[name]
         if asked:
             _print_findings(room.findings)
         rates = ", ".join(f"{rule} {rate}" for rule, rate in room.compute_rates().items())
-        ratio = room.text_lines / max(1, room.code_lines)
-        print(f"{name}: {room.words} words, {ratio:.2f} text lines per code line: {rates}")
+        if room.code_lines:
+            rates = f"{room.text_lines / room.code_lines:.2f} text lines per code line: {rates}"
+        print(f"{name}: {room.words} words, {rates}")
     if asked:
         return 0
     excesses = list_excesses(rooms, bounds)

@@ -29,7 +29,7 @@ class RequirementRights(enum.StrEnum):
 
 @attrs.frozen
 class Requirement:
-    """One requirement.
+    """One requirement of NVIDIA's *Requirements for AI Clouds*, and the evidence for it.
 
     :ivar says: the requirement, in our own words.
     :ivar asks: the evidence that is needed before it counts as met.
@@ -70,7 +70,7 @@ _SERVERS: Final = (
     _try_server(
         "CNP01-11",
         "VMs can be listed",
-        "the server that was made is in the list, on the network that it was asked for on",
+        "the new server is in the list, on the requested network",
         "list_instances",
     ),
     _try_server(
@@ -134,7 +134,7 @@ _SERVERS: Final = (
     _try_server(
         "AUTH02-01",
         "a VM can be made with a key pair of the user's choice",
-        "the server's key is the one asked for, and it opens the guest",
+        "the server has the requested key, and the key opens the guest",
         "launch_instance",
         "describe_instance",
         command=_SSH,
@@ -177,12 +177,12 @@ _SERVERS: Final = (
         "describe_instance",
         "guest_check",
         command=_GUEST,
-        weaker="it counts GPUs against a number in a file, not against what was promised",
+        weaker="it compares the GPUs with a number in a file, not with the promised devices",
     ),
     _try_server(
         "VMAAS07-01",
         "kernel and GPU drivers in the VM are the right ones",
-        "the guest says its kernel, and every promised device has a driver",
+        "the guest reports its kernel, and every promised device has a driver",
         "describe_instance",
         "guest_check",
         command=_SSH,
@@ -197,8 +197,8 @@ _SERVERS: Final = (
         "guest_check",
         command=f"{_NODE.format(step='vcpu_pinning')}; in the guest {_GUEST}",
         rights=RequirementRights.HOST,
-        weaker="it reads the affinity of the guest's first process, which says nothing of the "
-        "host, and passes whatever it is",
+        weaker="it reads the affinity of the guest's first process, which is unrelated to the "
+        "host, and passes with any value",
     ),
     Requirement(
         "VMAAS12-01",
@@ -213,7 +213,7 @@ _SERVERS: Final = (
 _FABRIC: Final = (
     Requirement(
         "NET01-01",
-        "the API says which switches of the fabric a node is below",
+        "the API shows the switches of the fabric above a node",
         "every compute host has a leaf, and each tier that the map of the fabric has",
         ("backend_switch_fabric",),
         "nova-hpc requirements step backend_switch_fabric",
@@ -222,8 +222,8 @@ _FABRIC: Final = (
     ),
     Requirement(
         "NET02-02",
-        "the API says which NVLink domain a node is in",
-        "every compute host that has one in the map of the fabric says it",
+        "the API shows the NVLink domain of a node",
+        "every compute host with an NVLink domain in the map of the fabric shows it",
         ("nvlink_domain",),
         "nova-hpc requirements step nvlink_domain",
         RequirementRights.ADMIN,
@@ -232,8 +232,8 @@ _FABRIC: Final = (
     Requirement(
         "SDN04-04",
         "InfiniBand keeps tenants apart",
-        "no two projects share a P_Key in Neutron, and the subnet manager enforces in every port "
-        "what it was told",
+        "no two projects share a P_Key in Neutron, and the subnet manager enforces its "
+        "partitions in every port",
         ("query_ib_tenant_isolation", "fabric_check"),
         "nova-hpc fabric check -f json, on the subnet manager's host",
         RequirementRights.HOST,
@@ -242,7 +242,7 @@ _FABRIC: Final = (
     Requirement(
         "SDN04-05",
         "the seven keys of an InfiniBand fabric are set",
-        "the subnet manager's settings of each of them; what it does not have is not met",
+        "the subnet manager's settings of each of them; a missing setting is not met",
         ("fabric_check",),
         "nova-hpc fabric check -f json, on the subnet manager's host",
         RequirementRights.HOST,
@@ -251,7 +251,7 @@ _FABRIC: Final = (
     Requirement(
         "CNP01-04",
         "servers are placed by topology",
-        "the server's flavor asks for a level, and the node has recorded one that is as tight",
+        "the server's flavor requests a level, and the node has recorded one that is as tight",
         ("topology_placement",),
         "openstack hpc server show SERVER",
         weaker="the step's own word for it is enough",
@@ -284,8 +284,8 @@ _FABRIC: Final = (
     ),
     Requirement(
         "CAP05-01",
-        "the health of each host can be asked: state of the GPUs, temperature, memory",
-        "every compute host says of its devices what is wrong, minutes old at most; temperature "
+        "the health of each host can be queried: state of the GPUs, temperature, memory",
+        "every compute host reports the faults of its devices, minutes old at most; temperature "
         "and memory errors are part of it",
         ("query_host_health",),
         "nova-hpc device list --all-nodes",
@@ -294,7 +294,7 @@ _FABRIC: Final = (
     ),
     Requirement(
         "SEC21-03",
-        "what a deleted VM leaves behind is wiped",
+        "the data that a deleted VM leaves behind is wiped",
         "every device that has served a server was found clean after it, or is withheld; by "
         "nova.conf of the node, local disks are fresh or wiped (volumes are Cinder's)",
         ("query_sanitization",),

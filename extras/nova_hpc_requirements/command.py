@@ -39,16 +39,16 @@ _OWN: Final = "--os-cloud"
 
 
 def add_step_options(parser: argparse.ArgumentParser) -> None:
-    """Declare the options that steps have in common."""
+    """Add the options that all steps have in common to *parser*."""
     source_options.add_config_options(parser, "Nova on this machine")
     parser.add_argument(
         _OWN, metavar="NAME", help="name in clouds.yaml (default: OS_CLOUD, or OS_AUTH_URL)"
     )
-    group = parser.add_argument_group("what is looked at")
+    group = parser.add_argument_group("objects of the checks")
     group.add_argument("--server", default="", metavar="SERVER", help="a server, by name or ID")
     group.add_argument("--cluster", default="", metavar="CLUSTER", help="a cluster, by name or ID")
     group.add_argument(
-        "--node", default="", metavar="HOST", help="the compute host that the suite is told of"
+        "--node", default="", metavar="HOST", help="the compute host that the suite gets"
     )
     group.add_argument(
         "--physical-network",
@@ -94,7 +94,7 @@ def add_step_options(parser: argparse.ArgumentParser) -> None:
 
 
 def parse_limit(text: str) -> float:
-    """An argparse type: seconds that may pass."""
+    """argparse type for a time limit in seconds."""
     try:
         value = float(text)
     except ValueError:
@@ -150,8 +150,8 @@ class ListRequirements(ListCommand):
             type=evidence_files.parse_evidence_option,
             default=[],
             metavar="STEP=FILE",
-            help=f"what was printed elsewhere; STEP is one of {', '.join(EVIDENCE_NAMES)}; may be "
-            "repeated",
+            help="file with the output of a step from another machine; STEP is one of "
+            f"{', '.join(EVIDENCE_NAMES)}; may be repeated",
         )
         add_step_options(parser)
         return parser
@@ -161,7 +161,7 @@ class ListRequirements(ListCommand):
         args = parsed_args
         requirements = choose_requirements(args.ids)
         if args.trying and not (args.flavor and args.image):
-            raise CommandError("--try makes a server: say of what, --flavor FLAVOR --image IMAGE")
+            raise CommandError("--try makes a server: give --flavor FLAVOR --image IMAGE")
         files = evidence_files.read_evidence_files(args.evidence)
         trial, context = load_trial(args)
         steps = trial.list_steps(requirements)
@@ -183,7 +183,7 @@ class ListRequirements(ListCommand):
 
 
 def format_row(requirement: Requirement, verdict: RequirementVerdict) -> tuple[str, ...]:
-    """The row of one requirement."""
+    """The table row of one requirement and its verdict."""
     return (
         requirement.id,
         requirement.says,
@@ -198,7 +198,7 @@ def format_row(requirement: Requirement, verdict: RequirementVerdict) -> tuple[s
 def print_verdicts(
     verdicts: Sequence[tuple[Requirement, RequirementVerdict]], say: Callable[[str], None]
 ) -> None:
-    """Print them for people, with how many there are of each state."""
+    """Print the verdicts for people, and the number of requirements in each state."""
     for requirement, verdict in verdicts:
         state = verdict.state.value
         say(f"{state:>9}  {requirement.id:<10}  {requirement.says}")
@@ -214,13 +214,13 @@ def print_verdicts(
 
 
 def tell_progress(text: str) -> None:
-    """Print the present step if standard error is a terminal."""
+    """Print the current step if standard error is a terminal."""
     if sys.stderr.isatty():
         print(f"... {printable_text(text)}", file=sys.stderr)
 
 
 def load_trial(args: argparse.Namespace, **more: str) -> tuple[Any, Any]:
-    """The module that runs steps, and their context.
+    """Import the module that runs steps, and build the context of the steps.
 
     :raises CommandError: the client libraries for clouds are not installed.
     """
@@ -273,7 +273,7 @@ class RunSuiteStep(RecordCommand):
             dest="source",
             type=Path,
             metavar="FILE",
-            help="print what was found elsewhere, and look at nothing",
+            help="print saved results, and check nothing",
         )
         parser.add_argument(
             "--key-name", default="", metavar="NAME", help="of teardown: the key pair to delete"
@@ -314,7 +314,7 @@ class RunSuiteStep(RecordCommand):
 def _describe_fabric_keys(args: argparse.Namespace) -> Mapping[str, Any]:
     if args.source is None:
         raise CommandError(
-            f"{QUERY_KEYS} is printed from what nova-hpc fabric check -f json wrote: --from FILE"
+            f"{QUERY_KEYS} is printed from the output of nova-hpc fabric check -f json: --from FILE"
         )
     rows = evidence_files.read_evidence_file(FABRIC_CHECK, args.source).get("rows")
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
@@ -355,7 +355,7 @@ class WriteSuite(ListCommand):
             type=evidence_files.parse_evidence_option,
             default=[],
             metavar="STEP=FILE",
-            help="a file that a step prints, for what only a node or a subnet manager knows",
+            help="a file that a step prints, for data that only a node or a subnet manager has",
         )
         parser.add_argument(
             "--physical-network",

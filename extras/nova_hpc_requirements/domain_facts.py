@@ -31,7 +31,7 @@ _CLIPBOARD: Final = ("com.redhat.spice.0",)
 
 @attrs.frozen
 class DomainFacts:
-    """One domain.
+    """The facts about one guest domain that requirements depend on.
 
     :ivar pins: virtual CPU -> the host's CPUs that it may run on.
     :ivar usb: its USB devices and controllers; () for none.
@@ -91,7 +91,7 @@ def _parse_domain(text: str) -> etree._Element:
 
 
 def read_cpu_set(text: str) -> frozenset[int]:
-    """CPUs as libvirt writes them, such as ``0-3,^2``.
+    """Parse a set of CPUs in libvirt's form, such as ``0-3,^2``.
 
     :raises ValueError: they make no sense.
     """

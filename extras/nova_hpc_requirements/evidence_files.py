@@ -17,11 +17,11 @@ _LONGEST: Final = 16 << 20
 
 
 class EvidenceFileError(Exception):
-    """A file of evidence cannot be used; the text names it and the cure."""
+    """A file of evidence cannot be used. The text names the file and the cure."""
 
 
 def parse_evidence_option(text: str) -> tuple[str, Path]:
-    """An argparse type: ``STEP=FILE``."""
+    """argparse type for ``STEP=FILE``."""
     name, sign, file = text.partition("=")
     if not sign or not file:
         raise argparse.ArgumentTypeError(f"{text!r} is not STEP=FILE")
@@ -31,7 +31,7 @@ def parse_evidence_option(text: str) -> tuple[str, Path]:
 
 
 def read_evidence_files(files: Sequence[tuple[str, Path]]) -> dict[str, StepEvidence]:
-    """Read them.
+    """Read the files of evidence: step -> its output.
 
     :raises EvidenceFileError: one cannot be read, or is none, or two are of one step.
     """
@@ -44,7 +44,7 @@ def read_evidence_files(files: Sequence[tuple[str, Path]]) -> dict[str, StepEvid
 
 
 def read_evidence_file(name: str, path: Path) -> dict[str, Any]:
-    """The object in one file.
+    """Read the JSON object in one file of evidence.
 
     :raises EvidenceFileError: it cannot be read, or holds none.
     """

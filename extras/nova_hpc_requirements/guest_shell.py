@@ -49,7 +49,7 @@ _PATIENCE: Final = 120.0
 
 @attrs.frozen
 class GuestAnswer:
-    """The answer of a guest.
+    """The facts that a program in a guest printed over ssh.
 
     :ivar facts: for ``describe_instance``.
     :ivar uptime: seconds; None if missing.
@@ -64,7 +64,7 @@ class GuestAnswer:
 
 
 class NoLoginError(Exception):
-    """A login is not possible; the text gives the reason."""
+    """A login to the guest is not possible. The text gives the reason."""
 
 
 #: Runs a program: its words and seconds in; exit status, standard output and error out.
@@ -93,7 +93,7 @@ def run_program(words: list[str], seconds: float) -> tuple[int, str, str]:
 
 
 def build_ssh_words(address: str, user: str, key_file: str) -> list[str]:
-    """The command line that runs the program in a guest.
+    """The ssh command line that runs the fact program in a guest.
 
     :raises NoLoginError: one of the words must not reach another program.
     """
@@ -124,7 +124,9 @@ def ask_guest(
     clock: Callable[[], float] = time.monotonic,
     pause: Callable[[float], None] = time.sleep,
 ) -> GuestAnswer:
-    """Log in, and read the answer; try again for *patience* seconds, also while cloud-init runs.
+    """Log in to a guest and read its facts.
+
+    A failed login is repeated for *patience* seconds, also while cloud-init runs.
 
     :raises NoLoginError: no login succeeded.
     """
@@ -150,7 +152,7 @@ def ask_guest(
 
 
 def parse_guest_answer(text: str, errors: str = "") -> GuestAnswer:
-    """The parts of an answer that make sense.
+    """Parse the facts that a guest printed; parts that make no sense are left out.
 
     :param errors: standard error of the guest's programs.
     """

@@ -28,11 +28,11 @@ _LONGEST: Final = 400
 
 
 class UnknownRequirementError(Exception):
-    """The requirement does not exist; the text lists the existing ones."""
+    """There is no requirement with this id. The text lists the existing ones."""
 
 
 def choose_requirements(ids: Sequence[str]) -> tuple[Requirement, ...]:
-    """The requirements with these ids, in the order of the table; of none: all.
+    """The requirements with these ids, in the order of the table; all if *ids* is empty.
 
     :raises UnknownRequirementError: one of them is unknown.
     """
@@ -50,7 +50,7 @@ def choose_requirements(ids: Sequence[str]) -> tuple[Requirement, ...]:
 def judge_requirement(
     requirement: Requirement, evidence: RequirementEvidence
 ) -> RequirementVerdict:
-    """The verdict on one requirement; never raises."""
+    """Decide whether one requirement is met; never raises."""
     outside = OUTSIDE.get(requirement.id)
     if outside is not None:
         return RequirementVerdict(RequirementState.NOT_OURS, outside)

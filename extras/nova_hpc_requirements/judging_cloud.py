@@ -41,7 +41,7 @@ _ACCEPT: Final = "hand in an acceptance result: --evidence acceptance=FILE"
 
 
 def judge_switches(evidence: RequirementEvidence) -> RequirementVerdict:
-    """NET01-01."""
+    """Judge requirement NET01-01: the API shows the switches of the fabric above each host."""
     places = evidence.read_rows("backend_switch_fabric", "places")
     if not places:
         raise EvidenceError("backend_switch_fabric names no compute host")
@@ -58,7 +58,7 @@ def judge_switches(evidence: RequirementEvidence) -> RequirementVerdict:
 
 
 def judge_nvlink(evidence: RequirementEvidence) -> RequirementVerdict:
-    """NET02-02."""
+    """Judge requirement NET02-02: the API shows the NVLink domain of each host."""
     places = evidence.read_rows("nvlink_domain", "places")
     if not places:
         raise EvidenceError("nvlink_domain names no compute host")
@@ -88,7 +88,7 @@ def _list_names(names: Sequence[str]) -> str:
 
 
 def judge_isolation(evidence: RequirementEvidence) -> RequirementVerdict:
-    """SDN04-04."""
+    """Judge requirement SDN04-04: InfiniBand keeps tenants apart."""
     rows = [row for row in _read_fabric_rows(evidence) if row.get("Requirement") == _ISOLATION]
     wrong = [row for row in rows if row.get("State") == AuditState.NOT_MET]
     if wrong:
@@ -113,7 +113,7 @@ def judge_isolation(evidence: RequirementEvidence) -> RequirementVerdict:
 
 
 def find_shared_keys(partitions: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The faults of the P_Keys of a cloud's networks.
+    """Faults of the P_Keys of a cloud's networks, such as a P_Key of two projects.
 
     :raises EvidenceError: a P_Key cannot be read.
     """
@@ -128,7 +128,7 @@ def find_shared_keys(partitions: Sequence[Mapping[str, Any]]) -> list[str]:
         if key in (0, _DEFAULT_PARTITION):
             wrong.append(f"network {name} is in the partition of all ports")
         if row.get("shared") is not False:
-            wrong.append(f"network {name} is shared with other projects, or does not say")
+            wrong.append(f"network {name} is shared with other projects, or does not show it")
         project = row.get("tenant_id")
         if not isinstance(project, str) or not project:
             wrong.append(f"network {name} belongs to no project")
@@ -143,7 +143,7 @@ def find_shared_keys(partitions: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def judge_keys(evidence: RequirementEvidence) -> RequirementVerdict:
-    """SDN04-05."""
+    """Judge requirement SDN04-05: the seven keys of an InfiniBand fabric are set."""
     rows = {row.get("Name"): row for row in _read_fabric_rows(evidence)}
     missing = [name for name in KEYS if name not in rows]
     if missing:
@@ -167,17 +167,17 @@ def judge_keys(evidence: RequirementEvidence) -> RequirementVerdict:
 def _read_fabric_rows(evidence: RequirementEvidence) -> Sequence[Mapping[str, Any]]:
     rows = evidence.read_rows("fabric_check", "rows")
     if not rows or not all(isinstance(row.get("State"), str) for row in rows):
-        raise EvidenceError("fabric_check is not what nova-hpc fabric check -f json prints")
+        raise EvidenceError("fabric_check is not the output of nova-hpc fabric check -f json")
     return rows
 
 
 def judge_placement(evidence: RequirementEvidence) -> RequirementVerdict:
-    """CNP01-04."""
+    """Judge requirement CNP01-04: servers are placed by topology."""
     step = evidence.read_step("topology_placement")
     asked, reached = step.get("level_asked"), step.get("level_reached")
     if asked is None:
         return judge_unknown(
-            "the server's flavor asks for no level, or its node has not said",
+            "the server's flavor requests no level, or its node has not recorded one",
             "a flavor with hpc:affinity",
         )
     try:
@@ -187,19 +187,19 @@ def judge_placement(evidence: RequirementEvidence) -> RequirementVerdict:
     if reached is None:
         raise EvidenceError("the node has not recorded which level the devices sit at")
     if tight:
-        return judge_met(f"asked for {asked}, reached {reached}")
+        return judge_met(f"requested {asked}, reached {reached}")
     return judge_not_met(
-        f"asked for {asked}, reached {reached}",
-        "hpc:affinity_policy=required, and nova-hpc explain says what is in the way",
+        f"requested {asked}, reached {reached}",
+        "hpc:affinity_policy=required, and nova-hpc explain shows the obstacle",
     )
 
 
 def judge_moved(evidence: RequirementEvidence) -> RequirementVerdict:
-    """CNP08-04."""
+    """Judge requirement CNP08-04: a server keeps its id when it moves."""
     step = evidence.read_step("migrate_instance")
     before, after = step.get("instance_id_before"), step.get("instance_id")
     if not before or not after:
-        raise EvidenceError("migrate_instance does not say the server's id")
+        raise EvidenceError("migrate_instance does not contain the server's id")
     if step.get("moved") is not True:
         raise EvidenceError(str(step.get("why_not") or "the server is on the host it was on"))
     how = str(step.get("how"))
@@ -209,7 +209,7 @@ def judge_moved(evidence: RequirementEvidence) -> RequirementVerdict:
 
 
 def judge_reservation(evidence: RequirementEvidence) -> RequirementVerdict:
-    """CAP04-01."""
+    """Judge requirement CAP04-01: capacity can be reserved for a project."""
     groups = evidence.read_rows("capacity_reservation_grouping", "groups")
     if not groups:
         return judge_not_met(
@@ -258,19 +258,19 @@ def _find_crossed_hosts(groups: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def judge_block(evidence: RequirementEvidence) -> RequirementVerdict:
-    """CAP04-02."""
+    """Judge requirement CAP04-02: a block of servers is allocated as a unit."""
     block = evidence.read_field("topology_block_atomic_allocation", "topology_block", dict)
     wanted, running = (_read_count(block, key) for key in ("wanted", "running"))
     if running != wanted or wanted < 1:
         return judge_not_met(
-            f"{running} of {wanted} members run", "openstack hpc cluster show CLUSTER says why"
+            f"{running} of {wanted} members run", "openstack hpc cluster show CLUSTER shows why"
         )
     if wanted == 1:
         return judge_unknown("one member is no block", "a cluster of several members")
     domain, level = block.get("block_id"), block.get("level")
     if not domain:
         return judge_unknown(
-            f"all {wanted} members run; the nodes do not say a domain that they share",
+            f"all {wanted} members run; the nodes do not report a common domain",
             f"{_MAP}, and hpc:fabric in the flavor",
         )
     return judge_met(f"all {wanted} members run, in one {level}")
@@ -279,12 +279,12 @@ def judge_block(evidence: RequirementEvidence) -> RequirementVerdict:
 def _read_count(block: Mapping[str, Any], key: str) -> int:
     count = block.get(key)
     if not isinstance(count, int) or isinstance(count, bool):
-        raise EvidenceError(f"topology_block_atomic_allocation does not say how many are {key}")
+        raise EvidenceError(f"topology_block_atomic_allocation lacks the number of {key}")
     return count
 
 
 def judge_health(evidence: RequirementEvidence) -> RequirementVerdict:
-    """CAP05-01."""
+    """Judge requirement CAP05-01: the health of each host can be queried."""
     hosts = evidence.read_rows("query_host_health", "hosts")
     if not hosts:
         raise EvidenceError("query_host_health names no compute host")
@@ -302,8 +302,8 @@ def judge_health(evidence: RequirementEvidence) -> RequirementVerdict:
         )
     ill = sum(1 for row in hosts if row.get("alerts"))
     return judge_not_met(
-        f"the state of devices of all {len(hosts)} hosts is there ({ill} with something to say); "
-        "temperature and memory errors of GPUs are read by nobody here",
+        f"the state of devices of all {len(hosts)} hosts is there ({ill} with a fault); "
+        "temperature and memory errors of GPUs are not read here",
         "NVIDIA's dcgm-exporter, or AMD's device-metrics-exporter, beside it",
     )
 
@@ -314,7 +314,7 @@ def _is_fresh(row: Mapping[str, Any]) -> bool:
 
 
 def judge_wiped(evidence: RequirementEvidence) -> RequirementVerdict:
-    """SEC21-03."""
+    """Judge requirement SEC21-03: the data that a deleted VM leaves behind is wiped."""
     verdict = _judge_devices(evidence, gpus=False)
     if verdict.state is not RequirementState.MET:
         return verdict
@@ -328,7 +328,7 @@ def judge_wiped(evidence: RequirementEvidence) -> RequirementVerdict:
 
 
 def judge_gpu_memory(evidence: RequirementEvidence) -> RequirementVerdict:
-    """SEC21-05."""
+    """Judge requirement SEC21-05: GPU memory is cleaned between servers."""
     return _judge_devices(evidence, gpus=True)
 
 
@@ -342,7 +342,7 @@ def _judge_devices(evidence: RequirementEvidence, gpus: bool) -> RequirementVerd
         return judge_unknown(f"the node has no {what}", "run it on a node that has one")
     for row in devices:
         if not all(isinstance(row.get(key), bool) for key in ("available", "served_tenant", proof)):
-            raise EvidenceError(f"query_sanitization: {row.get('machine_id')} says too little")
+            raise EvidenceError(f"query_sanitization: row {row.get('machine_id')} is incomplete")
     dirty = [
         str(row.get("machine_id"))
         for row in devices
@@ -360,13 +360,13 @@ def _judge_devices(evidence: RequirementEvidence, gpus: bool) -> RequirementVerd
 
 
 def judge_nccl(evidence: RequirementEvidence) -> RequirementVerdict:
-    """VMAAS13-01."""
+    """Judge requirement VMAAS13-01: NCCL performs within a VM."""
     rows = _read_acceptance_rows(evidence)
     return _judge_probes(rows, {"nccl_node": "within the VM"}, "GPUs, and nccl-tests on the PATH")
 
 
 def judge_communication(evidence: RequirementEvidence) -> RequirementVerdict:
-    """VMAAS14-01."""
+    """Judge requirement VMAAS14-01: VMs communicate over their adapters."""
     rows = _read_acceptance_rows(evidence)
     wanted = {"net_bw": "Ethernet", "ib_bw": "InfiniBand", "nccl_pair": "GPUs of two VMs"}
     return _judge_probes(rows, wanted, "two VMs with adapters of InfiniBand and GPUs")
@@ -389,7 +389,7 @@ def _read_acceptance_rows(evidence: RequirementEvidence) -> Mapping[str, str]:
     step = evidence.steps.get("acceptance")
     if step is None or step.output is None:
         reason = "" if step is None or not step.reason else f" ({step.reason})"
-        raise EvidenceError(f"nobody has measured{reason}: {_ACCEPT}")
+        raise EvidenceError(f"not measured{reason}: {_ACCEPT}")
     output = step.output
     if output.get("schema") != "nova-hpc/acceptance" or output.get("version") != 1:
         raise EvidenceError("acceptance is no result of nova-hpc-guest accept --format json")
@@ -408,7 +408,7 @@ def _read_acceptance_rows(evidence: RequirementEvidence) -> Mapping[str, str]:
     promise = output.get("promise")
     findings = promise.get("findings") if isinstance(promise, dict) else None
     if not isinstance(findings, list):
-        raise EvidenceError("acceptance does not say whether the guest is as promised")
+        raise EvidenceError("acceptance does not contain whether the guest is as promised")
     if any(finding.get("wrong") is not False for finding in findings):
         raise EvidenceError("the guest is not as promised: the acceptance result names what")
     return {row["probe"]: row["verdict"] for row in rows}

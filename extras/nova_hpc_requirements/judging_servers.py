@@ -36,13 +36,13 @@ _DEVICE_TESTS: Final = {
 #: Words for the sources of a server's metadata in cloud-init.
 _SOURCES: Final = {"address": "at a link-local address", "device": "on a device"}
 _GUEST_COMMAND: Final = (
-    "hand in what nova-hpc-guest check --format json printed in the guest: --evidence guest_check="
-    "FILE"
+    "hand in the output of nova-hpc-guest check --format json in the guest: --evidence "
+    "guest_check=FILE"
 )
 
 
 def judge_created(evidence: RequirementEvidence) -> RequirementVerdict:
-    """CNP01-09."""
+    """Judge requirement CNP01-09: a VM can be created."""
     server = evidence.read_field("launch_instance", "instance_id", str)
     state = evidence.read_field("launch_instance", "state", str)
     if server and state == RUNNING:
@@ -51,7 +51,7 @@ def judge_created(evidence: RequirementEvidence) -> RequirementVerdict:
 
 
 def judge_listed(evidence: RequirementEvidence) -> RequirementVerdict:
-    """CNP01-11."""
+    """Judge requirement CNP01-11: VMs can be listed."""
     servers = evidence.read_rows("list_instances", "instances")
     target = evidence.read_field("list_instances", "target_instance", str)
     ids = [server.get("instance_id") for server in servers]
@@ -61,7 +61,7 @@ def judge_listed(evidence: RequirementEvidence) -> RequirementVerdict:
 
 
 def judge_rebooted(evidence: RequirementEvidence) -> RequirementVerdict:
-    """CNP01-13."""
+    """Judge requirement CNP01-13: a VM can be rebooted."""
     step = evidence.read_step("reboot_instance")
     if step.get("reboot_initiated") is not True or step.get("state") != RUNNING:
         return judge_not_met(f"the server is {step.get('state')} after it", "see its fault in Nova")
@@ -69,11 +69,11 @@ def judge_rebooted(evidence: RequirementEvidence) -> RequirementVerdict:
         return judge_met(f"the guest is up for {step.get('uptime_seconds')} s since")
     if step.get("console_restarted") is True:
         return judge_met("its console begins again: the machine has started anew")
-    return judge_unknown("Nova says that it is done, and nobody could ask the guest", _LOGIN)
+    return judge_unknown("Nova reports that it is done, and the guest could not be queried", _LOGIN)
 
 
 def judge_stopped(evidence: RequirementEvidence) -> RequirementVerdict:
-    """CNP01-14."""
+    """Judge requirement CNP01-14: a VM can be stopped."""
     step = evidence.read_step("stop_instance")
     if step.get("stop_initiated") is True and step.get("state") == STOPPED:
         return judge_met(f"server {step.get('instance_id')} is {STOPPED} and still there")
@@ -81,7 +81,7 @@ def judge_stopped(evidence: RequirementEvidence) -> RequirementVerdict:
 
 
 def judge_started(evidence: RequirementEvidence) -> RequirementVerdict:
-    """CNP01-15."""
+    """Judge requirement CNP01-15: a VM can be started."""
     step = evidence.read_step("start_instance")
     if step.get("start_initiated") is not True or step.get("state") != RUNNING:
         return judge_not_met(f"the server is {step.get('state')}", "see its fault in Nova")
@@ -90,24 +90,24 @@ def judge_started(evidence: RequirementEvidence) -> RequirementVerdict:
     length = step.get("console_length")
     if isinstance(length, int) and not isinstance(length, bool) and length > 0:
         return judge_met(f"the guest has written {length} characters since")
-    return judge_unknown("Nova says running, and the guest has said nothing yet", _LOGIN)
+    return judge_unknown("Nova reports running, and the guest has not reported yet", _LOGIN)
 
 
 def judge_id_kept(evidence: RequirementEvidence) -> RequirementVerdict:
-    """CNP08-03."""
+    """Judge requirement CNP08-03: a VM keeps its id over stop and start."""
     ids = {
         step: evidence.read_field(step, "instance_id", str)
         for step in ("launch_instance", "stop_instance", "start_instance")
     }
     if "" in ids.values():
-        raise EvidenceError("a step does not say the server's id")
+        raise EvidenceError("a step does not contain the server's id")
     if len(set(ids.values())) == 1:
         return judge_met(f"{ids['launch_instance']} before and after")
     return judge_not_met(f"ids differ: {', '.join(ids.values())}", "see Nova's API log")
 
 
 def judge_tags(evidence: RequirementEvidence) -> RequirementVerdict:
-    """CNP05-02."""
+    """Judge requirement CNP05-02: a VM has tags."""
     tags = evidence.read_field("verify_tags", "tags", dict)
     missing = [tag for tag in _TAGS if not tags.get(tag)]
     if missing:
@@ -116,7 +116,7 @@ def judge_tags(evidence: RequirementEvidence) -> RequirementVerdict:
 
 
 def judge_console(evidence: RequirementEvidence) -> RequirementVerdict:
-    """CNP06-03."""
+    """Judge requirement CNP06-03: a VM has a serial console."""
     length = evidence.read_field("serial_console", "output_length", int)
     if length > 0:
         return judge_met(f"Nova gave {length} characters of it")
@@ -127,7 +127,7 @@ def judge_console(evidence: RequirementEvidence) -> RequirementVerdict:
 
 
 def judge_console_rights(evidence: RequirementEvidence) -> RequirementVerdict:
-    """CNP01-16."""
+    """Judge requirement CNP01-16: only permitted users get the console."""
     tests = read_tests(evidence, "console_rbac", _CONSOLE_TESTS)
     wrong = [_CONSOLE_TESTS[name] for name, passed in tests.items() if not passed]
     if wrong:
@@ -138,7 +138,7 @@ def judge_console_rights(evidence: RequirementEvidence) -> RequirementVerdict:
 
 
 def judge_hardening(evidence: RequirementEvidence) -> RequirementVerdict:
-    """CNP01-17."""
+    """Judge requirement CNP01-17: a VM has no unnecessary virtual devices."""
     step = evidence.read_step("virtual_device_hardening")
     if step.get("source") != "libvirt":
         raise EvidenceError("virtual_device_hardening was not judged by libvirt's XML")
@@ -151,7 +151,7 @@ def judge_hardening(evidence: RequirementEvidence) -> RequirementVerdict:
 
 
 def read_tests(evidence: RequirementEvidence, step: str, names: Iterable[str]) -> dict[str, bool]:
-    """The sub-tests of a step.
+    """The results of a step's sub-tests: name -> whether it passed.
 
     :raises EvidenceError: a sub-test is missing, or is neither passed nor failed.
     """
@@ -161,19 +161,19 @@ def read_tests(evidence: RequirementEvidence, step: str, names: Iterable[str]) -
         test = tests.get(name) if isinstance(tests, dict) else None
         passed = test.get("passed") if isinstance(test, dict) else None
         if not isinstance(passed, bool):
-            raise EvidenceError(f"{step} does not say whether {name} passed")
+            raise EvidenceError(f"{step} does not contain whether {name} passed")
         results[name] = passed
     return results
 
 
 def judge_key(evidence: RequirementEvidence) -> RequirementVerdict:
-    """AUTH02-01."""
+    """Judge requirement AUTH02-01: a VM can be made with a key pair of the user's choice."""
     step = evidence.read_step("launch_instance")
     asked, got = step.get("requested_key_name"), step.get("key_name")
     if not asked:
-        raise EvidenceError("launch_instance does not say which key was asked for")
+        raise EvidenceError("launch_instance does not contain the requested key")
     if asked != got:
-        return judge_not_met(f"asked for {asked}, the server has {got}", "see Nova's API log")
+        return judge_not_met(f"requested {asked}, the server has {got}", "see Nova's API log")
     guest = _read_guest(evidence)
     if guest is not None:
         return judge_met(f"key {asked} opens the guest")
@@ -181,18 +181,18 @@ def judge_key(evidence: RequirementEvidence) -> RequirementVerdict:
 
 
 def judge_component_key(evidence: RequirementEvidence) -> RequirementVerdict:
-    """AUTH03-01."""
+    """Judge requirement AUTH03-01: the user's key opens the console."""
     if read_tests(evidence, "component_key_access", ("sol_access",))["sol_access"]:
         return judge_met("the console was opened by the key")
     return judge_not_met(
-        "Nova opens consoles by a token of its own for whoever may ask for one, and never by an "
-        "ssh key",
-        "a gateway of yours that takes users' keys and asks Nova for the console",
+        "Nova opens consoles by its own token for each user who may request one, and never by "
+        "an ssh key",
+        "your own gateway that takes users' keys and requests the console from Nova",
     )
 
 
 def judge_cloud_init(evidence: RequirementEvidence) -> RequirementVerdict:
-    """BOOT02-02."""
+    """Judge requirement BOOT02-02: cloud-init completes and reads the metadata."""
     guest = _require_guest(evidence)
     status, answer = guest.get("cloud_init"), guest.get("metadata_http")
     if status is None:
@@ -201,7 +201,7 @@ def judge_cloud_init(evidence: RequirementEvidence) -> RequirementVerdict:
         return judge_unknown(f"cloud-init: {status}", "give the guest more time: --ssh-timeout")
     if status != "done":
         return judge_not_met(
-            f"cloud-init: {status}", "cloud-init status --long in the guest says what is wrong"
+            f"cloud-init: {status}", "cloud-init status --long in the guest shows the fault"
         )
     if answer == 200:
         return judge_met("cloud-init is done, and the metadata service answers")
@@ -209,8 +209,8 @@ def judge_cloud_init(evidence: RequirementEvidence) -> RequirementVerdict:
         return judge_met(f"cloud-init is done, with its metadata {source}")
     if answer is None and guest.get("metadata_source") is None:
         return judge_unknown(
-            "cloud-init is done; neither curl nor cloud-init query subplatform in the guest says "
-            "where its metadata is from"
+            "cloud-init is done; neither curl nor cloud-init query subplatform in the guest "
+            "shows the source of its metadata"
         )
     return judge_not_met(
         f"cloud-init is done; the metadata service: {answer or 'no answer'}",
@@ -219,7 +219,7 @@ def judge_cloud_init(evidence: RequirementEvidence) -> RequirementVerdict:
 
 
 def judge_login(evidence: RequirementEvidence) -> RequirementVerdict:
-    """VMAAS01-01."""
+    """Judge requirement VMAAS01-01: a user can log in to a VM."""
     _require_guest(evidence)
     late = [
         step
@@ -234,20 +234,20 @@ def judge_login(evidence: RequirementEvidence) -> RequirementVerdict:
 
 
 def judge_system(evidence: RequirementEvidence) -> RequirementVerdict:
-    """VMAAS05-01."""
+    """Judge requirement VMAAS05-01: a VM runs an accepted operating system."""
     guest = _require_guest(evidence)
     name, accepted = guest.get("os_id"), guest.get("accepted_os")
     if not isinstance(name, str) or not name:
-        raise EvidenceError("the guest has no os-release that says what it is")
+        raise EvidenceError("the guest has no os-release that names its system")
     if not isinstance(accepted, list):
-        raise EvidenceError("describe_instance does not say which systems are accepted")
+        raise EvidenceError("describe_instance does not contain the accepted systems")
     if name in accepted:
         return judge_met(f"{name} {guest.get('os_version') or ''}".strip())
     return judge_not_met(f"{name} is none of {', '.join(map(str, accepted))}", "--accept-os")
 
 
 def judge_gpus(evidence: RequirementEvidence) -> RequirementVerdict:
-    """VMAAS06-01."""
+    """Judge requirement VMAAS06-01: a VM has the promised GPUs."""
     report = _read_report(evidence)
     gpus = [device for device in report["devices"] if device.get("role") == "gpu"]
     if not gpus:
@@ -271,11 +271,11 @@ def judge_gpus(evidence: RequirementEvidence) -> RequirementVerdict:
 
 
 def judge_software(evidence: RequirementEvidence) -> RequirementVerdict:
-    """VMAAS07-01."""
+    """Judge requirement VMAAS07-01: kernel and GPU drivers in the VM are the right ones."""
     guest = _require_guest(evidence)
     kernel = guest.get("kernel")
     if not isinstance(kernel, str) or not kernel:
-        raise EvidenceError("the guest does not say its kernel")
+        raise EvidenceError("the guest does not report its kernel")
     report = _read_report(evidence)
     without = [device for device in report["devices"] if not device.get("driver")]
     if without:
@@ -291,7 +291,7 @@ def judge_software(evidence: RequirementEvidence) -> RequirementVerdict:
 
 
 def judge_pinning(evidence: RequirementEvidence) -> RequirementVerdict:
-    """VMAAS09-01."""
+    """Judge requirement VMAAS09-01: vCPUs are pinned to host CPUs."""
     wrong = _find_wrong_pins(evidence)
     if wrong:
         return judge_not_met("; ".join(wrong), "hw:cpu_policy=dedicated in the flavor")
@@ -319,7 +319,7 @@ def _find_wrong_pins(evidence: RequirementEvidence) -> list[str]:
     hosts = {key: _read_host_cpus(value) for key, value in pins.items()}
     loose = [key for key in map(str, range(vcpus)) if len(hosts.get(key, ())) != 1]
     if vcpus < 1:
-        raise EvidenceError("vcpu_pinning says that the server has no vCPU")
+        raise EvidenceError("vcpu_pinning contains no vCPU of the server")
     if loose:
         return [f"vCPUs {', '.join(loose)} may run on several host CPUs"]
     owned = [min(hosts[str(number)]) for number in range(vcpus)]
@@ -329,7 +329,7 @@ def _find_wrong_pins(evidence: RequirementEvidence) -> list[str]:
     if recorded is None:
         return []
     if not isinstance(recorded, dict):
-        raise EvidenceError("vcpu_pinning: what Nova has recorded makes no sense")
+        raise EvidenceError("vcpu_pinning: Nova's record makes no sense")
     return [
         f"vCPU {key} is on host CPU {min(hosts[key])}, and Nova has recorded {host}"
         for key, host in recorded.items()
@@ -353,7 +353,7 @@ def _read_guest(evidence: RequirementEvidence) -> Mapping[str, Any] | None:
     if guest is None:
         return None
     if not isinstance(guest, dict):
-        raise EvidenceError("describe_instance: what the guest said makes no sense")
+        raise EvidenceError("describe_instance: the guest's report makes no sense")
     return guest
 
 
@@ -361,7 +361,7 @@ def _require_guest(evidence: RequirementEvidence) -> Mapping[str, Any]:
     guest = _read_guest(evidence)
     if guest is None:
         reason = evidence.read_step("describe_instance").get("ssh_error") or "no answer"
-        raise EvidenceError(f"nobody could log in to the guest ({reason}): {_LOGIN}")
+        raise EvidenceError(f"no login to the guest succeeded ({reason}): {_LOGIN}")
     return guest
 
 
@@ -381,7 +381,7 @@ def _read_report(evidence: RequirementEvidence) -> Mapping[str, Any]:
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             raise EvidenceError(f"guest_check: {key} is no list of objects")
     if not isinstance(output.get("good"), bool):
-        raise EvidenceError("guest_check does not say whether all is good")
+        raise EvidenceError("guest_check does not contain its result")
     return output
 
 

@@ -41,7 +41,7 @@ _FORBIDDEN: Final = ("Policy doesn't allow", "disallowed by policy", "not author
 
 @attrs.frozen(kw_only=True)
 class StepOptions:
-    """The options of a step; "" if not given."""
+    """The user's options for steps; "" for an option that is not given."""
 
     os_cloud: str | None = None
     server: str = ""
@@ -66,7 +66,7 @@ class StepOptions:
 
 @attrs.define(slots=False)
 class StepContext:
-    """One run of steps.
+    """The options and the cloud connection that steps share.
 
     :ivar connect: opens the cloud.
     """
@@ -76,7 +76,7 @@ class StepContext:
 
     @cached_property
     def connection(self) -> Any:
-        """The connection of openstacksdk.
+        """The connection of openstacksdk to the cloud.
 
         :raises EvidenceError: the cloud cannot be used.
         """
@@ -84,22 +84,22 @@ class StepContext:
 
     @cached_property
     def rest(self) -> RestClient:
-        """Plain requests."""
+        """A client for plain REST requests to the cloud."""
         return RestClient(self.connection)
 
     @cached_property
     def cloud(self) -> SdkCloud:
-        """Clusters and servers by name."""
+        """Access to clusters and servers by name."""
         return SdkCloud(self.rest)
 
     @cached_property
     def fabric(self) -> FabricCloud:
-        """Aggregates and compute services."""
+        """Access to host aggregates and compute services."""
         return FabricCloud(self.connection.compute)
 
     @cached_property
     def server_id(self) -> str:
-        """Id of the server that the options name.
+        """Id of the server in the options.
 
         :raises EvidenceError: they name none.
         """
@@ -125,7 +125,7 @@ class StepContext:
             if status in wanted and not record.get("OS-EXT-STS:task_state"):
                 return record
             if status == "ERROR" and "ERROR" not in wanted:
-                fault = (record.get("fault") or {}).get("message") or "Nova does not say why"
+                fault = (record.get("fault") or {}).get("message") or "Nova gives no reason"
                 raise EvidenceError(f"the server is in error: {printable_text(str(fault))}")
         raise EvidenceError(waiting)
 
@@ -139,7 +139,7 @@ class StepContext:
                 return
 
     def read_console(self) -> str:
-        """All that Nova has of the console.
+        """The text of the server's console, as far as Nova keeps it.
 
         :raises ClusterCloudError: Nova refuses.
         """
@@ -149,7 +149,7 @@ class StepContext:
 
 
 def describe_server(record: dict[str, Any]) -> dict[str, Any]:
-    """The part about a server in the output of every step."""
+    """The fields about a server that the output of every step contains."""
     addresses = list(_list_addresses(record))
     fixed = next((text for text, kind in addresses if kind != "floating"), "")
     floating = next((text for text, kind in addresses if kind == "floating"), "")

@@ -38,7 +38,7 @@ STEPS: Final[Mapping[str, Callable[[StepContext], dict[str, Any]]]] = {
 
 
 def run_step(name: str, context: StepContext) -> StepEvidence:
-    """Run one step; an error becomes its reason. Never raises, except for interrupts."""
+    """Run one step. An error becomes the reason of the result; only interrupts are raised."""
     try:
         with explain_step_errors():
             return StepEvidence(STEPS[name](context))

@@ -26,7 +26,7 @@ _ACTION: Final = "os_compute_api:os-console-output"
 
 
 def serial_console(context: StepContext) -> Output:
-    """Read the console, and request one that takes input."""
+    """Read the server's console, and request a console that accepts input."""
     text = wait_for_console(context)
     output: Output = {
         "success": True,
@@ -44,7 +44,7 @@ def serial_console(context: StepContext) -> Output:
 
 
 def component_key_access(context: StepContext) -> Output:
-    """Whether the server's key opens anything but the guest. Nova has no console by a key."""
+    """Report whether the server's key opens the console. Nova has no console by a key."""
     record = context.read_server()
     error = "consoles are opened by a token of Nova's, never by an ssh key"
     return {
@@ -62,7 +62,7 @@ def component_key_access(context: StepContext) -> Output:
 
 @attrs.frozen
 class ConsoleUser:
-    """A temporary user, first without rights.
+    """A temporary user for the test of rights to the console.
 
     :ivar ask: project in, HTTP status of Nova's answer out.
     :ivar give_role: gives it a role in a project.
@@ -86,7 +86,7 @@ def console_rbac(context: StepContext) -> Output:
 
 
 def describe_console_rights(before: int, allowed: int, scoped: int) -> Output:
-    """The conclusions from three answers of Nova.
+    """The step's conclusions from three answers of Nova.
 
     :param before: to a user of another project.
     :param allowed: to the same user, with a role in the server's project.
@@ -119,7 +119,7 @@ def describe_console_rights(before: int, allowed: int, scoped: int) -> Output:
 
 @contextlib.contextmanager
 def make_console_user(context: StepContext, server: str) -> Iterator[ConsoleUser]:
-    """Make a project and a user of it; both are deleted afterwards.
+    """Create a project and a user in it; both are deleted afterwards.
 
     :raises EvidenceError: the caller may not make them.
     """

@@ -41,7 +41,7 @@ _SCHEDULER: Final = {
 
 
 def backend_switch_fabric(context: StepContext) -> Output:
-    """The switches above each compute host, by the map in Nova's aggregates."""
+    """Report the switches above each compute host, from the map in Nova's aggregates."""
     hosts, aggregates = context.fabric.hosts(), context.fabric.aggregates()
     places, problems = read_places(hosts, aggregates)
     return describe_switches(places, problems, context.options.node)
@@ -61,7 +61,7 @@ def read_places(
 
 
 def describe_switches(places: Sequence[FabricPlace], problems: Sequence[str], node: str) -> Output:
-    """One place in the suite's form, and all places in their own."""
+    """The switches above one host in the suite's form, and the places of all hosts."""
     place = _choose_place(places, node)
     tiers = {level.word: place.domain(level) for level in TREE}
     fabric = {
@@ -100,7 +100,7 @@ def _choose_place(places: Sequence[FabricPlace], node: str) -> FabricPlace:
 
 
 def nvlink_domain(context: StepContext) -> Output:
-    """The NVLink domain of each compute host, by the map in Nova's aggregates."""
+    """Report the NVLink domain of each compute host, from the map in Nova's aggregates."""
     hosts, aggregates = context.fabric.hosts(), context.fabric.aggregates()
     places, problems = read_places(hosts, aggregates)
     place = _choose_place(places, context.options.node)
@@ -126,14 +126,14 @@ def nvlink_domain(context: StepContext) -> Output:
 
 
 def topology_placement(context: StepContext) -> Output:
-    """The level that a server's flavor requires, and the level that its node has recorded."""
+    """Report the level that a server's flavor requires, and the level that its node recorded."""
     server = context.cloud.server(context.server_id)
     devices = server.devices
     asked = None if devices is None or devices.asked is None else devices.asked.word
     reached = None if devices is None or devices.reached is None else devices.reached.word
     passed = asked is not None and reached is not None
     operation = (
-        {"passed": passed} if passed else {"passed": False, "error": "the node has not said"}
+        {"passed": passed} if passed else {"passed": False, "error": "the node has not reported"}
     )
     return {
         "success": True,
@@ -151,12 +151,12 @@ def topology_placement(context: StepContext) -> Output:
 
 
 def query_ib_tenant_isolation(context: StepContext) -> Output:
-    """The partitions of Neutron's networks, and their projects."""
+    """Report the partitions of Neutron's networks, and their projects."""
     names = context.options.physical_networks
     if not names:
         raise EvidenceError(
-            "say which physical networks are InfiniBand, as [hpc_partitions]physical_networks of "
-            "Neutron's servers does: --physical-network NAME"
+            "name the physical networks that are InfiniBand, as in "
+            "[hpc_partitions]physical_networks of Neutron's servers: --physical-network NAME"
         )
     rest = context.rest
     networks = rest.neutron("GET", "/networks")["networks"]
@@ -172,7 +172,7 @@ def query_ib_tenant_isolation(context: StepContext) -> Output:
 def describe_partitions(
     networks: Iterable[Mapping[str, Any]], physical: Collection[str], shared: Collection[str] = ()
 ) -> Output:
-    """The networks that are partitions, in the suite's form.
+    """The networks that are InfiniBand partitions, in the suite's form.
 
     :param physical: names of the physical networks that are InfiniBand.
     :param shared: ids of networks that other projects may use.
@@ -206,7 +206,7 @@ def describe_partitions(
 
 
 def describe_keys(rows: Sequence[Mapping[str, Any]]) -> Output:
-    """The seven keys in ``nova-hpc fabric check -f json``, in the suite's form."""
+    """The seven keys of a fabric in the suite's form, from ``nova-hpc fabric check -f json``."""
     states = {str(row.get("Name")): row for row in rows}
     keys: Output = {
         key: {
@@ -241,7 +241,7 @@ def _configured_of(state: object) -> bool | None:
 
 
 def capacity_reservation_grouping(context: StepContext) -> Output:
-    """Host aggregates that are set aside for projects, and whether the scheduler heeds them."""
+    """Report host aggregates for single projects, and whether the scheduler enforces them."""
     enforced = None
     if context.options.config:
         enforced = read_isolation(context.options.config)
@@ -268,7 +268,7 @@ def read_isolation(config: Sequence[str]) -> bool:
 
 
 def describe_reservations(aggregates: Iterable[CloudAggregate], enforced: bool | None) -> Output:
-    """The aggregates of projects, in the suite's form.
+    """The host aggregates for single projects, in the suite's form.
 
     The suite expects one reservation: the first aggregate with hosts and a single project. The key
     ``groups`` contains all of them.
@@ -310,7 +310,7 @@ def describe_reservations(aggregates: Iterable[CloudAggregate], enforced: bool |
 
 
 def topology_block_atomic_allocation(context: StepContext) -> Output:
-    """A cluster, and the narrowest domain of the fabric that all of its members are in."""
+    """Report a cluster, and the narrowest fabric domain that contains all its members."""
     if not context.options.cluster:
         raise EvidenceError("no cluster is named: --cluster CLUSTER")
     cluster = context.cloud.find(context.options.cluster)
@@ -318,7 +318,7 @@ def topology_block_atomic_allocation(context: StepContext) -> Output:
 
 
 def describe_block(cluster: Cluster, project: str) -> Output:
-    """The cluster in the suite's form of a block.
+    """A cluster in the suite's form of a block.
 
     It counts as allocated as a unit if all wanted members run in one domain.
     """
@@ -367,13 +367,13 @@ def _find_shared_domain(cluster: Cluster) -> tuple[str, str]:
 
 
 def query_host_health(context: StepContext) -> Output:
-    """Each compute host's report on its devices, and its age."""
+    """Report each compute host's findings on its devices, and their age."""
     services = context.rest.nova("GET", "/os-services", binary="nova-compute")["services"]
     try:
         health = read_health(context.options.config)
     except SnapshotError as error:
         raise EvidenceError(
-            f"{error} (Nova's API does not show what nodes say of their devices)"
+            f"{error} (Nova's API does not show the nodes' reports about their devices)"
         ) from error
     return describe_health(services, health, datetime.datetime.now(datetime.UTC))
 
@@ -383,7 +383,7 @@ def describe_health(
     health: Iterable[NodeHealth],
     now: datetime.datetime,
 ) -> Output:
-    """The hosts in the suite's form."""
+    """The health of the hosts in the suite's form."""
     by_host = {report.host: report for report in health}
     hosts = []
     for service in services:

@@ -34,10 +34,10 @@ _MOVES: Final = "2.30"
 
 
 def launch_instance(context: StepContext) -> Output:
-    """Make a key pair, a security group if a network is given, and a server."""
+    """Create a key pair, a security group if a network is given, and a server."""
     options = context.options
     if not options.flavor or not options.image:
-        raise EvidenceError("say what to make: --flavor FLAVOR --image IMAGE")
+        raise EvidenceError("name the server's flavor and image: --flavor FLAVOR --image IMAGE")
     flavor = context.cloud.flavor(options.flavor)
     image = context.cloud.image(options.image)
     network = context.cloud.network(options.network) if options.network else ""
@@ -151,7 +151,7 @@ def _list_ports(context: StepContext) -> Iterator[dict[str, Any]]:
 
 
 def verify_tags(context: StepContext) -> Output:
-    """Read the server's metadata."""
+    """Report the tags of the server, which are its metadata in Nova."""
     record = context.read_server()
     tags = dict(record.get("metadata") or {})
     return {
@@ -200,14 +200,14 @@ def _ask_over_ssh(
 
 
 def stop_instance(context: StepContext) -> Output:
-    """Stop the server."""
+    """Stop the server and wait until Nova reports it as stopped."""
     _ask_for(context, "os-stop")
     record = context.wait_for("SHUTOFF")
     return {**describe_server(record), "stop_initiated": True, "success": True}
 
 
 def start_instance(context: StepContext) -> Output:
-    """Start the server, and wait for its guest."""
+    """Start the server, and wait until its guest answers over ssh."""
     _ask_for(context, "os-start")
     record = context.wait_for("ACTIVE")
     answer, error = _ask_over_ssh(context, record)
@@ -223,7 +223,7 @@ def start_instance(context: StepContext) -> Output:
 
 
 def wait_for_console(context: StepContext) -> str:
-    """The console's text, once it has one; "" if the guest writes nothing, or Nova refuses."""
+    """Wait for text on the console and return it; "" if the guest writes none, or Nova refuses."""
     from openstack import exceptions as sdk
     from openstack import utils as sdk_utils
 
@@ -328,7 +328,7 @@ def _ask_for(
 
 
 def tear_down(context: StepContext) -> Output:
-    """Delete the things that :func:`launch_instance` has made."""
+    """Delete everything that :func:`launch_instance` created."""
     options = context.options
     made = {
         "instance_id": context.options.server,
@@ -346,7 +346,7 @@ def tear_down(context: StepContext) -> Output:
 
 
 def remove_made(context: StepContext, made: Output, key: str) -> tuple[list[str], list[str]]:
-    """Delete everything that was made; a deletion that fails does not stop the others.
+    """Delete everything that was created; a deletion that fails does not stop the others.
 
     :returns: the deleted things, and the remaining ones with the reason.
     """

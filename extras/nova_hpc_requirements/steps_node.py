@@ -37,12 +37,12 @@ _DISKS: Final = {
 
 
 def virtual_device_hardening(context: StepContext) -> Output:
-    """Look for unnecessary devices in libvirt's XML of a server on this node."""
+    """Report unnecessary devices of a server on this node, from libvirt's XML."""
     return describe_hardening(_read_domain(context))
 
 
 def describe_hardening(domain: DomainFacts) -> Output:
-    """The XML's facts in the suite's form."""
+    """The facts about a server's virtual devices in the suite's form."""
     findings = {
         "usb_devices_disabled": domain.usb,
         "clipboard_disabled": domain.clipboard,
@@ -63,7 +63,7 @@ def describe_hardening(domain: DomainFacts) -> Output:
 
 
 def vcpu_pinning(context: StepContext) -> Output:
-    """The host CPUs of each vCPU in libvirt's XML, and in Nova's record if it can be read."""
+    """Report the host CPUs of each vCPU, from libvirt's XML and from Nova's record if readable."""
     domain = _read_domain(context)
     recorded = None
     if context.options.os_cloud is not None:
@@ -81,7 +81,7 @@ def vcpu_pinning(context: StepContext) -> Output:
 
 
 def read_recorded_pins(topology: Mapping[str, Any]) -> dict[str, int] | None:
-    """Nova's record of the pins; None if it is hidden, or empty."""
+    """The pinning in Nova's record: vCPU -> host CPU; None if hidden or empty."""
     pins: dict[str, int] = {}
     for node in topology.get("nodes") or ():
         pins.update(
@@ -93,7 +93,7 @@ def read_recorded_pins(topology: Mapping[str, Any]) -> dict[str, int] | None:
 def _read_domain(context: StepContext) -> DomainFacts:
     server = context.options.server
     if not is_uuid(server):
-        raise EvidenceError("say the server's ID, which libvirt knows it by: --server UUID")
+        raise EvidenceError("give the server's ID, which is its name in libvirt: --server UUID")
     try:
         options = service_settings.read_node_options(context.options.config, ())
     except service_settings.ConfigError as error:
@@ -107,7 +107,7 @@ def _read_domain(context: StepContext) -> DomainFacts:
 
 
 def query_sanitization(context: StepContext) -> Output:
-    """Each device in this node's ledger: its last server, and whether it was cleaned."""
+    """Report each device in this node's ledger: its last server, and whether it was cleaned."""
     try:
         node = ManagedNode.read_existing(context.options.config)
         disks = _read_disks(context)
@@ -139,7 +139,7 @@ def _is_gpu(node: ManagedNode, address: str) -> bool:
 
 
 def describe_device(address: str, device: LedgerDevice, free: bool, gpu: bool) -> Output:
-    """One device in the suite's form of a machine.
+    """A device in the suite's form of a machine.
 
     A device that is not offered has not come back from its last server.
     """

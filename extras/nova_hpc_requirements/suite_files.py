@@ -28,12 +28,12 @@ _LIMIT: Final = 1800
 
 
 class SuiteFileError(Exception):
-    """The files cannot be written; the text names the cure."""
+    """The configuration files for the suite cannot be written. The text names the cure."""
 
 
 @attrs.frozen
 class SuiteWishes:
-    """The values for the files."""
+    """The user's values for the suite's configuration files."""
 
     suite: Path
     flavor: str
@@ -49,7 +49,7 @@ class SuiteWishes:
 
 
 def write_suite_files(wishes: SuiteWishes, folder: Path) -> list[Path]:
-    """Write one file for each suite.
+    """Write a configuration file for each of NVIDIA's suites.
 
     :returns: their paths.
     :raises SuiteFileError: it cannot be done.
@@ -74,7 +74,7 @@ def write_suite_files(wishes: SuiteWishes, folder: Path) -> list[Path]:
 
 
 def build_suite_configs(wishes: SuiteWishes, suites: Path) -> dict[str, dict[str, Any]]:
-    """Name of a suite -> its configuration.
+    """The configuration of each suite, by the suite's name.
 
     :param suites: the folder with the suite's own lists of checks.
     """

@@ -56,7 +56,7 @@ def gather_evidence(
     trying: bool,
     said: Callable[[str], None] = lambda _: None,
 ) -> RequirementEvidence:
-    """Run steps.
+    """Run the steps, and collect their outputs.
 
     :param files: evidence that exists already, and is not collected again.
     :param trying: servers may be made and changed; they are deleted afterwards.

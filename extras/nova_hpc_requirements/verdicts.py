@@ -12,7 +12,7 @@ import attrs
 
 
 class RequirementState(enum.StrEnum):
-    """How a cloud stands to one requirement."""
+    """The result for one requirement: met, not met, unknown, or outside of nova-hpc."""
 
     MET = "met"
     NOT_MET = "not met"
@@ -23,12 +23,12 @@ class RequirementState(enum.StrEnum):
 
 
 class EvidenceError(Exception):
-    """A step has no result; the text names the thing and the cure."""
+    """A step gave no usable evidence. The text names the missing thing and the cure."""
 
 
 @attrs.frozen
 class RequirementVerdict:
-    """The verdict on one requirement.
+    """The result for one requirement, with the evidence and the cure.
 
     :ivar found: the evidence, or the reason.
     :ivar cure: the steps to make it met, or known; "" if nothing has to be done.
@@ -41,7 +41,7 @@ class RequirementVerdict:
 
 @attrs.frozen
 class StepEvidence:
-    """The output of one step.
+    """The output of one step, or the reason why there is none.
 
     :ivar output: the object that it printed; None if it printed none, for :attr:`reason`.
     """
@@ -56,12 +56,12 @@ def _freeze_steps(steps: Mapping[str, StepEvidence]) -> Mapping[str, StepEvidenc
 
 @attrs.frozen
 class RequirementEvidence:
-    """The outputs of all steps, by the suite's names."""
+    """The outputs of all steps, by the suite's names of the steps."""
 
     steps: Mapping[str, StepEvidence] = attrs.field(converter=_freeze_steps, factory=dict)
 
     def read_step(self, name: str) -> Mapping[str, Any]:
-        """The output of a step that has done its work.
+        """The output of a step that completed.
 
         :raises EvidenceError: the output is missing, or reports that the step failed.
         """
@@ -69,14 +69,14 @@ class RequirementEvidence:
         if evidence is None:
             raise EvidenceError(f"the step {name} was not run")
         if evidence.output is None:
-            raise EvidenceError(evidence.reason or f"the step {name} said nothing")
+            raise EvidenceError(evidence.reason or f"the step {name} printed nothing")
         if evidence.output.get("success") is False:
             error = evidence.output.get("error")
             raise EvidenceError(f"{name}: {error}" if error else f"{name} failed without a reason")
         return evidence.output
 
     def read_field(self, step: str, key: str, kind: type | tuple[type, ...]) -> Any:
-        """One value of a step's output.
+        """The value of *key* in a step's output.
 
         :raises EvidenceError: it is not there, or of another kind.
         """
@@ -84,11 +84,11 @@ class RequirementEvidence:
         if isinstance(value, bool) and kind is int:
             value = None
         if not isinstance(value, kind):
-            raise EvidenceError(f"{step} says nothing usable of {key}: {str(value)[:80]!r}")
+            raise EvidenceError(f"{step} has nothing usable for {key}: {str(value)[:80]!r}")
         return value
 
     def read_rows(self, step: str, key: str) -> Sequence[Mapping[str, Any]]:
-        """A list of objects in a step's output.
+        """The list of objects under *key* in a step's output.
 
         :raises EvidenceError: it is not there, or holds something else.
         """
@@ -99,15 +99,15 @@ class RequirementEvidence:
 
 
 def judge_met(found: str) -> RequirementVerdict:
-    """A requirement that is met."""
+    """The verdict for a requirement that is met."""
     return RequirementVerdict(RequirementState.MET, found)
 
 
 def judge_not_met(found: str, cure: str) -> RequirementVerdict:
-    """A requirement that is not."""
+    """The verdict for a requirement that is not met."""
     return RequirementVerdict(RequirementState.NOT_MET, found, cure)
 
 
 def judge_unknown(found: str, cure: str = "") -> RequirementVerdict:
-    """A requirement whose state is unknown."""
+    """The verdict for a requirement whose state is unknown."""
     return RequirementVerdict(RequirementState.UNKNOWN, found, cure)

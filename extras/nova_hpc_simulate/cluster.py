@@ -28,7 +28,7 @@ Bools = npt.NDArray[np.bool_]
 
 
 class SimulatedCluster:
-    """The free devices of every node; changed by :meth:`take` and :meth:`give`."""
+    """The free devices of every simulated node; changed by :meth:`take` and :meth:`give`."""
 
     def __init__(self, machines: Sequence[SimulatedMachine]) -> None:
         self.machines = tuple(machines)
@@ -58,7 +58,7 @@ class SimulatedCluster:
         return len(self.machines)
 
     def fits(self, shape: TaskShape) -> Bools:
-        """The nodes that can hold *shape*, with its level."""
+        """For each node, whether it can hold a task of *shape* at the task's level."""
         fit: Bools = (self.cpu >= shape.cpu_milli) & (self.memory >= shape.memory_mib)
         if shape.gpus:
             if shape.exclusive:
@@ -96,11 +96,11 @@ class SimulatedCluster:
         return by_level[level]
 
     def free(self, node: int) -> tuple[int, ...]:
-        """The wholly free GPUs of a node."""
+        """The numbers of the GPUs of a node that are completely free."""
         return tuple(int(number) for number in np.flatnonzero(self.gpu[node] == WHOLE))
 
     def take(self, node: int, shape: TaskShape, gpus: Iterable[int]) -> None:
-        """Place a task.
+        """Place a task on *gpus* of a node.
 
         :raises ValueError: the task does not fit there, so the policy has a fault.
         """
@@ -118,7 +118,7 @@ class SimulatedCluster:
                 for domain in map(frozenset, self.domains(node, shape.level))
             )
             if inside < shape.groups:
-                raise ValueError(f"GPUs {chosen} are not together as {shape} asks")
+                raise ValueError(f"GPUs {chosen} are not together as {shape} requires")
         self._change(node, shape, chosen, -1)
 
     def give(self, node: int, shape: TaskShape, gpus: Iterable[int]) -> None:
@@ -150,7 +150,7 @@ class SimulatedCluster:
 def gpus_together(
     cluster: SimulatedCluster, node: int, shape: TaskShape, order: Sequence[int]
 ) -> tuple[int, ...]:
-    """The first GPUs in *order* on which a task with whole GPUs fits.
+    """The first GPUs in *order* that a task with whole GPUs can use.
 
     If the task has a level, they come from the first domains with room.
     """
@@ -179,7 +179,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class Measure:
-    """The measure for one distribution of typical tasks."""
+    """Measures fragmentation against a distribution of typical tasks (Weng et al., ATC'23)."""
 
     def __init__(self, tasks: Sequence[Typical]) -> None:
         self.tasks = tuple(tasks)
@@ -216,7 +216,7 @@ class Measure:
         return result
 
     def cluster(self, cluster: SimulatedCluster) -> float:
-        """Fragmented thousandths of a GPU of all nodes, with the tasks' levels."""
+        """Fragmented thousandths of a GPU on all nodes; the tasks' levels count."""
         satisfied = np.empty((len(cluster), len(self.tasks)), dtype=np.bool_)
         for number, task in enumerate(self.tasks):
             shape = task.shape

@@ -55,7 +55,7 @@ class SimulatePolicies(ListCommand):
             type=Count(1),
             default=0,
             metavar="N",
-            help="what if there were N nodes more; demand stays as it is without them",
+            help="assume N more nodes. The demand stays as it is without them",
         )
         inputs.add_argument(
             "--nodes-add-type", metavar="TYPE", help="their type (default: the most frequent one)"
@@ -73,8 +73,8 @@ class SimulatePolicies(ListCommand):
             type=_parse_percent,
             default=0,
             metavar="PERCENT",
-            help="what part of the requests for several GPUs needs them together, half of these "
-            "under one switch and half on one NUMA node, drawn by the seed (default: 0)",
+            help="part of the requests for several GPUs that needs them together. The seed draws "
+            "half of these under one switch and half on one NUMA node (default: 0)",
         )
         share = inputs.add_mutually_exclusive_group()
         share.add_argument(
@@ -83,7 +83,7 @@ class SimulatePolicies(ListCommand):
             help="round shares of a GPU up to whole GPUs, as PCI passthrough does (default)",
         )
         share.add_argument(
-            "--fractions", action="store_true", help="let requests share a GPU, as the trace says"
+            "--fractions", action="store_true", help="let requests share a GPU, as in the trace"
         )
         run = parser.add_argument_group("simulation")
         run.add_argument(
@@ -98,8 +98,8 @@ class SimulatePolicies(ListCommand):
             type=Count(1),
             default=130,
             metavar="PERCENT",
-            help="let requests arrive in random order, and none leave, until they have asked "
-            "for so many per cent of the free GPUs (default: 130)",
+            help="let requests arrive in random order, and none leave, until they have requested "
+            "so many per cent of the free GPUs (default: 130)",
         )
         amount.add_argument(
             "--replay",

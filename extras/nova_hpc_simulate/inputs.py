@@ -42,7 +42,7 @@ _TASKS_MORE: Final = ("share", "level", "group", "count", "arrives", "leaves")
 
 
 class TraceError(ValueError):
-    """A file that cannot be used; the text names the file, the line and the cure."""
+    """A trace file cannot be used. The text names the file, the line and the cure."""
 
 
 @attrs.frozen
@@ -88,7 +88,7 @@ class _TraceRow:
 
 
 def read_machines(lines: Iterable[str], source: str) -> list[SimulatedMachine]:
-    """Read nodes.
+    """Read nodes from a CSV file or the openb trace.
 
     :raises TraceError: a line is invalid, a name occurs twice, or there is no node.
     """
@@ -129,7 +129,7 @@ def read_machines(lines: Iterable[str], source: str) -> list[SimulatedMachine]:
 
 
 def read_tasks(lines: Iterable[str], source: str) -> list[SimulatedTask]:
-    """Read requests.
+    """Read requests from a CSV file or the openb trace.
 
     :raises TraceError: a line is invalid, or there is no request.
     """
@@ -196,10 +196,10 @@ def _check_gpu_share(row: _TraceRow, gpus: int, milli: int) -> int:
     if not gpus:
         return WHOLE
     if not milli:
-        raise row.error(f"{gpus} GPUs are asked for, but nothing of each")
+        raise row.error(f"{gpus} GPUs are requested, but nothing of each")
     if gpus > 1 and milli != WHOLE:
         raise row.error(
-            f"{gpus} GPUs are asked for, but only a part of each; that is not simulated"
+            f"{gpus} GPUs are requested, but only a part of each; that is not simulated"
         )
     return milli
 
@@ -268,7 +268,7 @@ PLENTY: Final = 1_000_000_000
 
 
 def machines_of(snapshot: cloud.Snapshot, role: str) -> list[SimulatedMachine]:
-    """The nodes that the scheduler places servers on; their used devices are busy.
+    """The nodes of a snapshot to which the scheduler gives servers; devices in use are busy.
 
     CPUs are the free dedicated ones, memory is the free hugepages; both are
     unlimited if a node does not report them.
@@ -309,7 +309,8 @@ def machines_of(snapshot: cloud.Snapshot, role: str) -> list[SimulatedMachine]:
 
 
 def tasks_of(snapshot: cloud.Snapshot, role: str) -> list[SimulatedTask]:
-    """One request for each running server; without servers, one for each flavor.
+    """The requests of a snapshot: one for each running server, or without servers one for each
+    flavor.
 
     A flavor without a device of *role* is left out. So is a flavor that the scheduler would refuse:
     :func:`not_simulated` lists it.
@@ -349,7 +350,7 @@ def not_simulated(snapshot: cloud.Snapshot, role: str) -> tuple[str, ...]:
 
 
 class _LeftOutError(Exception):
-    """The scheduler would refuse a flavor; the text contains the reason."""
+    """The scheduler would refuse a flavor, so it is not simulated. The text has the reason."""
 
 
 def _shapes_of_flavors(

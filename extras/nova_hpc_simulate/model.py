@@ -26,7 +26,7 @@ SOCKETS: Final = 2
 
 @attrs.frozen
 class SimulatedMachine:
-    """One node, empty."""
+    """A simulated node, before any task is placed."""
 
     name: str
     kind: str
@@ -39,12 +39,12 @@ class SimulatedMachine:
 
     @property
     def free(self) -> int:
-        """The number of GPUs that can be given."""
+        """The number of GPUs that tasks can get."""
         return self.gpus - len(self.busy)
 
 
 def dgx_layout(gpus: int) -> Layout:
-    """A host like a DGX: two sockets, four switches, two GPUs on a switch.
+    """The GPU places of a host like a DGX: two sockets, four switches, two GPUs on a switch.
 
     A smaller host has fewer switches, on the two sockets in turn.
 
@@ -70,7 +70,7 @@ def dgx_layout(gpus: int) -> Layout:
 def with_layout(
     machines: Sequence[SimulatedMachine], layouts: Mapping[str, Layout]
 ) -> list[SimulatedMachine]:
-    """The same machines; machines of a kind in *layouts* get its layout.
+    """The machines, with the GPU places in *layouts* for their kind.
 
     :raises ValueError: a layout has fewer GPUs than the machine.
     """
@@ -89,14 +89,14 @@ def with_layout(
 
 
 def all_dgx(machines: Sequence[SimulatedMachine]) -> list[SimulatedMachine]:
-    """The same machines, each with the built-in layout for its GPUs."""
+    """The machines, each with the built-in GPU places of a DGX-like host."""
     return [attrs.evolve(machine, layout=dgx_layout(machine.gpus)) for machine in machines]
 
 
 def add_machines(
     machines: Sequence[SimulatedMachine], count: int, kind: str | None = None
 ) -> list[SimulatedMachine]:
-    """The machines and *count* more of one kind, by default of the most frequent one.
+    """The machines and *count* more of one kind, by default of the most frequent kind.
 
     :raises ValueError: there is no machine of that kind to copy.
     """
@@ -113,7 +113,7 @@ def add_machines(
 
 
 def domain_sizes(layouts: Sequence[Layout]) -> tuple[int, int]:
-    """GPUs of the largest switch and of the largest NUMA node; 1 if none is known."""
+    """Number of GPUs of the largest switch and of the largest NUMA node; 1 if unknown."""
     most = []
     for level in (Level.SWITCH, Level.NUMA):
         sizes = [
@@ -146,7 +146,7 @@ class TaskShape:
 
     @property
     def demand(self) -> int:
-        """GPU demand in thousandths."""
+        """The GPU demand of the task in thousandths of a GPU."""
         return self.gpus * self.gpu_milli
 
     @property
@@ -156,23 +156,23 @@ class TaskShape:
 
     @property
     def local(self) -> bool:
-        """Whether the places of its GPUs matter."""
+        """Whether the places of the task's GPUs matter."""
         return self.gpus > 1 and self.level is not Level.HOST and self.group_size > 1
 
     @property
     def group_size(self) -> int:
-        """GPUs in one group."""
+        """The number of GPUs in one group of the task."""
         return self.group or self.gpus
 
     @property
     def groups(self) -> int:
-        """The number of its groups."""
+        """The number of groups of the task."""
         return self.gpus // self.group_size if self.gpus else 0
 
 
 @attrs.frozen
 class SimulatedTask:
-    """One request, perhaps with times in seconds."""
+    """One simulated request, perhaps with its times in seconds."""
 
     name: str
     shape: TaskShape
@@ -182,7 +182,7 @@ class SimulatedTask:
 
 @attrs.frozen
 class Typical:
-    """A shape and its frequency among the tasks; all frequencies add up to one."""
+    """A shape of tasks and its frequency. All frequencies add up to one."""
 
     shape: TaskShape
     frequency: float
@@ -193,7 +193,7 @@ POPULAR: Final = 0.95
 
 
 def round_to_whole_gpus(tasks: Iterable[SimulatedTask]) -> list[SimulatedTask]:
-    """The same tasks with whole GPUs, as PCI passthrough gives only whole devices."""
+    """The tasks with whole GPUs, because PCI passthrough gives only whole devices."""
     return [attrs.evolve(task, shape=attrs.evolve(task.shape, gpu_milli=WHOLE)) for task in tasks]
 
 
@@ -245,7 +245,7 @@ def draw_arrivals(tasks: Sequence[SimulatedTask], demand: int, seed: int) -> lis
     :raises ValueError: no task needs a GPU, so the demand cannot be reached.
     """
     if not any(task.shape.demand for task in tasks):
-        raise ValueError("no request asks for a GPU, so there is no demand to reach")
+        raise ValueError("no request contains a GPU, so there is no demand to reach")
     rng = random.Random(f"arrivals {seed}")
     order = list(tasks)
     rng.shuffle(order)
@@ -261,7 +261,7 @@ def draw_arrivals(tasks: Sequence[SimulatedTask], demand: int, seed: int) -> lis
 def with_levels(
     tasks: Sequence[SimulatedTask], seed: int, part: float, switch: int, numa: int
 ) -> list[SimulatedTask]:
-    """The same tasks, but some of them need their GPUs together.
+    """The tasks, of which a random part needs its GPUs together.
 
     :param part: part of the tasks with several GPUs that gets a level: one half
         needs groups under one switch, the other half on one NUMA node

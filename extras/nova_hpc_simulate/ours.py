@@ -85,7 +85,9 @@ class _ScoredGpus:
 
 
 class Ours(SimulatedPolicy):
-    """HpcTopologyFilter and HpcPackingWeigher, and Nova's own weighers after them."""
+    """Simulated policy: HpcTopologyFilter and HpcPackingWeigher, with Nova's own weighers after
+    them.
+    """
 
     def __init__(
         self, cluster: SimulatedCluster, rng: random.Random, workload: tuple[Typical, ...]
@@ -123,7 +125,9 @@ class Ours(SimulatedPolicy):
         self.scores = Scores(self.cluster, self._compute)
 
     def node(self, shape: TaskShape, fits: Bools) -> int:
-        """Pick a node: by the engine's score, by least free CPU and memory, by Nova's weighers."""
+        """Choose a node: by the engine's score, then least free CPU and memory, then Nova's
+        weighers.
+        """
         if not shape.exclusive or not shape.gpus:
             return self.nova.node(shape, fits)
         if self.placed % _LEARN == 0:
@@ -137,7 +141,7 @@ class Ours(SimulatedPolicy):
         return self.nova.among(alike, fits)
 
     def gpus(self, node: int, shape: TaskShape) -> tuple[int, ...]:
-        """Pick the GPUs that the engine chooses there, or Nova's for a part of a GPU."""
+        """Choose GPUs on *node* with the engine, or as Nova does for a part of a GPU."""
         if not shape.gpus:
             return ()
         if not shape.exclusive:

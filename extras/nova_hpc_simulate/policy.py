@@ -28,7 +28,7 @@ Compute = Callable[[TaskShape, Ints], Floats]
 
 
 class SimulatedPolicy(ABC):
-    """A policy on one cluster."""
+    """Base class of placement policies, each bound to one simulated cluster."""
 
     def __init__(
         self, cluster: SimulatedCluster, rng: random.Random, workload: tuple[Typical, ...]
@@ -39,15 +39,15 @@ class SimulatedPolicy(ABC):
 
     @abstractmethod
     def node(self, shape: TaskShape, fits: Bools) -> int:
-        """Pick one of the nodes in *fits*, which has at least one."""
+        """Choose one of the nodes in *fits*, which has at least one."""
 
     @abstractmethod
     def gpus(self, node: int, shape: TaskShape) -> tuple[int, ...]:
-        """Pick the GPUs for *shape* on *node*."""
+        """Choose the GPUs for *shape* on *node*."""
 
 
 class Scores:
-    """Scores by shape; only nodes that have changed are computed again."""
+    """Caches the scores of nodes for each shape; only changed nodes are computed again."""
 
     def __init__(self, cluster: SimulatedCluster, compute: Compute) -> None:
         self.cluster = cluster
@@ -73,7 +73,7 @@ MANY_DEVICES: Final = 99
 
 @attrs.frozen
 class Multipliers:
-    """Options of Nova's ``[filter_scheduler]``; the defaults are Nova's."""
+    """Options of Nova's ``[filter_scheduler]``; the defaults are Nova's own."""
 
     ram: float = 1.0
     cpu: float = 1.0
@@ -82,7 +82,7 @@ class Multipliers:
 
 
 class Nova(SimulatedPolicy):
-    """Nova's filter scheduler with the given multipliers."""
+    """Simulated policy: Nova's filter scheduler with the given multipliers."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class Nova(SimulatedPolicy):
         return self.among(np.flatnonzero(fits), fits)
 
     def among(self, some: Ints, fits: Bools) -> int:
-        """Pick one of *some*, by weights that are normalised over all hosts in *fits*."""
+        """Choose one of *some*, by weights that are normalised over all hosts in *fits*."""
         hosts = np.flatnonzero(fits)
         free = (self.cluster.gpu[hosts] == WHOLE).sum(axis=1)
         weights = (
@@ -115,7 +115,7 @@ class Nova(SimulatedPolicy):
         return int(hosts[self.rng.choice(order[:subset])])
 
     def gpus(self, node: int, shape: TaskShape) -> tuple[int, ...]:
-        """Pick GPUs at random, within the shape's level."""
+        """Choose GPUs at random, within the shape's level."""
         if not shape.gpus:
             return ()
         order = list(range(self.cluster.gpu.shape[1]))

@@ -43,7 +43,7 @@ MOST_BYTES: Final = 512 * 1024 * 1024
 def read_simulation_inputs(
     node_file: Path | None, request_file: Path | None, snapshot_file: Path | None, role: str
 ) -> tuple[list[SimulatedMachine], list[SimulatedTask], tuple[str, ...]]:
-    """Nodes, requests, and the parts of the snapshot's requests that are not simulated.
+    """Read the nodes and requests, and list the parts of a snapshot that are not simulated.
 
     :raises ValueError: a file cannot be used; the text names the file and the line.
     """
@@ -62,7 +62,7 @@ def read_simulation_inputs(
             raise ValueError(f"{snapshot_file}: no node has a device of role {role!r}")
         if request_file is None and not tasks:
             raise ValueError(
-                f"{snapshot_file}: no flavor asks for a device of role {role!r}; "
+                f"{snapshot_file}: no flavor requests a device of role {role!r}; "
                 + "".join(f"{remark}; " for remark in left_out)
                 + "give the requests with --requests"
             )
@@ -93,7 +93,7 @@ def _read_input_lines(path: Path) -> list[str]:
 
 
 def with_topology(machines: list[SimulatedMachine], given: Sequence[str]) -> list[SimulatedMachine]:
-    """The machines with the layouts that --topology names.
+    """The machines with the GPU places that ``--topology`` names.
 
     :raises ValueError: a topology cannot be used; the text names the option and the reason.
     """
@@ -141,7 +141,7 @@ _scenario: Scenario | None = None
 def play_all(
     scenario: Scenario, chosen: Mapping[str, PolicyMaker], seeds: Sequence[int], jobs: int
 ) -> list[ReplayOutcome]:
-    """The outcomes of every policy with every seed, by policy and then by seed.
+    """Simulate every policy with every seed, in several processes.
 
     :param jobs: number of processes; 0 for all CPUs of this process. The outcomes do not
         depend on it.
@@ -221,7 +221,7 @@ _HEADERS: Final = {
 def print_result_table(
     scenario: Scenario, summaries: Sequence[Summary], seeds: int, left_out: Sequence[str] = ()
 ) -> None:
-    """Print the table; wide lines are not folded.
+    """Print the table of results; wide lines are not folded.
 
     :param left_out: parts that are not simulated, one sentence each.
     """
@@ -251,7 +251,7 @@ def print_result_table(
 
 
 def result_cells_of(summaries: Sequence[Summary]) -> tuple[list[str], list[list[str]]]:
-    """Headers and rows, without the figures that are 0 everywhere."""
+    """The headers and rows of the table, without figures that are 0 everywhere."""
     shown = {
         name: header
         for name, header in _HEADERS.items()
@@ -271,7 +271,7 @@ def _format_figure(name: str, spread: FigureSpread) -> str:
 
 
 def describe_provenance() -> Mapping[str, Any]:
-    """The origin of the figures: when and where they were made."""
+    """The date, machine and versions with which the figures were made."""
     import numpy
 
     return {

@@ -30,7 +30,7 @@ PERCENT: Final = 100
 
 @attrs.frozen
 class ClusterSample:
-    """The cluster at one moment, in per cent of its GPUs."""
+    """The use of the cluster at one moment, in per cent of its GPUs."""
 
     #: per cent of demand that has arrived, or of the time that has passed if tasks have times
     at: int
@@ -40,7 +40,7 @@ class ClusterSample:
 
 @attrs.frozen
 class ReplayOutcome:
-    """The outcome of one policy for one order of arrivals."""
+    """The result of one policy for one order of arrivals."""
 
     policy: str
     seed: int
@@ -60,7 +60,7 @@ class ReplayOutcome:
 
 
 class PolicyReplay:
-    """A policy at work on a cluster."""
+    """The run of a policy on a cluster."""
 
     def __init__(
         self, cluster: SimulatedCluster, policy: SimulatedPolicy, measure: Measure
@@ -142,7 +142,7 @@ def replay_tasks(
     capacity: int,
     timed: bool,
 ) -> ReplayOutcome:
-    """Replay *tasks* and sum up.
+    """Replay *tasks* with a policy, and sum up the result.
 
     :param timed: replay by the tasks' times; otherwise in their order, and no task leaves
     """
@@ -174,7 +174,7 @@ VERSION: Final = 1
 
 @attrs.frozen
 class Scenario:
-    """The machines and tasks that every policy replays."""
+    """The machines and tasks that all policies replay."""
 
     machines: tuple[SimulatedMachine, ...]
     tasks: tuple[SimulatedTask, ...]
@@ -188,7 +188,7 @@ class Scenario:
 
     @property
     def capacity(self) -> int:
-        """The measure of demand, 100 per cent, in thousandths of a GPU."""
+        """The GPU capacity that counts as 100 per cent of demand, in thousandths of a GPU."""
         first = self.machines[: len(self.machines) - self.added]
         return WHOLE * sum(machine.free for machine in first)
 
@@ -202,7 +202,7 @@ def prepare_scenario(
     levels: float,
     added: int,
 ) -> Scenario:
-    """Build a scenario.
+    """Check the inputs and build a scenario.
 
     :param whole: round shares up to whole GPUs
     :raises ValueError: the scenario cannot be simulated; the text contains the reason.
@@ -217,7 +217,7 @@ def prepare_scenario(
     if not scenario.capacity:
         raise ValueError("no node has a free GPU")
     if demand is not None and not any(task.shape.demand for task in scenario.tasks):
-        raise ValueError("no request asks for a GPU, so no demand for GPUs can be reached")
+        raise ValueError("no request contains a GPU, so no demand for GPUs can be reached")
     if demand is None and len({task.arrives for task in scenario.tasks}) < 2:
         raise ValueError("the requests have no times at which they arrive; give a demand instead")
     places = any(machine.layout for machine in scenario.machines)
@@ -229,7 +229,7 @@ def prepare_scenario(
 def play_scenario(
     scenario: Scenario, policy: str, seed: int, maker: PolicyMaker | None = None
 ) -> ReplayOutcome:
-    """Play *policy* on one order of arrivals; equal arguments give equal outcomes.
+    """Simulate *policy* on one order of arrivals; equal arguments give equal outcomes.
 
     :param maker: makes the policy; by default, the one of this name in :data:`policies.POLICIES`.
 
@@ -262,7 +262,7 @@ def play_scenario(
 
 @attrs.frozen
 class FigureSpread:
-    """A figure over the seeds."""
+    """Mean, deviation and range of a figure over the seeds."""
 
     mean: float
     deviation: float
@@ -271,7 +271,7 @@ class FigureSpread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> FigureSpread:
-        """The spread of *values*, at least one."""
+        """Compute the spread of *values*, at least one."""
         return cls(
             statistics.fmean(values),
             statistics.stdev(values) if len(values) > 1 else 0.0,
@@ -295,7 +295,7 @@ FIGURES: Final = (
 
 @attrs.frozen
 class Summary:
-    """One policy over all seeds."""
+    """The results of one policy over all seeds."""
 
     policy: str
     figures: Mapping[str, FigureSpread]
@@ -304,7 +304,7 @@ class Summary:
 
 
 def summarise_outcomes(outcomes: Sequence[ReplayOutcome]) -> list[Summary]:
-    """A summary of each policy, in the order of their first outcomes."""
+    """Summarise the outcomes by policy, in the order of their first outcomes."""
     by_policy: dict[str, list[ReplayOutcome]] = {}
     for outcome in sorted(outcomes, key=lambda outcome: outcome.seed):
         by_policy.setdefault(outcome.policy, []).append(outcome)
@@ -336,7 +336,7 @@ def _summary_of_policy(policy: str, outcomes: Sequence[ReplayOutcome]) -> Summar
 def build_simulation_document(
     scenario: Scenario, outcomes: Sequence[ReplayOutcome], about: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The results as plain objects.
+    """The results of a simulation as JSON objects.
 
     :param about: the origin of the results: inputs, date, machine
     """

@@ -61,7 +61,9 @@ def read_ufm_files(opensm_config: Path) -> UfmFiles:
 
 @attrs.define
 class UfmOptions:
-    """The options of UFM's subnet manager: after the first look, one request for each look.
+    """Reads the options of UFM's subnet manager.
+
+    All are read at the first look, and one option at each later look.
 
     :ivar ask: requests ``/app/smconf`` for this ``param_name``, or all options if it is None, and
         returns the JSON.
@@ -133,7 +135,7 @@ def _write_option(value: object) -> str | None:
 def audit_ufm(
     manager: UfmOptions, default: UfmPartition | None, files: UfmFiles
 ) -> tuple[AuditRow, ...]:
-    """Judge the rows of NVIDIA's manager by UFM's options and files.
+    """Check the settings of UFM's subnet manager, from UFM's options and files.
 
     :param default: the default partition, as UFM lists it; None if unknown.
     """
@@ -189,7 +191,7 @@ def _audit_default_membership(
     members = {} if default is None else default.members
     full = sum(membership is Membership.FULL for membership in members.values())
     if stated is None:
-        state, value = AuditState.UNKNOWN, "UFM tells it from 6.19 on"
+        state, value = AuditState.UNKNOWN, "UFM reports it from 6.19 on"
         cure = f"{cure}; {_LOCAL_CURE}"
     elif stated is Membership.FULL:
         state, value = AuditState.NOT_MET, "every port is a full member of 0x7fff"
@@ -207,7 +209,7 @@ def _forget(row: AuditRow) -> AuditRow:
     return attrs.evolve(
         row,
         state=AuditState.UNKNOWN,
-        found="UFM does not tell it",
+        found="UFM does not report it",
         cure=f"{row.cure or row.name}; {_LOCAL_CURE}",
     )
 

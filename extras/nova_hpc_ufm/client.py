@@ -65,12 +65,12 @@ class UfmSilentError(SubnetManagerError):
 
 
 class UfmUntrackedError(SubnetManagerError):
-    """UFM makes a change in a job and does not name the job."""
+    """UFM carries out a change in a job and does not name the job."""
 
 
 @attrs.frozen
 class UfmAccess:
-    """Address and user of UFM."""
+    """Address, user and timeouts for UFM's REST API."""
 
     url: str
     user: str
@@ -101,7 +101,7 @@ class UfmAccess:
 
 
 class UfmClient:
-    """A session with UFM; not for several threads."""
+    """A session with UFM's REST API, for a single thread."""
 
     def __init__(self, access: UfmAccess) -> None:
         self._access = access
@@ -128,7 +128,7 @@ class UfmClient:
             self._session.mount(scheme, HTTPAdapter(max_retries=retry))
 
     def get(self, path: str, **query: str) -> Any:
-        """Read UFM's JSON answer; of an answer in several pages, all pages.
+        """Read UFM's JSON answer; if it has several pages, all pages.
 
         A record that an object contains twice is None: neither of the two is right.
 
@@ -166,7 +166,7 @@ class UfmClient:
             ) from error
 
     def change(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> str | None:
-        """Request a change.
+        """Send a request that changes UFM.
 
         :returns: the number of the job in which UFM makes it (status 202); None if it is made.
         :raises UfmRefusedError: UFM refuses this change.
@@ -184,7 +184,7 @@ class UfmClient:
         return job
 
     def close(self) -> None:
-        """Close the connections; idempotent."""
+        """Close the connections to UFM; idempotent."""
         self._session.close()
 
     def _request(

@@ -23,7 +23,7 @@ _ENDED: Final = frozenset(
 
 @attrs.frozen
 class UfmJob:
-    """One such change.
+    """A change at UFM that may not have ended: a job of UFM, or a request without an answer.
 
     :ivar number: of UFM's job; "" if the answer to the change was lost.
     :ivar guids: GUIDs that it puts into the partition, or takes out of it.
@@ -39,17 +39,17 @@ class UfmJob:
 
     @property
     def is_lost(self) -> bool:
-        """Whether its answer was lost."""
+        """Whether UFM's answer to the change was lost."""
         return not self.number
 
     def describe(self) -> str:
-        """Name it for people."""
+        """The name of the job for people."""
         return "one whose answer was lost" if self.is_lost else f"job {self.number}"
 
 
 @attrs.frozen
 class UfmJobState:
-    """The state of a job in UFM's answer.
+    """The state of a job, from UFM's answer.
 
     :ivar error: why it did not make its change; "" if it did, or has not ended.
     """
@@ -69,7 +69,7 @@ def read_job_states(answer: object) -> dict[str, UfmJobState]:
 
 
 def read_job_state(number: str, answer: object) -> UfmJobState:
-    """Read the answer to ``GET /jobs/1``; an answer that is not understood counts as running."""
+    """Parse the answer to ``GET /jobs/1``. An unreadable answer counts as a running job."""
     body = answer[0] if isinstance(answer, list) and len(answer) == 1 else answer
     if not isinstance(body, dict):
         return UfmJobState(False)

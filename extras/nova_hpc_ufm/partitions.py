@@ -39,14 +39,14 @@ KIBIBYTES: Final[Mapping[int, int]] = MappingProxyType({4: 2, 5: 4})
 Members = Mapping[int, Membership]
 #: P_Key -> members.
 Memberships = Mapping[int, Members]
-_LIKE: Final = "the agent knows the answers of UFM 6.15.1 to 6.24.1"
+_LIKE: Final = "the agent can read the answers of UFM 6.15.1 to 6.24.1"
 #: A key among the partitions if UFM is configured to add the name of the site to all answers.
 _NAME_OF_SITE: Final = "site_name"
 
 
 @attrs.frozen
 class UfmPartition:
-    """One partition in UFM's answer.
+    """A partition in UFM's answer, with its members.
 
     :ivar members: GUID -> its membership; None if UFM lists no valid membership, or two.
     :ivar default_membership: only of the default partition, from UFM 6.19 on: the membership of
@@ -62,13 +62,13 @@ class UfmPartition:
 
     @property
     def named_ours(self) -> bool:
-        """Whether its name marks it as made by this project."""
+        """Whether the partition's name has the prefix of nova-hpc's agent."""
         return self.name.startswith(NAME_PREFIX)
 
 
 @attrs.frozen
 class UfmListing:
-    """The partitions that UFM has.
+    """All partitions that UFM lists.
 
     :ivar partitions: P_Key -> partition, including those whose members are unknown.
     :ivar faults: sentences on records that are not understood.
@@ -79,22 +79,22 @@ class UfmListing:
 
     @property
     def default(self) -> UfmPartition:
-        """The default partition."""
+        """The default partition (P_Key 0x7fff), as UFM lists it."""
         return self.partitions[DEFAULT_PKEY]
 
     def members(self, pkey: int) -> Mapping[int, Membership | None]:
-        """GUID -> membership; empty if the partition does not exist, or its members are unknown."""
+        """GUID -> membership in the partition; empty without the partition, or if unknown."""
         partition = self.partitions.get(pkey)
         return {} if partition is None else partition.members
 
     def is_unknown(self, pkey: int) -> bool:
-        """Whether there is such a partition and its members are unknown."""
+        """Whether the partition exists and its members are unknown."""
         partition = self.partitions.get(pkey)
         return partition is not None and bool(partition.problem)
 
 
 def read_partitions(answer: object) -> UfmListing:
-    """Read the answer to ``GET /resources/pkeys?guids_data=true``.
+    """Parse the answer to ``GET /resources/pkeys?guids_data=true``.
 
     :raises SubnetManagerError: it is none.
     """
@@ -124,7 +124,7 @@ def read_partitions(answer: object) -> UfmListing:
         if partition.problem
     ]
     faults += [
-        f"UFM tells no membership, or two, of {format_guid(guid)} in the partition "
+        f"UFM reports no membership, or two, of {format_guid(guid)} in the partition "
         f"{format_pkey(pkey)}"
         for pkey, partition in sorted(partitions.items())
         for guid, membership in sorted(partition.members.items())
@@ -167,7 +167,7 @@ def _read_membership(stated: object) -> Membership | None:
 
 @attrs.frozen
 class UfmPorts:
-    """GUIDs of ports on the fabric.
+    """The GUIDs of ports on the fabric, as UFM lists them.
 
     :ivar whole: whether all are known, so that another GUID is on the fabric nowhere.
     """
@@ -176,7 +176,7 @@ class UfmPorts:
     whole: bool = True
 
     def joined(self, other: UfmPorts) -> UfmPorts:
-        """Both together."""
+        """The ports of both lists."""
         return UfmPorts(self.guids | other.guids, self.whole and other.whole)
 
 
@@ -202,7 +202,7 @@ def read_port_guids(answer: object, field: str) -> UfmPorts:
 
 @attrs.frozen
 class UfmQuality:
-    """The quality of service of a partition at UFM."""
+    """The quality-of-service settings of a partition at UFM."""
 
     #: KiB.
     mtu_limit: int
@@ -235,7 +235,7 @@ def read_qualities(answer: object) -> dict[int, UfmQuality]:
 
 
 def describe_members(members: Mapping[int, Membership | None]) -> str:
-    """Name GUIDs with their memberships, for people."""
+    """GUIDs with their memberships, as a text for people."""
     return ", ".join(
         f"{format_guid(guid)} {members[guid] or 'with an unknown membership'}"
         for guid in sorted(members)
@@ -243,7 +243,7 @@ def describe_members(members: Mapping[int, Membership | None]) -> str:
 
 
 def describe_pkeys(pkeys: Iterable[int]) -> str:
-    """Name P_Keys for people, e.g. ``0x0101, 0x0102``."""
+    """P_Keys as a text for people, such as ``0x0101, 0x0102``."""
     return ", ".join(format_pkey(pkey) for pkey in sorted(pkeys))
 
 

@@ -28,7 +28,7 @@ _UNREAD: Final = MemberReading(MemberState.UNKNOWN, "UFM's record of its partiti
 
 @attrs.frozen
 class UfmSituation:
-    """The partitions of UFM, with those of the agent, and the agent's members.
+    """UFM's partitions beside the members that the agent wants.
 
     :ivar wanted: P_Key -> members, of all rows that are wanted.
     :ivar ours: P_Keys of the agent's partitions.
@@ -43,7 +43,7 @@ class UfmSituation:
     jobs: tuple[UfmJob, ...] = ()
 
     def is_wanted(self, pkey: int, guid: int) -> bool:
-        """Whether a GUID is to be a member."""
+        """Whether *guid* should be a member of the partition."""
         return guid in self.wanted.get(pkey, {})
 
     def list_conflicts(self) -> dict[int, str]:
@@ -55,7 +55,7 @@ class UfmSituation:
         }
 
     def list_intruders(self) -> frozenset[Place]:
-        """Members of our partitions that neither the agent nor Neutron has put there."""
+        """Members of the agent's partitions that neither the agent nor Neutron has added."""
         return frozenset(
             (pkey, guid)
             for pkey in self.ours
@@ -64,7 +64,7 @@ class UfmSituation:
         )
 
     def find_jobs(self, pkey: int, guid: int) -> tuple[UfmJob, ...]:
-        """Jobs that may still change a membership."""
+        """Jobs that may still change the membership of *guid* in *pkey*."""
         return tuple(job for job in self.jobs if job.pkey == pkey and guid in job.guids)
 
     def is_moving(self, guid: int) -> bool:
@@ -83,7 +83,7 @@ class UfmSituation:
 
 @attrs.frozen
 class UfmChanges:
-    """Requests to UFM, in this order.
+    """The requests to send to UFM, in this order.
 
     :ivar removals: P_Key -> GUIDs that leave.
     :ivar removed_partitions: P_Key -> its members, for partitions of the agent without a network.
@@ -110,7 +110,9 @@ class UfmChanges:
 
 
 def merge_members(desired: DesiredPartitions) -> dict[int, dict[int, Membership]]:
-    """P_Key -> the wanted members; of two rows of one GUID the earlier one's membership stays."""
+    """P_Key -> the wanted members. If two rows have one GUID, the earlier row's membership
+    counts.
+    """
     wanted: dict[int, dict[int, Membership]] = {}
     for member in sorted(desired.wanted(), key=lambda member: member.row):
         wanted.setdefault(member.pkey, {}).setdefault(member.guid, member.membership)
@@ -124,7 +126,7 @@ def list_own_pkeys(recorded: Memberships, listing: UfmListing) -> frozenset[int]
 
 
 def plan_changes(situation: UfmSituation, announced: frozenset[Place]) -> UfmChanges:
-    """Plan the requests that UFM needs now; others wait for readings to come.
+    """Plan the requests that UFM needs now; further ones wait for later readings.
 
     :param announced: intruders whose alarm was given; others stay until then.
     """
@@ -167,7 +169,7 @@ def plan_changes(situation: UfmSituation, announced: frozenset[Place]) -> UfmCha
 def keep_record(
     recorded: Memberships, situation: UfmSituation, *, with_wanted: bool = True
 ) -> dict[int, dict[int, Membership]]:
-    """Choose the lines of the agent's record.
+    """Choose the members to keep in the agent's record file.
 
     :param with_wanted: True before changes are requested. False after a reading, which leaves out
         only the lines of members that are gone.
@@ -196,7 +198,7 @@ def keep_record(
 
 @attrs.frozen
 class UfmVerdicts:
-    """Verdicts on rows, each by itself.
+    """Decides the state of each member row from UFM's answers.
 
     :ivar refusals: P_Key and GUID, or None for the whole partition -> UFM's reason.
     """
@@ -215,7 +217,7 @@ class UfmVerdicts:
         }
 
     def judge_row(self, member: PartitionMember) -> MemberReading:
-        """Judge one row by UFM's answers on its GUID and its P_Key."""
+        """Decide the state of one member row from UFM's answers on its GUID and P_Key."""
         situation = self.situation
         if situation.listing.is_unknown(member.pkey) and member.pkey in situation.ours:
             return _UNREAD
@@ -256,7 +258,7 @@ class UfmVerdicts:
             )
         if stated[guid] is None:
             return MemberReading(
-                MemberState.UNKNOWN, f"UFM tells no membership of {name} that is understood"
+                MemberState.UNKNOWN, f"UFM reports no readable membership of {name}"
             )
         if stated[guid] is not member.membership:
             return MemberReading(

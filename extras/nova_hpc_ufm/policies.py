@@ -12,7 +12,7 @@ from nova_hpc_ufm.partitions import GIGABITS, KIBIBYTES, UfmQuality
 def follow_policy(
     before: UfmQuality, policy: PartitionPolicy
 ) -> tuple[UfmQuality, tuple[str, ...]]:
-    """Change a quality of service by a policy.
+    """Apply the operator's policy to the quality-of-service settings of a partition.
 
     :param before: the quality of service at UFM.
     :returns: the new one; and texts for people on the parts of the policy that UFM cannot do.
@@ -25,12 +25,12 @@ def follow_policy(
         after = attrs.evolve(after, rate_limit=GIGABITS[policy.rate])
     elif policy.rate is not None:
         unknown.append(
-            f"[hpc_partitions]rates has {policy.rate}; UFM knows {min(GIGABITS)} to {max(GIGABITS)}"
+            f"[hpc_partitions]rates has {policy.rate}; UFM takes {min(GIGABITS)} to {max(GIGABITS)}"
         )
     if policy.mtu is not None and policy.mtu in KIBIBYTES:
         after = attrs.evolve(after, mtu_limit=KIBIBYTES[policy.mtu])
     elif policy.mtu is not None:
         unknown.append(
-            f"[hpc_partitions]mtus has {128 << policy.mtu} bytes; UFM knows 2048 and 4096"
+            f"[hpc_partitions]mtus has {128 << policy.mtu} bytes; UFM takes 2048 and 4096"
         )
     return after, tuple(unknown)

@@ -50,7 +50,7 @@ _LINE: Final = re.compile(r"(0x[0-9a-fA-F]{1,4})(?: (0x[0-9a-fA-F]{16}) (full|li
 
 @attrs.frozen
 class UfmRecord:
-    """The content of one file.
+    """The agent's record file: the partitions that it requested from UFM, and jobs.
 
     :ivar ticket: of the reading of the desired state that it was written for.
     :ivar partitions: P_Key -> GUID -> membership, as wanted. It includes members that were wanted
@@ -64,7 +64,7 @@ class UfmRecord:
 
 
 def write_ufm_record(path: Path, record: UfmRecord) -> None:
-    """Replace the file whole, and see it on the disk."""
+    """Replace the record file atomically, and flush it to the disk."""
     lines = [f"# nova-hpc-ufm-partitions {_VERSION}", f"# ticket {record.ticket}"]
     lines += map(_write_job, record.jobs)
     for pkey in sorted(record.partitions):
@@ -87,7 +87,7 @@ def write_ufm_record(path: Path, record: UfmRecord) -> None:
 
 
 def read_ufm_record(path: Path) -> UfmRecord | None:
-    """Read the file; None if it does not exist.
+    """Read the record file; None if it does not exist.
 
     :raises SubnetManagerError: it cannot be read, so the owners of partitions are unknown.
     """

@@ -74,7 +74,7 @@ _MANY_MEMBERS: Final = 4
 
 
 class UfmSubnetManager:
-    """UFM Enterprise."""
+    """UFM Enterprise as subnet manager, through its REST API."""
 
     # Of functions: if virtualisation is on at the adapters and at UFM (``audit`` looks).
     capabilities: ClassVar[Capabilities] = Capabilities(separates_functions=True)
@@ -129,8 +129,8 @@ class UfmSubnetManager:
             record = self._read_record()
             if desired.ticket < record.ticket:
                 raise StaleReadingError(
-                    f"the reading {desired.ticket} of the desired partitions is older than what "
-                    f"is at UFM, {record.ticket}"
+                    f"the reading {desired.ticket} of the desired partitions is older than "
+                    f"UFM's own, {record.ticket}"
                 )
             self._writer.begin()
             situation = self._look_around(desired, record)
@@ -184,7 +184,7 @@ class UfmSubnetManager:
             if before is None:
                 # UFM is still making the partition, or its answer was not understood.
                 if self._listing is not None and pkey in self._listing.partitions:
-                    faults.append(f"UFM tells no quality of service of {format_pkey(pkey)}")
+                    faults.append(f"UFM reports no quality of service of {format_pkey(pkey)}")
                 continue
             after, unknown = follow_policy(before, policy)
             faults += [f"partition {format_pkey(pkey)}: {text}" for text in unknown]
@@ -234,7 +234,10 @@ class UfmSubnetManager:
         return frozenset(listing.partitions.keys() - ours - {DEFAULT_PKEY})
 
     def watched_files(self) -> Sequence[Path]:
-        """None: UFM's own file follows UFM. Changes by others are seen at the next look."""
+        """Return no file, because the agent changes UFM only through its API.
+
+        Changes by others are found at the next reading.
+        """
         return ()
 
     def audit(self) -> Sequence[AuditRow]:

@@ -40,7 +40,7 @@ _MOST_TROUBLES: Final = 3
 
 @attrs.define
 class UfmWriter:
-    """Changes at UFM that were sent, refused, or are being made.
+    """Sends changes to UFM, and follows the jobs in which UFM carries them out.
 
     :ivar now: a monotonic clock, in seconds.
     :ivar note_jobs: called when the jobs have changed.
@@ -63,12 +63,12 @@ class UfmWriter:
     # -- jobs ----------------------------------------------------------------------------
 
     def adopt_jobs(self, jobs: Collection[UfmJob]) -> None:
-        """Take over jobs of an agent that has ended."""
+        """Take over the jobs of an agent process that has ended."""
         own = {job.number for job in self.jobs}
         self.jobs += tuple(job for job in jobs if not job.is_lost and job.number not in own)
 
     def follow_jobs(self) -> None:
-        """Read the state of the jobs that have not ended; forget those that have.
+        """Read the state of running jobs, and drop those that have ended.
 
         :raises SubnetManagerError: UFM does not answer.
         """
@@ -104,7 +104,7 @@ class UfmWriter:
             return UfmJobState(True)
 
     def expect_additions(self, pkey: int, guids: Collection[int]) -> None:
-        """Count additions that may still be made, and whose answers this agent does not have."""
+        """Record additions that UFM may still make, although the answers were lost."""
         kept = [
             job
             for job in self.jobs
@@ -117,7 +117,7 @@ class UfmWriter:
     # -- changes -------------------------------------------------------------------------
 
     def remove(self, changes: UfmChanges) -> None:
-        """Send the removals."""
+        """Send the removals of members and partitions."""
         for pkey, guids in changes.removals.items():
             for some in _batches(guids):
                 listed = ",".join(f"{guid:016x}" for guid in some)
@@ -127,7 +127,7 @@ class UfmWriter:
             self._try(UfmJob("", pkey, members, True), None, "DELETE", f"{PKEYS}/{pkey:#x}")
 
     def add(self, changes: UfmChanges) -> frozenset[int]:
-        """Send the new partitions and, for partitions that are there, the additions.
+        """Send new partitions, and the additions to existing partitions.
 
         :returns: P_Keys whose partitions UFM refuses to make.
         """
@@ -146,7 +146,7 @@ class UfmWriter:
         return refused
 
     def set_quality(self, pkey: int, quality: UfmQuality) -> None:
-        """Send a partition's quality of service."""
+        """Send the quality-of-service settings of a partition."""
         body = {"pkey": f"{pkey:#x}", **attrs.asdict(quality)}
         self._try(UfmJob("", pkey), None, "PUT", f"{PKEYS}/qos_conf", body)
 

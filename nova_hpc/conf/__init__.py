@@ -18,5 +18,5 @@ def register_all_options(conf: cfg.ConfigOpts) -> None:
 
 
 def list_opts() -> list[tuple[str, list[cfg.Opt]]]:
-    """Entry point of ``oslo.config.opts``."""
+    """The options of nova-hpc for nova.conf, for the entry point ``oslo.config.opts``."""
     return [(hpc.GROUP.name, list(hpc.OPTS))]

@@ -14,10 +14,9 @@ OPTS: Final[list[cfg.Opt]] = [
         min=1,
         max=999_999,
         help="""
-The highest number that users may announce with the scheduler hint
-``hpc_members``. HpcFabricFilter keeps so many places of a domain for one server
-group, until its members have come or the group has none any more; what a
-project can really make is bounded by its quotas, of which Nova checks
+The highest number that users may announce with the scheduler hint ``hpc_members``.
+HpcFabricFilter keeps so many places of a domain for one server group, until its members have come
+or the group has none any more. The quotas of a project limit the real number; Nova checks
 ``server_group_members`` with each server.
 """,
     ),
@@ -26,10 +25,10 @@ project can really make is bounded by its quotas, of which Nova checks
         default=30.0,
         min=1.0,
         help="""
-Seconds for which HpcFabricFilter sends one request to Placement again, about the
-domain of a server group, where Placement gives no usable answer. After that the
-server is refused: what is not known may be decided already. A Placement that is
-slow and answers is waited for; leave this below ``rpc_response_timeout``.
+Seconds for which HpcFabricFilter repeats a request to Placement about the domain of a server
+group, if Placement gives no usable answer. After that the server is refused, because another
+scheduler may already have chosen the domain. The filter waits for a Placement that is slow and
+answers. Leave this below ``rpc_response_timeout``.
 
 Related options:
 

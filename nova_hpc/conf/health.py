@@ -38,12 +38,11 @@ never out of service for longer, whatever it did before.
         default=8,
         min=2,
         help="""
-How often a suspect device is found ill until it is quarantined and needs an
-operator. Counted are symptoms of the device itself: it does not answer, has lost
-its addresses, is not what its baseline says, or reports errors. What comes and
-goes with the set-up of the host (a device that is away, an IOMMU group, the width
-of a link, the number of virtual functions) is tried for ever. With the defaults
-eight tries take 45 minutes.
+Number of checks in which a suspect device may be found faulty until it is quarantined and needs
+an operator. Only symptoms of the device itself count: it does not answer, has lost its addresses,
+differs from its baseline, or reports errors. Symptoms that come and go with the set-up of the
+host (a device that is away, an IOMMU group, the width of a link, the number of virtual functions)
+are tried for ever. With the defaults eight tries take 45 minutes.
 """,
     ),
     cfg.FloatOpt(
@@ -83,10 +82,10 @@ of less than an hour counts as one.
         default=7 * 24 * 3600.0,
         min=0.0,
         help="""
-Seconds for which the resource provider of a device that has vanished is kept in
-Placement, reserved as a whole: a card that is exchanged within that time comes back to the
-UUID, the traits and the aggregates that it had. One that somebody has an allocation of
-is kept for longer. 0 gives it up at the update after the one that misses it.
+Seconds for which the resource provider of a device that has vanished is kept in Placement,
+reserved as a whole: a card that is exchanged within that time comes back to the UUID, the traits
+and the aggregates that it had. A provider with an allocation is kept for longer. 0 gives it up at
+the update after the one that misses it.
 """,
     ),
     cfg.FloatOpt(

@@ -21,22 +21,20 @@ node it is ``/``.
         "ledger_file",
         default="$state_path/hpc-ledger.json",
         help="""
-The file in which the compute node keeps what it has to remember of its devices:
-which are in quarantine, the baseline of each, which server has had it since it
-was last found clean, what its virtual function was set to, and which server has
-which NVLink partition. It has a copy and locks beside it. While neither the file
-nor its copy can be read, the node does not know which devices may be given, and
-none is offered; see the documentation of ``nova-hpc device``.
+The ledger: the file in which the compute node keeps its records of its devices: which are in
+quarantine, the baseline of each, which server has had it since it was last found clean, the
+settings of its virtual function, and which server has which NVLink partition. It has a copy and
+locks beside it. While neither the file nor its copy can be read, the node offers no device,
+because it cannot see which ones are clean; see the documentation of ``nova-hpc device``.
 """,
     ),
     cfg.BoolOpt(
         "clean_devices",
         default=True,
         help="""
-Whether the compute node cleans and checks its passthrough devices between two
-servers. A device is reset when its server is gone and must then look as its
-baseline says; before the next server starts it is looked at once more. A
-device that fails goes into quarantine.
+Whether the compute node cleans and checks its passthrough devices between two servers. A device
+is reset when its server is gone and must then match its baseline. Before the next server starts,
+the device is checked once more. A device that fails goes into quarantine.
 
 Related options:
 
@@ -77,15 +75,14 @@ makes. A device that fails a check is not offered to any server; a server that
 already has it keeps it.
 
 * ``link``: the PCIe link is narrower than both of its ends can be.
-* ``reset``: the kernel knows no way to reset the device, so the next server
-  would find it as the last one left it.
+* ``reset``: the kernel has no way to reset the device, so the next server would find it as the
+  last one left it.
 
-Always checked, and not to be switched off, are: that the device can be read,
-that it is not in quarantine, that its IOMMU group is viable and goes to one
-server as a whole, and that its driver speaks VFIO by the kernel's word where
-``device_spec`` says ``managed: no``. Devices of entries without ``hpc_*`` tags are
-judged by what harms the host alone: neither by their driver, their link, the ways to
-reset them nor by what shares their group.
+Always checked, and not to be switched off, are: that the device can be read, that it is not in
+quarantine, that its IOMMU group is viable and goes to one server as a whole, and that the kernel
+reports a VFIO driver if ``device_spec`` contains ``managed: no``. Devices of entries without
+``hpc_*`` tags are judged only by faults that harm the host, and not by their driver, their link,
+the ways to reset them or the devices in their group.
 
 Related options:
 
@@ -97,14 +94,13 @@ Related options:
         "gpudirect_clique",
         default=False,
         help="""
-Whether NVIDIA GPUs of servers with ``hpc:guest_topology`` ``mirror`` or ``numa``
-show the GPUDirect clique that they belong to: all those below one PCIe switch
-of the host. NVIDIA's driver in a guest then knows which GPUs can reach each
-other directly; without it, it may refuse peer-to-peer traffic in a virtual
-machine.
+Whether NVIDIA GPUs of servers with ``hpc:guest_topology`` ``mirror`` or ``numa`` show the
+GPUDirect clique that they belong to: all those below one PCIe switch of the host. NVIDIA's driver
+in a guest then sees which GPUs can reach each other directly. Without the clique, it may refuse
+peer-to-peer traffic in a virtual machine.
 
-It holds for servers that start on this compute node for the first time; a
-server keeps what it was started with. Such servers cannot be suspended.
+It holds for servers that start on this compute node for the first time. A server keeps the
+setting with which it first started. Such servers cannot be suspended.
 """,
     ),
 ]

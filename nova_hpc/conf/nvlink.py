@@ -21,11 +21,10 @@ and ``-``, and ``devices`` a list of the PCI addresses of all members, e.g.
 set for each partition of the NVSwitches that the fabric manager offers, or for
 each group of GPUs with direct links to one another.
 
-Without the option, a node whose inventory has functions of the role
-``nvswitch`` has one set, of the GPUs of the same vendor and of one product, and a node
-whose GPUs say that they are linked by xGMI (while ``amdgpu`` has them) one for each hive;
-other nodes have none: of NVLink bridges between cards nothing tells. Giving the option
-replaces those sets.
+Without the option, a node whose inventory has functions of the role ``nvswitch`` has one set, of
+the GPUs of the same vendor and of one product, and a node whose GPUs report links by xGMI (while
+``amdgpu`` has them) has one set for each hive. Other nodes have none, because the kernel does not
+report NVLink bridges between cards. Giving the option replaces those sets.
 
 ``nova-hpc configure`` reads it and writes the tag ``hpc_nvlink`` of the
 entries of ``[pci]device_spec``; services read the tags only.
@@ -40,15 +39,14 @@ Related options:
         "nvlink_backend",
         default="none",
         help="""
-Who activates the NVLink partition of a server before it starts, and deactivates
-it afterwards. Backends are found by the entry points of the namespace
-``nova_hpc.nvlink_backends``.
+The backend that activates the NVLink partition of a server before it starts, and deactivates it
+afterwards. Backends are found by the entry points of the namespace ``nova_hpc.nvlink_backends``.
 
-* ``none``: nobody. For nodes without NVLinks, for GPUs with direct links to one
-  another, and where guests get the NVSwitches with the GPUs.
-* ``fabric-manager``: NVIDIA Fabric Manager in its shared NVSwitch mode
-  (``FABRIC_MODE=1``). nova-compute does not start where it cannot be reached;
-  later a failure refuses the start of a server, or withholds GPUs.
+* ``none``: no backend. For nodes without NVLinks, for GPUs with direct links to one another, and
+  for guests that get the NVSwitches with the GPUs.
+* ``fabric-manager``: NVIDIA Fabric Manager in its shared NVSwitch mode (``FABRIC_MODE=1``).
+  nova-compute does not start where it cannot be reached; later a failure refuses the start of a
+  server, or withholds GPUs.
 
 Related options:
 
@@ -61,9 +59,8 @@ Related options:
         "nvlink_address",
         default="127.0.0.1:6666",
         help="""
-Where the manager of the NVLink fabric listens: an IPv4 address with a port, or
-the path of a Unix socket. Whoever reaches it decides which GPUs are linked, so
-keep everybody else away from it.
+The address of the manager of the NVLink fabric: an IPv4 address with a port, or the path of a
+Unix socket. Any program that reaches it can link GPUs, so only nova-compute should reach it.
 """,
     ),
     cfg.StrOpt(
@@ -89,11 +86,10 @@ process is ended two seconds later, and the server does not start.
         type=types.Dict(value_type=types.String()),
         default={},
         help="""
-The PCI address in this node of each GPU that the manager of the NVLink fabric
-knows, as a list of ``physical id:address``, for example
-``1:0000:1b:00.0,2:0000:43:00.0``. NVIDIA's Fabric Manager does not say the
-addresses of GPUs from the H100 on, and one that runs in a virtual machine says
-those of that machine; then all GPUs have to be named. The physical id is the
+The PCI address in this node of each GPU that the manager of the NVLink fabric lists, as a list of
+``physical id:address``, for example ``1:0000:1b:00.0,2:0000:43:00.0``. NVIDIA's Fabric Manager
+does not report the addresses of GPUs from the H100 on. If it runs in a virtual machine, it
+reports the addresses in that machine. Name all GPUs in both cases. The physical id is the
 ``Module ID`` that ``nvidia-smi -q`` shows.
 """,
     ),

@@ -18,16 +18,17 @@ SERVER_OPTS: Final[list[cfg.Opt]] = [
         default={},
         help="""
 Physical networks that are InfiniBand, each with the name of the fabric that it is on, e.g.
-``ibrail0:main,ibrail1:main``. A fabric is what one subnet manager manages, with those that stand
-by for it; P_Keys are unique in it.
+``ibrail0:main,ibrail1:main``. A fabric is the InfiniBand network of one subnet manager and its
+standbys; P_Keys are unique in it.
 """,
     ),
     cfg.StrOpt(
         "subnet_manager",
         default="opensm",
         help="""
-What manages the fabrics: a name of the entry points ``nova_hpc.subnet_managers``. It decides what
-can be kept apart: with ``opensm`` functions of one physical port cannot be in two networks.
+The subnet manager of the fabrics: a name of the entry points ``nova_hpc.subnet_managers``. The
+separation of networks depends on it: with ``opensm``, functions of one physical port cannot be in
+two networks.
 """,
     ),
     cfg.StrOpt(
@@ -81,8 +82,8 @@ needs no event.
         min=0,
         help="""
 Requests that are held for ``bind_wait`` at once, of all processes of Neutron's API that share
-``[oslo_concurrency]lock_path``. The default is half of the API's threads, or 4 if no uWSGI tells
-them. A request beyond that is answered at once, and Nova waits for the event.
+``[oslo_concurrency]lock_path``. The default is half of the API's threads, or 4 without uWSGI. A
+request beyond that is answered at once, and Nova waits for the event.
 """,
     ),
     cfg.FloatOpt(
@@ -107,7 +108,7 @@ its membership in force. Needed for functions whose link comes up with the guest
         default={},
         help="""
 Service levels of networks by P_Key, e.g. ``0x0101:1,0x0102:2``. The subnet manager needs ``qos
-TRUE`` and a virtual lane for each level. Programs that ask for no path (NCCL, UCX, MPI) take the
+TRUE`` and a virtual lane for each level. Programs that query no path (NCCL, UCX, MPI) take the
 level from their environment, which ``nova-hpc-guest pkey`` prints.
 """,
     ),
@@ -151,7 +152,7 @@ AGENT_OPTS: Final[list[cfg.Opt]] = [
     cfg.StrOpt(
         "opensm_log",
         default="/var/log/opensm.log",
-        help="The subnet manager's log, which says when it did not take a file.",
+        help="The subnet manager's log, which reports a file that it did not take.",
     ),
     cfg.StrOpt(
         "partitions_file",
@@ -212,5 +213,5 @@ def _register_group(conf: cfg.ConfigOpts, group: cfg.OptGroup, options: list[cfg
 
 
 def list_opts() -> list[tuple[str, list[cfg.Opt]]]:
-    """Entry point of ``oslo.config.opts``."""
+    """The options for partitions, for the entry point ``oslo.config.opts``."""
     return [(SERVER_GROUP.name, list(SERVER_OPTS)), (AGENT_GROUP.name, list(AGENT_OPTS))]

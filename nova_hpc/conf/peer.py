@@ -19,14 +19,14 @@ OPTS: Final[list[cfg.Opt]] = [
             ),
             (
                 "direct",
-                "Ports of switches redirect nothing, where the IOMMU keeps nobody apart by it.",
+                "Ports of switches redirect nothing, if no IOMMU groups become reachable by it.",
             ),
         ],
         default="keep",
         help="""
-How GPUs and network adapters below one PCIe switch reach each other. Where the
-switch's ports redirect (ACS), as the kernel sets them to keep guests apart, their
-traffic goes up to the root complex and down again.
+The path between GPUs and network adapters below one PCIe switch. If the switch's ports redirect
+(ACS), as the kernel sets them to keep guests apart, the traffic goes up to the root complex and
+down again.
 
 With ``translated``, nova-compute sets direct translated peer-to-peer at the ports
 of the switches between a GPU and an adapter. Both need Address Translation Services
@@ -34,13 +34,13 @@ of the switches between a GPU and an adapter. Both need Address Translation Serv
 depend on that bit. It trusts devices to translate honestly: a device that
 does not could reach its neighbours below the switch.
 
-With ``direct``, redirect is switched off at those ports. A port is left alone where
-devices in different IOMMU groups could then reach each other, so it has an effect only
-where all that is below the switch is in one group already.
+With ``direct``, redirect is switched off at those ports. A port is not changed if devices in
+different IOMMU groups could then reach each other. So ``direct`` has an effect only if all
+devices below the switch are in one group already.
 
-It is set when nova-compute starts and whenever it is found changed, and read back.
-What could not be set is in its log, and in ``nova-hpc inventory`` with the cure. Going
-back to ``keep`` changes nothing: the next boot of the node does.
+The ports are set when nova-compute starts and whenever one is found changed, and read back. Its
+log names each port that could not be set; ``nova-hpc inventory`` adds the cure. A change back to
+``keep`` takes effect at the next boot of the node.
 """,
     ),
 ]

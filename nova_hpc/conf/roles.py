@@ -34,19 +34,18 @@ Which PCI functions play which role. May be given several times; the first
 entry that matches a function wins, and a function without an entry has no
 role and is never offered.
 
-Each value is a JSON object. ``role`` is the name of the role, which is also
-the default name of the PCI alias and the word used in ``hpc:group``. The
-other keys all have to match: ``vendor_id`` and ``product_id`` (four hex
-digits), ``class`` (base class and sub-class, four hex digits),
-``dev_type`` (``type-PCI``, ``type-PF`` or ``type-VF``, as Nova has them),
-``interface`` (name of the network interface of the function, or of its physical
-function, on the host) and ``link_layer`` (``InfiniBand`` or ``Ethernet``: of the
-ports of the function or of its physical function; by its class where they do not
-say). All values but ``link_layer`` may contain the wildcards ``*`` and ``?``.
+Each value is a JSON object. ``role`` is the name of the role, which is also the default name of
+the PCI alias and the word used in ``hpc:group``. The other keys all have to match: ``vendor_id``
+and ``product_id`` (four hex digits), ``class`` (base class and sub-class, four hex digits),
+``dev_type`` (``type-PCI``, ``type-PF`` or ``type-VF``, as Nova has them), ``interface`` (name of
+the network interface of the function, or of its physical function, on the host) and
+``link_layer`` (``InfiniBand`` or ``Ethernet``: of the ports of the function or of its physical
+function; by its class if the ports do not report it). All values but ``link_layer`` may contain
+the wildcards ``*`` and ``?``.
 
-The defaults know the GPUs of NVIDIA, AMD and Intel, NVSwitches, and the
-adapters of the mlx5 family, those of InfiniBand and of Ethernet apart. Giving
-the option replaces all of the defaults.
+The defaults match the GPUs of NVIDIA, AMD and Intel, NVSwitches, and the adapters of the mlx5
+family, with separate roles for InfiniBand and Ethernet. Giving the option replaces all of the
+defaults.
 
 Related options:
 

@@ -16,16 +16,14 @@ Multiplier of HpcPackingWeigher, which prefers, for a server with an ``hpc:``
 flavor, the host whose free devices fit the request most tightly, so that
 whole switches and whole hosts stay free for larger servers.
 
-A positive value packs, a negative value spreads, and 0 switches the weigher
-off. It has no effect on servers without ``hpc:`` keys in their flavor. The best
-host gets the multiplier and the worst nothing, so between hosts whose scores
-are next to each other there is the multiplier divided by the number of
-different scores. The default outweighs Nova's weighers of memory, CPUs, disk
-and PCI devices, with a multiplier of 1.0 each, up to some two thousand
-different scores, and is far below those of failed builds and of moves between
-cells. What users ask for themselves comes before packing, whatever the value:
-see ``[hpc]weighers_before_packing``. The value can be overridden for the hosts
-of an aggregate with the metadata key ``hpc_packing_weight_multiplier``.
+A positive value packs, a negative value spreads, and 0 switches the weigher off. It has no effect
+on servers without ``hpc:`` keys in their flavor. The best host gets the multiplier and the worst
+nothing. So the difference between two neighbouring scores is the multiplier divided by the number
+of different scores. The default outweighs Nova's weighers of memory, CPUs, disk and PCI devices,
+with a multiplier of 1.0 each, up to some two thousand different scores, and is far below those of
+failed builds and of moves between cells. The users' own wishes come before packing, whatever the
+value: see ``[hpc]weighers_before_packing``. The value can be overridden for the hosts of an
+aggregate with the metadata key ``hpc_packing_weight_multiplier``.
 
 Related options:
 
@@ -37,11 +35,10 @@ Related options:
         "weighers_before_packing",
         default=["ServerGroupSoftAffinityWeigher", "ServerGroupSoftAntiAffinityWeigher"],
         help="""
-Weighers that say what users wished for: HpcPackingWeigher decides only among
-hosts that these leave equal. By default they are those of the soft policies of
-server groups. Name the class of a weigher, or its whole path; one that
-``[filter_scheduler]weight_classes`` does not name counts for nothing, and
-neither does one with a multiplier of 0.
+Weighers for wishes of the users: HpcPackingWeigher decides only among hosts that get the same
+weight from these. By default they are the weighers of the soft policies of server groups. Name
+the class of a weigher, or its whole path. A weigher has no effect if
+``[filter_scheduler]weight_classes`` does not name it, or if its multiplier is 0.
 
 Each difference that they make between two hosts is worth twice
 ``[hpc]packing_weight_multiplier``. With an empty list packing comes before the
@@ -61,24 +58,23 @@ Related options:
         choices=[
             (
                 "hosts",
-                "for CPUs, memory and disk, and for what ports ask for; a device is looked "
-                "for in what the answer says of each host",
+                "for CPUs, memory and disk, and for the resources of ports; devices are then "
+                "chosen from the free providers of each host in the answer",
             ),
             ("devices", "for each device in a request group of its own, as Nova does it"),
         ],
         help="""
-What nova-scheduler asks Placement for when it looks for hosts for a server with an
-``hpc:`` flavor.
+The resources in nova-scheduler's request to Placement for a server with an ``hpc:`` flavor.
 
-Placement looks at all providers of the cloud once for each device that is asked for: the
-answer for eight devices takes it five times as long as that for none. The hosts and the devices
-that are chosen are the same with either value, and so is the reason of a refusal.
+Placement reads all providers of the cloud once for each requested device: eight devices take it
+five times as long as none. Both values choose the same hosts and devices, and give the same
+reason for a refusal.
 
 With ``hosts`` every host with enough CPUs, memory and disk takes one of the
-``[scheduler]max_placement_results`` candidates, hosts without devices among them. Where an
-answer has as many candidates as that, it was cut off, and Placement is asked for
-each device for the next five minutes. So set it, and Placement's own
-``[placement]max_allocation_candidates``, to more than the number of all hosts.
+``[scheduler]max_placement_results`` candidates, hosts without devices among them. An answer with
+as many candidates was cut off; then the requests of the next five minutes contain each device. So
+set it, and Placement's own ``[placement]max_allocation_candidates``, to more than the number of
+all hosts.
 
 Related options:
 
@@ -102,16 +98,14 @@ set that passes is offered to the rest of the scheduler.
         type=types.Dict(value_type=types.Integer(min=0)),
         default={},
         help="""
-How much each flavor counts when HpcTopologyFilter measures what a placement
-takes away from later servers: a list of ``flavor name:weight``, for example
-``hpc.gpu8:4,hpc.gpu1:10``. Only the proportions matter, and the share of a
-flavor among the servers that are asked for is a good weight. A flavor that is
-not named has the weight 1, and one with the weight 0 is left out. Where the list is
+How much each flavor counts when HpcTopologyFilter measures the loss that a placement causes for
+later servers: a list of ``flavor name:weight``, for example ``hpc.gpu8:4,hpc.gpu1:10``. Only the
+proportions matter, and the share of a flavor among the requested servers is a good weight. A
+flavor that is not named has the weight 1, and one with the weight 0 is left out. If the list is
 empty, see ``learn_flavor_weights``.
 
-The filter reads the flavors that ask for PCI devices from the API database, at
-most every five minutes. Where it cannot, or where there are none, servers with
-1, 2, 4, 8 and 16 GPUs are the measure.
+The filter reads the flavors with PCI devices from the API database, at most every five minutes.
+If it cannot, or if there are none, servers with 1, 2, 4, 8 and 16 GPUs are the measure.
 
 Related options:
 
@@ -155,16 +149,15 @@ Related options:
         min=1,
         max=1024,
         help="""
-Among how many of the best hosts a server chooses, at most, while schedulers (or
-threads of one) take each other's devices away.
+Largest number of best hosts among which a server chooses, while schedulers (or threads of one)
+take each other's devices away.
 
-HpcPackingWeigher wants the host that a server fills best, and schedulers that decide
-at the same moment all want that one. Each claim that one of them loses makes the
-number of hosts among which its next servers choose, in an order of their own, four
-times as large, and each that it does not lose takes 3 % away, down to 1. Hosts that
-give less of what the flavor asks for than the best one does are never among them. So
-up to so many hosts are filled side by side instead of one after the other, as long as
-claims are lost. 1 packs in strict order, whatever is lost.
+HpcPackingWeigher prefers the host that a server fills best, so schedulers that decide at the same
+moment all choose that one. Each lost claim makes the number of hosts for its scheduler's next
+servers four times as large, and each successful claim reduces it by 3 %, down to 1. Each request
+has its own order of these hosts. Hosts that meet less of the flavor than the best one are never
+among them. So up to so many hosts are filled side by side as long as claims are lost. 1 packs in
+strict order, even if claims are lost.
 
 Related options:
 
@@ -178,31 +171,31 @@ Related options:
         choices=[
             (
                 "aligned",
-                "only to hosts with devices that satisfy the flavor, as far as can be told",
+                "only to hosts with devices that satisfy the flavor, as far as the filter can "
+                "read them",
             ),
             ("any", "to any host that Nova takes where none of these is found"),
         ],
         help="""
-Where servers with ``hpc:`` flavors may be evacuated, migrated, resized and
-unshelved to by a scheduler of a release of Nova that this release does not know.
+Hosts to which servers with ``hpc:`` flavors may be evacuated, migrated, resized and unshelved by
+a scheduler of a release of Nova that this release does not support.
 
-New servers are refused there, with the reason. Servers that run have to be able to
-leave a host: HpcTopologyFilter chooses for them as ever, without a promise. With
-``any`` a server for which it finds nothing, or whose hosts it cannot read, takes what
-Nova gives it. The node's own check has the last word with any value: a server whose
-flavor requires alignment is never started without it. Where no host has such devices
-it stays as it was, with the reason in its faults; one with ``hpc:affinity_policy``
-``preferred`` moves.
+New servers are refused there, with the reason. Servers that run have to be able to leave a host:
+HpcTopologyFilter chooses for them as ever, without a promise. With ``any`` a server for which it
+finds nothing, or whose hosts it cannot read, goes to the host that Nova chooses. The node's own
+check has the last word with any value: a server whose flavor requires alignment is never started
+without it. Where no host has such devices it stays as it was, with the reason in its faults; one
+with ``hpc:affinity_policy`` ``preferred`` moves.
 """,
     ),
     cfg.BoolOpt(
         "disclose_capacity",
         default=False,
         help="""
-Whether the user of a server that finds no host reads how much there is: "2 of 3
-nodes: 2 gpu free, but at most 1 under one switch (needs 2)". By default the
-server's fault says which wish no host meets and what may help, and nothing about
-the cloud. The names of hosts and the addresses of devices are never in it.
+Whether the user of a server that finds no host reads how much there is: "2 of 3 nodes: 2 gpu
+free, but at most 1 under one switch (needs 2)". By default the server's fault contains the wish
+that no host meets and a possible cure, and nothing about the cloud. The names of hosts and the
+addresses of devices are never in it.
 
 Operators find all of it in the log of nova-scheduler and with ``nova-hpc
 explain``, whatever the value is.
@@ -213,10 +206,10 @@ explain``, whatever the value is.
         default=300,
         min=0,
         help="""
-Seconds for which nova-scheduler does not repeat a line of the log about the same
-cause: a device that cannot be used, a host that cannot be read, a flavor of which
-Placement knows no candidate. The line says how often it was held back. 0 repeats
-them all. Why a server found no host is always in the log.
+Seconds for which nova-scheduler does not repeat a line of the log about the same cause: a device
+that cannot be used, a host that cannot be read, a flavor for which Placement has no candidate.
+The line contains the number of times that it was held back. 0 repeats them all. The reason why a
+server found no host is always in the log.
 """,
     ),
     cfg.IntOpt(
@@ -238,11 +231,10 @@ memory has a quarter more objects than after the last one, and at least 250,000 
         default=4096,
         min=0,
         help="""
-How many results of each kind the scheduler keeps: what a device's tags say,
-what a host with certain free devices has, and which of its devices are best
-for a request. Hosts with the same free devices, CPUs and pages share them. A
-host of 16 devices that is like no other takes some 20 kilobytes in all; the
-results used last are kept, and 0 keeps none.
+Number of results of each kind that the scheduler keeps: the parsed tags of a device, the places
+of a host's free devices, and the best devices for a request. Hosts with the same free devices,
+CPUs and pages share them. A host of 16 devices that is like no other takes some 20 kilobytes in
+all; the results used last are kept, and 0 keeps none.
 """,
     ),
     cfg.IntOpt(
@@ -250,14 +242,13 @@ results used last are kept, and 0 keeps none.
         default=20000,
         min=0,
         help="""
-Of how many hosts the scheduler keeps what it has read, at most. For a server with an
-``hpc:`` flavor it then reads only the hosts again whose records have changed since,
-which the databases of the cells say in one short query. Set it to at least the number
-of hosts of the cloud.
+Largest number of hosts whose records the scheduler keeps. For a server with an ``hpc:`` flavor it
+then reads only the hosts again whose records have changed. One short query to the databases of
+the cells finds them. Set it to at least the number of hosts of the cloud.
 
-A host with twelve devices takes 12 to 20 kilobytes, and two NUMA nodes of 128 CPUs
-take 12 more, in each process. Those asked for last are kept; 0 keeps none, and reads
-all hosts for each request as Nova does.
+A host with twelve devices takes 12 to 20 kilobytes, and two NUMA nodes of 128 CPUs take 12 more,
+in each process. The hosts used last are kept; 0 keeps none, and reads all hosts for each request
+as Nova does.
 """,
     ),
 ]

@@ -15,11 +15,11 @@ OPTS: Final[list[cfg.Opt]] = [
         "offer_anyway",
         default=[],
         help="""
-Devices that this project would never offer, and that may be given all the same: PCI
-addresses, or ``vendor:product``. It is about functions by which NVSwitches are managed, or
-whose vital product data cannot be read, and about models that are known not to come back
-from their reset; the reason in nova-compute's log says so. Storage devices are not among them: one
-is offered only if the cleaner of its role proves that it erases the data.
+Devices that nova-hpc would never offer, and that may be given anyway: PCI addresses, or
+``vendor:product``. Such devices are functions by which NVSwitches are managed, functions with
+unreadable vital product data, and models that do not come back from their reset. The reason in
+nova-compute's log names the case. Storage devices are not among them: one is offered only if the
+cleaner of its role proves that it erases the data.
 """,
     ),
     cfg.Opt(
@@ -48,20 +48,20 @@ Related options:
         type=types.Dict(value_type=types.String()),
         default={},
         help="""
-Which checks the devices of a role are put through in their stage, as ``role:check+check``
-separated by commas. Every role that has a stage needs one.
+The checks of the devices of a role in their stage, as ``role:check+check`` separated by
+commas. Every role that has a stage needs one.
 
-* ``memory``: writes a pattern to all memory that the device's prefetchable BARs show, reads it
+* ``memory``: writes a pattern to all memory that the device's prefetchable BARs contain, reads it
   back, and leaves zeros. Not for devices that have registers there.
-* ``nvidia``: NVIDIA's management library, by nvidia-ml-py: MIG off, ECC on, no memory row to
-  be remapped, versions as ``[hpc]clean_pins`` says.
-* ``amd``: what amdgpu shows: uncorrected errors, partitions, VBIOS.
-* ``nic``: firmware of an adapter as ``[hpc]clean_pins`` says.
+* ``nvidia``: NVIDIA's management library, by nvidia-ml-py: MIG off, ECC on, no memory row to be
+  remapped, versions as in ``[hpc]clean_pins``.
+* ``amd``: amdgpu's uncorrected errors, partitions and VBIOS.
+* ``nic``: firmware of an adapter as in ``[hpc]clean_pins``.
 * ``nvme``: erases an NVMe disk and proves it, by the kernel's driver ``nvme``. On the host,
   ``[hpc]clean_drivers`` has to name that driver for the role.
 
-In a service VM any other name is that of a program of the operator's in its initial RAM file
-system, ``/checks/NAME``.
+In a service VM any other name is the operator's own program in the initial RAM file system,
+``/checks/NAME``.
 """,
     ),
     cfg.Opt(
@@ -77,9 +77,9 @@ The driver of the node that devices of a role are bound to in a stage of mode ``
         "clean_pins",
         default=[],
         help="""
-What the devices of a role have to be like in their stage. May be given several times; each
-value is a JSON object whose ``role`` says whose it is. The others are compared with what a
-check finds, for example ``{"role": "gpu", "vbios": "96.00.74.00.0D", "ecc": true}``. See the
+The required properties of the devices of a role in their stage. May be given several times; each
+value is a JSON object whose ``role`` names the role. The other keys are compared with the results
+of a check, for example ``{"role": "gpu", "vbios": "96.00.74.00.0D", "ecc": true}``. See the
 documentation of the checks for their keys.
 """,
     ),
@@ -89,8 +89,8 @@ documentation of the checks for their keys.
         min=5.0,
         max=3600.0,
         help="""
-Seconds that the stage of a device may take; then what does it is killed, and the device
-is suspect and tried again.
+Seconds that the stage of a device may take. After that its program is killed, and the device is
+suspect and tried again.
 """,
     ),
     cfg.StrOpt(
@@ -113,8 +113,8 @@ The file of the initial RAM file system that a service VM boots, on the compute 
         "clean_vm_arguments",
         default="",
         help="""
-More arguments for the kernel of a service VM, after those that this project gives: for
-example what a device's driver needs to be told.
+More arguments for the kernel of a service VM, after the ones from nova-hpc: for example
+parameters of a device's driver.
 """,
     ),
     cfg.IntOpt(
@@ -122,9 +122,9 @@ example what a device's driver needs to be told.
         default=512,
         min=64,
         help="""
-MiB of memory of a service VM. It comes from what ``[DEFAULT]reserved_host_memory_mb`` leaves
-to the node, not from the hugepages of servers; a node that cannot spare it does not start
-the VM, and the device waits.
+MiB of memory of a service VM. It comes from the memory of ``[DEFAULT]reserved_host_memory_mb``,
+not from the hugepages of servers; a node that cannot spare it does not start the VM, and the
+device waits.
 """,
     ),
     cfg.IntOpt(
@@ -133,8 +133,8 @@ the VM, and the device waits.
         min=1,
         max=16,
         help="""
-How many service VMs a node runs at once, each for the devices of one IOMMU group. Each takes
-``[hpc]clean_vm_memory`` of what the node keeps for itself.
+Number of service VMs that a node runs at once, each for the devices of one IOMMU group. Each
+takes ``[hpc]clean_vm_memory`` of the node's own memory.
 """,
     ),
     cfg.StrOpt(

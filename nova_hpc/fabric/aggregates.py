@@ -57,7 +57,9 @@ _BY_WORD: Final = {level.word: level for level in FabricLevel}
 
 @attrs.frozen
 class PlaceReading:
-    """The place of one host by the aggregates."""
+    """The place of one host on the fabric, read from Nova's host aggregates, with the problems
+    found.
+    """
 
     place: FabricPlace
     #: Sentences on values that make no sense; the domains concerned are unknown.
@@ -69,7 +71,9 @@ class PlaceReading:
 
 
 def salt_of(metadata: Iterable[Mapping[str, str]]) -> str:
-    """The secret of a map, read from the metadata of its aggregates; "" if none has one.
+    """The secret of a fabric map, read from the metadata of its aggregates; "" if none has one.
+
+    The secret turns names of domains into names for one project.
 
     Two first runs at once may leave two secrets for a moment. Then every reader takes the smallest.
     """

@@ -27,7 +27,9 @@ LONGEST_NAME: Final = 128
 
 
 class FabricLevel(enum.IntEnum):
-    """The nearness of hosts to each other; smaller is tighter."""
+    """The levels of fabric domains, from an NVLink sub-domain to the core; a smaller level is
+    tighter.
+    """
 
     #: A part of an NVLink domain, e.g. a rack of several.
     SUB_DOMAIN = 0
@@ -51,7 +53,10 @@ class FabricLevel(enum.IntEnum):
 
     @classmethod
     def from_word(cls, word: str) -> FabricLevel:
-        """Parse the word of a level; ValueError names the legal ones."""
+        """Parse the word of a level, such as ``leaf``.
+
+        :raises ValueError: the text names the valid words.
+        """
         try:
             return _BY_WORD[word]
         except KeyError:
@@ -90,7 +95,9 @@ def _validate_name(_: object, attribute: attrs.Attribute[Any], value: object) ->
 
 @attrs.frozen
 class Rail:
-    """One of a host's ports on the fabric."""
+    """A port of a host on the fabric. A rail is the set of ports with the same name on all
+    hosts.
+    """
 
     #: As the host calls it, e.g. ``mlx5_0``.
     name: str = attrs.field(validator=_validate_name)
@@ -102,7 +109,7 @@ class Rail:
 
 @attrs.frozen
 class FabricPlace:
-    """The place of one host; None is an unknown domain."""
+    """The domains of the fabric that one host is in; None for an unknown domain."""
 
     #: As Nova calls the host.
     host: str = attrs.field(validator=_validate_name)
@@ -117,7 +124,9 @@ class FabricPlace:
     rails: tuple[Rail, ...] = ()
 
     def domain(self, level: FabricLevel) -> str | None:
-        """The domain of *level* that the host is in; None if unknown, or if it is in none."""
+        """The name of the domain of *level* that the host is in; None if unknown, or if it is in
+        none.
+        """
         name: str | None = getattr(self, level.word)
         return name
 
@@ -143,14 +152,14 @@ class FabricPlace:
 
     @property
     def path(self) -> tuple[tuple[FabricLevel, str], ...]:
-        """The domains of the tree that are known, widest first; no NVLink domain."""
+        """The known domains of the switch tree above the host, widest first; no NVLink domain."""
         domains = ((level, self.domain(level)) for level in reversed(TREE))
         return tuple((level, name) for level, name in domains if name is not None)
 
 
 @attrs.frozen
 class FabricSwitch:
-    """One switch; several of them form one domain if hosts have several rails."""
+    """One switch of the fabric. Several switches form one domain if hosts have several rails."""
 
     name: str
     level: FabricLevel
@@ -235,7 +244,7 @@ class FabricMap:
                 raise ValueError(f"host {place.host!r} is in the map twice")
 
     def hosts(self) -> tuple[str, ...]:
-        """All hosts, in the order of their names."""
+        """The names of all hosts, sorted."""
         return tuple(self._of_host)
 
     def place(self, host: str) -> FabricPlace | None:
@@ -243,16 +252,20 @@ class FabricMap:
         return self._of_host.get(host)
 
     def domains(self, level: FabricLevel) -> Mapping[str, tuple[str, ...]]:
-        """Domain of *level* -> its hosts; both in the order of their names."""
+        """The domains of *level* with their hosts; both are sorted by name."""
         return self._of_level[level]
 
     def path(self, host: str) -> tuple[tuple[FabricLevel, str], ...]:
-        """The known domains of the tree above *host*, widest first; () for a stranger."""
+        """The known domains of the switch tree above *host*, widest first; () for an unknown
+        host.
+        """
         place = self.place(host)
         return () if place is None else place.path
 
     def contradictions(self) -> tuple[str, ...]:
-        """One sentence for each domain that does not nest, but is part of two wider domains."""
+        """One sentence for each domain that is part of two wider domains, so that the levels do not
+        nest.
+        """
         sentences = []
         for levels in (OF_NVLINK, TREE):
             for level, above in itertools.combinations(levels, 2):

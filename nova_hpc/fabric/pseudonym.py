@@ -39,7 +39,7 @@ _DIGITS: Final = 10
 
 @attrs.frozen
 class Names:
-    """The names that one project has for the domains of one map.
+    """Pseudonyms for the domains of a fabric map, different for each project.
 
     :ivar salt: of the map, 32 hexadecimal digits.
     :ivar map: name of the map.
@@ -51,12 +51,12 @@ class Names:
     project: str
 
     def domains(self, place: FabricPlace) -> dict[str, str]:
-        """Word of a level -> the project's name of the domain; unknown ones are missing."""
+        """Word of a level -> the project's pseudonym of the domain; unknown domains are missing."""
         domains = ((level, place.domain(level)) for level in LEVELS)
         return {level.word: self._name(level.word, name) for level, name in domains if name}
 
     def rails(self, place: FabricPlace) -> dict[str, str]:
-        """Name of a rail on the host -> the project's name, the same on all leaves."""
+        """The host's name of a rail -> the project's pseudonym, the same on all leaves."""
         return {rail.name: self._name(_RAIL, rail.name) for rail in place.rails}
 
     def _name(self, kind: str, name: str) -> str:

@@ -27,12 +27,12 @@ _ALIAS: Final = "pci_passthrough:alias"
 
 
 class AliasError(ValueError):
-    """An alias that is not a JSON object with a name; the text is for operators."""
+    """A value of ``[pci]alias`` is not a JSON object with a name. The text is for operators."""
 
 
 @attrs.frozen
 class ConfiguredAlias:
-    """One alias, and the request that Nova makes from a flavor with one device of it."""
+    """A PCI alias of nova.conf, and the request that Nova makes for one device of it."""
 
     name: str
     devices: tuple[WantedDevice, ...] = ()
@@ -44,7 +44,7 @@ _READ: Final[Cache[tuple[ConfiguredAlias, ...]]] = Cache()
 
 
 def configured_alias_names() -> list[str]:
-    """Names of all aliases, in their order.
+    """Names of all PCI aliases in nova.conf, in their order.
 
     :raises AliasError: one of them is not JSON.
     """
@@ -60,7 +60,7 @@ def configured_alias_names() -> list[str]:
 
 
 def read_configured_aliases() -> list[ConfiguredAlias]:
-    """All aliases of the configuration.
+    """All PCI aliases in nova.conf, with the devices that they request.
 
     :raises AliasError: one of them is not JSON.
     """

@@ -46,7 +46,7 @@ class Bandwidth:
     traits: frozenset[str] = frozenset()
 
     def times(self, count: int) -> dict[str, int]:
-        """The amounts for *count* ports."""
+        """The resources that *count* ports request together."""
         return {name: amount * count for name, amount in self.resources}
 
     def __str__(self) -> str:
@@ -56,7 +56,7 @@ class Bandwidth:
 
 @attrs.frozen
 class Offers:
-    """The adapters of all hosts that have the bandwidth of one port."""
+    """The adapters of all hosts whose free bandwidth suffices for a port, from Placement."""
 
     #: provider of the compute node, interface -> its provider, and the number of ports.
     by_interface: Mapping[tuple[str, str], tuple[str, int]]
@@ -64,7 +64,7 @@ class Offers:
     asked: int
 
     def of(self, root: str | None, interface: object) -> tuple[str, int] | None:
-        """Provider of an adapter, and the number of ports that its bandwidth suffices for."""
+        """The provider of an adapter, and the number of ports for which its bandwidth suffices."""
         return self.by_interface.get((str(root), str(interface)))
 
 
@@ -85,7 +85,7 @@ def bandwidth_of_request(
 def find_bandwidth_offers(
     wanted: Bandwidth, ports: int, answer: PlacementAnswer | None = None
 ) -> Offers | None:
-    """The adapters that have the bandwidth, by Placement.
+    """The adapters with enough free bandwidth for a port, by Placement.
 
     :param ports: number of ports of that kind.
     :param answer: Placement's free amounts. It lacks the names of providers, which contain
@@ -132,7 +132,7 @@ def _interface_of_provider(name: str) -> str | None:
 def split_adapter_functions(
     count: int, serves: frozenset[str], amounts: Mapping[str, int]
 ) -> list[tuple[int, frozenset[str]]]:
-    """The functions of one adapter, by the ports that each of them may have.
+    """Divide the free functions of an adapter by the ports that each of them may serve.
 
     :param count: of free functions.
     :param serves: the wants and ports that each of them can serve, apart from bandwidth.

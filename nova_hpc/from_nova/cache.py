@@ -31,7 +31,7 @@ _SAID: Final = 1024
 
 
 class Cache(Generic[_Value]):
-    """The results used last, up to ``[hpc]cache_size``; safe between threads."""
+    """A thread-safe cache that keeps the results used last, up to ``[hpc]cache_size``."""
 
     def __init__(self) -> None:
         self._kept: collections.OrderedDict[Hashable, _Value] = collections.OrderedDict()
@@ -40,7 +40,7 @@ class Cache(Generic[_Value]):
         self.misses = 0
 
     def get(self, key: Hashable, make: Callable[[], _Value]) -> _Value:
-        """The value of *key*; made, outside of the lock, if it is not in the store.
+        """The cached value of *key*; if it is missing, *make* computes it outside of the lock.
 
         Two threads may make the same value at the same time; one of them is kept.
         """
@@ -68,7 +68,7 @@ class Cache(Generic[_Value]):
         return len(self._kept)
 
     def clear(self) -> None:
-        """Forget everything, the counters included."""
+        """Remove all results and reset the counters."""
         with self._lock:
             self._kept.clear()
             self.hits = self.misses = 0
@@ -80,7 +80,9 @@ def next_unique_number() -> int:
 
 
 class Once:
-    """Remembers which messages were logged; bounded, and safe between threads."""
+    """Remembers which messages were logged, so that each is logged once; bounded, and
+    thread-safe.
+    """
 
     def __init__(self, most: int = _SAID) -> None:
         self._most = most

@@ -21,7 +21,7 @@ Candidate = Mapping[str, Any]
 
 
 class CandidateError(ValueError):
-    """An allocation candidate of a form that this release cannot read."""
+    """An allocation candidate of Placement has a form that this release cannot read."""
 
 
 @attrs.frozen
@@ -35,7 +35,7 @@ class RequestedDevice:
 def find_template(
     candidates: Sequence[Candidate], units: Iterable[RequestedDevice]
 ) -> Candidate | None:
-    """The first candidate that has a provider for each of *units*.
+    """The first candidate that has a provider for each device of *units*.
 
     :returns: None if there is no such candidate.
     """
@@ -52,7 +52,7 @@ def find_template(
 def synthesise_candidate(
     template: Candidate, units: Sequence[RequestedDevice], providers: Mapping[str, str]
 ) -> dict[str, Any]:
-    """A new candidate with the devices of *units* from other providers.
+    """A new allocation candidate that takes the devices of *units* from other providers.
 
     :param template: is not changed, nor is anything inside it.
     :param units: every device of the flavor.
@@ -85,7 +85,7 @@ def synthesise_candidate(
 def find_shared_providers(
     candidate: Candidate, units: Iterable[RequestedDevice], more: Iterable[str] = ()
 ) -> frozenset[str]:
-    """Providers that serve a device of *units* and another request group.
+    """Providers that serve a device of *units* and another request group at the same time.
 
     :param more: request groups that count as those of *units*.
 

@@ -28,13 +28,13 @@ LOG = logging.getLogger(__name__)
 
 @attrs.frozen
 class Specs:
-    """The entries of ``[pci]device_spec``."""
+    """The parsed entries of ``[pci]device_spec`` of this compute node."""
 
     matcher: whitelist.Whitelist
 
     @classmethod
     def parse(cls, device_spec: Sequence[str]) -> Specs:
-        """Read the option.
+        """Parse the values of ``[pci]device_spec``.
 
         :raises nova.exception.PciConfigInvalidSpec: like Nova itself.
         """
@@ -42,7 +42,7 @@ class Specs:
 
     @property
     def tagged(self) -> bool:
-        """Whether any entry has ``hpc_*`` tags: the project is in use here."""
+        """Whether any entry has ``hpc_*`` tags, so that nova-hpc is in use on this node."""
         return any(hpc_tags(spec.tags) for spec in self.matcher.specs)
 
     def entry_of(self, device: Mapping[str, Any]) -> Mapping[str, str] | None:
@@ -81,7 +81,7 @@ class Specs:
 
 
 def hpc_tags(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Only the ``hpc_*`` tags."""
+    """The ``hpc_*`` tags of an entry of ``[pci]device_spec``."""
     return {key: value for key, value in entry.items() if key.startswith("hpc_")}
 
 
@@ -96,7 +96,9 @@ def _describe_as_libvirt(function: PciFunction) -> dict[str, Any]:
 
 
 def tags_of_function(function: PciFunction | None, entry: Mapping[str, str] | None) -> Tags:
-    """Role and unit from the entry, the place from the node's last reading."""
+    """The tags of a function: role and IOMMU unit from its entry, the place from the node's last
+    reading.
+    """
     entry_tags = None
     try:
         entry_tags = tags.parse_tags(entry or {})
@@ -114,7 +116,7 @@ def tags_of_function(function: PciFunction | None, entry: Mapping[str, str] | No
 
 @attrs.frozen
 class ServerClaim:
-    """The devices that one server has, or is about to have, on a node."""
+    """The devices that one server has claimed on a node, or is about to claim."""
 
     server: ServerSpec
     #: Want.key -> addresses of the devices that Nova claimed for it.
@@ -131,11 +133,11 @@ class ServerClaim:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Every claimed device."""
+        """Addresses of all claimed devices, sorted."""
         return tuple(sorted([*self.ports, *itertools.chain(*self.claimed.values())]))
 
     def host(self, places: Mapping[str, Tags], node: Node) -> tuple[FreeHost, tuple[str, ...]]:
-        """A host with only the claimed devices, and the broken NVLink sets.
+        """A host model with only the claimed devices, and the NVLink sets that are incomplete.
 
         An NVLink set does not count if the server got only a part of it.
 
@@ -165,7 +167,7 @@ class ServerClaim:
         return hosts.build_engine_host("claimed", devices, nodes)
 
     def with_port(self, address: str) -> ServerClaim:
-        """A copy with the device of one more direct port."""
+        """A copy with the device of one more direct port, at *address*."""
         address = normalise_address(address)
         if address in self.ports:
             return self

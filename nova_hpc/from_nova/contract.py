@@ -67,7 +67,7 @@ RELIED_ON: Final = (
 
 
 def running_nova_release() -> int | None:
-    """Major version of the running Nova; None if its version text has none."""
+    """Major version of the installed Nova; None if its version text has none."""
     return _major_version_of(version.version_string())
 
 
@@ -94,11 +94,11 @@ def list_release_differences(running: str | None = None) -> list[str]:
     running = version.version_string() if running is None else running
     if _major_version_of(running) not in SUPPORTED:
         differences.append(
-            f"Nova {running} is not supported; this release of nova-hpc knows "
-            f"{SUPPORTED[0]} to {SUPPORTED[-1]}"
+            f"Nova {running} is not supported; this release of nova-hpc supports {SUPPORTED[0]} "
+            f"to {SUPPORTED[-1]}"
         )
     differences += [
-        f"{name} of Nova {running} is not what this release of nova-hpc relies on"
+        f"{name} of Nova {running} is not as this release of nova-hpc needs it"
         for name, (function, parameters) in _PARAMETERS.items()
         if function is None or not parameters <= set(inspect.signature(function).parameters)
     ]
@@ -126,7 +126,7 @@ def _list_filter_order_faults(enabled: list[str]) -> list[str]:
 
 
 def list_setting_advice(conf: Any) -> list[str]:
-    """Settings that work, but not as well as others; [] if all is well."""
+    """Settings of Nova that work, but cost performance; [] if all are as recommended."""
     hints = []
     if not conf.workarounds.disable_fallback_pcpu_query:
         hints.append(

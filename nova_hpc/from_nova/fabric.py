@@ -34,11 +34,11 @@ _DIGITS: Final = 9
 
 
 class HintError(ValueError):
-    """The hint is not a number of members; the text is for the user."""
+    """The scheduler hint ``hpc_members`` is not a number of members. The text is for the user."""
 
 
 def announced_members_of(spec: objects.RequestSpec) -> int | None:
-    """The number of members that the user has announced; None if none.
+    """The number of members in the hint ``hpc_members``; None without the hint.
 
     Nova does not check hints: the value is a list of anything that was in the API's JSON.
 
@@ -61,7 +61,7 @@ def announced_members_of(spec: objects.RequestSpec) -> int | None:
 
 @attrs.frozen
 class FabricSpot:
-    """A host that can take the server."""
+    """A host that passed the filters, with its place on the fabric."""
 
     #: Nova's host state.
     host: Any
@@ -69,18 +69,21 @@ class FabricSpot:
 
     @property
     def domains(self) -> Mapping[FabricLevel, GroupDomain]:
-        """Level -> its domain; the tightest first."""
+        """Level -> the host's domain of that level; the tightest first."""
         return self.seat.domains
 
     @property
     def fit(self) -> int:
-        """The number of the request's servers that fit on the host now, at least 1."""
+        """The number of servers of the request that fit on this host now.
+
+        At least 1, because the host has passed all filters.
+        """
         return self.seat.fit
 
 
 @attrs.frozen
 class FabricView:
-    """The hosts of one request."""
+    """The hosts of one scheduling request, with their places on the fabric."""
 
     spots: tuple[FabricSpot, ...]
     size: Size
@@ -91,7 +94,7 @@ class FabricView:
         return Ground(tuple(spot.seat for spot in self.spots))
 
     def offer(self, wish: Fabric) -> JoinOffer:
-        """The offer of these hosts to a group with this requirement."""
+        """The offer of these hosts to a server group with the requirement *wish*."""
         return JoinOffer(
             ground=self.ground,
             level=FabricLevel.from_word(wish.level),
@@ -100,17 +103,20 @@ class FabricView:
         )
 
     def within(self, domain: str) -> tuple[FabricSpot, ...]:
-        """The hosts in the domain with this UUID."""
+        """The hosts inside the domain with the UUID *domain*."""
         return tuple(spot for spot in self.spots if spot.seat.is_in(domain))
 
 
 def levels_at_or_above(level: FabricLevel) -> list[FabricLevel]:
-    """*level* and those above it."""
+    """*level* and all wider fabric levels."""
     return [fabric_level for fabric_level in FabricLevel if fabric_level >= level]
 
 
 def locate_hosts(hosts: Sequence[Any], spec: objects.RequestSpec) -> FabricView:
-    """The places and room of *hosts*. An unreadable place is unknown, and is logged."""
+    """The places on the fabric, and the free room, of *hosts*.
+
+    An unreadable place counts as unknown, and is logged.
+    """
     problems: dict[str, list[str]] = collections.defaultdict(list)
     spots = [_locate_host(host, spec, problems) for host in hosts]
     for text, names in problems.items():
@@ -158,7 +164,7 @@ _MOST: Final = 100_000
 
 
 def remember_seats(view: FabricView) -> None:
-    """Keep the places of the hosts of a request."""
+    """Cache the places of the hosts of a request, for later moves of servers."""
     if len(_ATLAS) > _MOST:
         _ATLAS.clear()
     for spot in view.spots:
@@ -166,12 +172,15 @@ def remember_seats(view: FabricView) -> None:
 
 
 def seat_of(host: str) -> FabricSeat | None:
-    """The last known place of a host, without its free places; None if it was never seen."""
+    """The cached place of *host* on the fabric; None if no request has seen the host.
+
+    Its number of fitting servers is 0.
+    """
     return _ATLAS.get(host)
 
 
 def enclosing_domains_of(domain: str) -> Mapping[FabricLevel, GroupDomain]:
-    """The domains that contain the one with this UUID, as far as its hosts were seen."""
+    """The wider domains around the domain with this UUID, as far as its hosts were seen."""
     for seat in list(_ATLAS.values()):
         domains = seat.domains
         levels = [level for level, enclosing in domains.items() if enclosing.uuid == domain]

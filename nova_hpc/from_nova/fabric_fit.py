@@ -27,7 +27,10 @@ _MOST: Final = 999_999
 
 
 def count_fitting_servers(host: Any, spec: objects.RequestSpec) -> int:
-    """How many such servers fit on *host* now; at least 1, because it has passed all filters."""
+    """How many servers of the request fit on *host* now.
+
+    At least 1, because the host has passed all filters.
+    """
     try:
         most = _count_fits_on_host(host, spec, used=True)
         limit = _most_of_group(spec)
@@ -38,7 +41,7 @@ def count_fitting_servers(host: Any, spec: objects.RequestSpec) -> int:
         held = LOG_THROTTLE.due(("fabric fit", type(error).__name__))
         if held is not None:
             LOG.exception(
-                "How many servers fit on a host cannot be told, so one does%s",
+                "The number of servers that fit on a host is unknown, so one is assumed%s",
                 format_held_back(held),
             )
         return 1
@@ -46,7 +49,7 @@ def count_fitting_servers(host: Any, spec: objects.RequestSpec) -> int:
 
 
 def size_of_request(spec: objects.RequestSpec, hosts: Iterable[Any]) -> Size:
-    """The size of such servers, and how many of them the largest empty host takes."""
+    """The size of the request's servers, and how many of them the largest empty host takes."""
     needs, most = "", 1
     for host in hosts:
         try:
@@ -54,7 +57,7 @@ def size_of_request(spec: objects.RequestSpec, hosts: Iterable[Any]) -> Size:
             needs = max(needs, repr(sorted(_resources_per_server(host).items())))
             most = max(most, _count_fits_on_host(host, spec, used=False))
         except Exception:
-            LOG.debug("The size of the server cannot be told on %s", host, exc_info=True)
+            LOG.debug("The size of the server on %s is unknown", host, exc_info=True)
     limit = _most_of_group(spec)
     if limit is not None:
         most = min(most, limit)

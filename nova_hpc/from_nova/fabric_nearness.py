@@ -23,7 +23,7 @@ _MARK: Final = "_hpc_fabric_near"
 def rank_hosts_by_nearness(
     spec: objects.RequestSpec, spots: Sequence[fabric.FabricSpot], domain: str, left: int
 ) -> None:
-    """Store on *spec* how good each host is for its next server.
+    """Store on *spec* a score of each host: its nearness to the group's other members.
 
     :param domain: UUID of the group's domain; hosts outside of it are ordered by the levels
         that they share with it.
@@ -55,12 +55,12 @@ def rank_hosts_by_nearness(
 
 
 def forget_nearness(spec: objects.RequestSpec) -> None:
-    """Remove the result of an earlier server of the request."""
+    """Remove the scores that an earlier server of the request stored on *spec*."""
     setattr(spec, _MARK, None)
 
 
 def scores_of(spec: objects.RequestSpec, hosts: Sequence[Any]) -> list[float]:
-    """The nearness of each host, higher is nearer; 0.0 for all if nothing was stored."""
+    """The stored nearness score of each host, higher is nearer; 0.0 for all without scores."""
     scores: Mapping[object, float] = getattr(spec, _MARK, None) or {}
     return [scores.get(_key_of_host_state(host), 0.0) for host in hosts]
 

@@ -28,7 +28,7 @@ LOG = logging.getLogger(__name__)
 
 @attrs.frozen
 class FabricPosition:
-    """A node's place, in the words for servers of one project.
+    """A node's place on the fabric, with the pseudonyms for one project.
 
     :ivar domains: level -> the project's name of the domain; unknown ones are missing.
     :ivar rails: the host's name of a rail -> the project's name.
@@ -38,7 +38,7 @@ class FabricPosition:
     rails: Mapping[str, str] = attrs.Factory(dict)
 
     def rails_of(self, node: Node, addresses: Iterable[str]) -> dict[str, str]:
-        """Address -> rail, for devices on a known rail.
+        """Device address -> the project's name of its rail, for devices on a known rail.
 
         The map uses the kernel's name for a rail: the RDMA device (``mlx5_0``) or the
         network device of the physical function. A virtual function is on the rail of
@@ -60,7 +60,7 @@ class FabricPosition:
 
 
 def read_fabric_position(host: str, project: str) -> FabricPosition:
-    """The place of *host*, for servers of *project*; empty if it cannot be read.
+    """The place of *host* on the fabric, for servers of *project*; empty if it cannot be read.
 
     Never raises: the place is only information, and its absence does not stop a server.
 
@@ -79,8 +79,8 @@ def read_fabric_position(host: str, project: str) -> FabricPosition:
         held = LOG_THROTTLE.due(("whereabouts", type(error).__name__))
         if held is not None:
             LOG.warning(
-                "Servers are not told where they are on the fabric%s: this host's aggregates "
-                "cannot be read: %s: %s",
+                "Servers do not get their place on the fabric%s: this host's aggregates cannot "
+                "be read: %s: %s",
                 format_held_back(held),
                 type(error).__name__,
                 error,

@@ -33,7 +33,7 @@ hpc_conf.register_all_options(CONF)
 
 @attrs.frozen
 class NovaPlacementClient:
-    """Nova's own client, with Nova's user in Placement.
+    """Sends requests to Placement with Nova's own report client and service user.
 
     This user may create and delete providers (placement/policies/resource_provider.py), as
     nova-compute does with its own.
@@ -42,15 +42,15 @@ class NovaPlacementClient:
     request_id: str | None
 
     def get(self, path: str) -> ProviderAnswer:
-        """Send a GET."""
+        """Send a GET request to Placement."""
         return self._send(report.report_client_singleton().get, path)
 
     def post(self, path: str, body: Mapping[str, Any]) -> ProviderAnswer:
-        """Send a POST with JSON."""
+        """Send a POST request with a JSON body to Placement."""
         return self._send(report.report_client_singleton().post, path, dict(body))
 
     def delete(self, path: str) -> ProviderAnswer:
-        """Send a DELETE."""
+        """Send a DELETE request to Placement."""
         return self._send(report.report_client_singleton().delete, path)
 
     def _send(self, method: Callable[..., Any], *arguments: Any) -> ProviderAnswer:
@@ -69,12 +69,14 @@ class NovaPlacementClient:
 
 @attrs.frozen
 class ServerMappings:
-    """Nova's mappings of servers to cells, which every server has before it is scheduled."""
+    """Reads the instance mappings in Nova's API database, which exist before a server is
+    scheduled.
+    """
 
     context: Any
 
     def states(self, uuids: Collection[str]) -> Mapping[str, ServerPresence]:
-        """The state of each server.
+        """The state (present, leaving, gone) of each server.
 
         A server that could not be scheduled is in cell0 and stays there. ``queued_for_delete`` is
         set when the API accepts a DELETE, possibly before the host gets it
@@ -115,19 +117,17 @@ def list_client_differences() -> list[str]:
     for name, (owner, parameters) in wanted.items():
         function = getattr(owner, name.rpartition(".")[2], None)
         if function is None or not parameters <= set(inspect.signature(function).parameters):
-            differences.append(
-                f"{name} of this Nova is not what this release of nova-hpc relies on"
-            )
+            differences.append(f"{name} of this Nova is not as this release of nova-hpc needs it")
     return differences
 
 
 def open_group_records(context: Any) -> ProviderRecords:
-    """The records, for one operation."""
+    """Access to the records of server groups in Placement, for one operation."""
     return ProviderRecords(
         NovaPlacementClient(getattr(context, "global_id", None)), CONF.hpc.fabric_placement_timeout
     )
 
 
 def open_group_domains(context: Any) -> GroupDomains:
-    """The groups' domains, for one member."""
+    """Access to the fabric domains of server groups, for the request of one member."""
     return GroupDomains(open_group_records(context), ServerMappings(context))

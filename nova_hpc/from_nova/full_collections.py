@@ -38,7 +38,7 @@ _ROOM: Final = 250_000
 
 
 class FullCollections:
-    """Full passes of one process; safe between threads."""
+    """Delays full garbage collections of one process; thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -54,7 +54,10 @@ class FullCollections:
 
     @contextlib.contextmanager
     def put_off(self) -> Iterator[None]:
-        """Delay full passes while the body runs, for ``[hpc]full_collection_interval`` at most."""
+        """Delay full garbage collections while the body runs.
+
+        The delay is at most ``[hpc]full_collection_interval``.
+        """
         self._begin()
         try:
             yield

@@ -44,7 +44,7 @@ _CURE: Final = (
 
 @attrs.frozen
 class Patch:
-    """One function of Nova that is wrapped or overridden, and the reason."""
+    """One function of Nova that nova-hpc wraps or overrides, and the reason."""
 
     #: ``nova.compute.manager:ComputeManager.reboot_instance``; without a class, a function
     #: of the module.
@@ -65,17 +65,19 @@ class Patch:
 
     @property
     def module(self) -> str:
-        """The module of Nova."""
+        """The name of Nova's module that contains the function."""
         return self.target.partition(":")[0]
 
     @property
     def file(self) -> str:
-        """Nova's file, from the top of its source."""
+        """The path of Nova's file, from the top of its source."""
         return self.module.replace(".", "/") + ".py"
 
     @property
     def owner(self) -> str:
-        """The class; the module's own name for a function without a class."""
+        """The name of the function's class; for a function without a class the name of its
+        module.
+        """
         owner, _, name = self.target.partition(":")[2].rpartition(".")
         return owner if owner and name else self.module.rpartition(".")[2]
 
@@ -85,7 +87,7 @@ class Patch:
         return self.target.partition(":")[2].rpartition(".")[2]
 
     def function(self) -> Callable[..., Any]:
-        """Nova's function, without the decorators around it.
+        """The original function of Nova, without the decorators around it.
 
         :raises nova.exception.InvalidConfiguration: it is missing, or lacks one of
             the :attr:`parameters`.
@@ -96,13 +98,13 @@ class Patch:
             nova_function = safe_utils.get_wrapped_function(nova_function)
         if not inspect.signature(nova_function).parameters.keys() >= set(self.parameters):
             raise exception.InvalidConfiguration(
-                f"This Nova's {self.owner}.{self.name} is not as nova-hpc knows it. {_CURE}"
+                f"This Nova's {self.owner}.{self.name} is not as nova-hpc needs it. {_CURE}"
             )
         plain: Callable[..., Any] = nova_function
         return plain
 
     def of(self) -> Any:
-        """Nova's class, or the module of a function without a class; None if it is missing."""
+        """Nova's class that has the function, or the module; None if it is missing."""
         module = importlib.import_module(self.module)
         inside = "." in self.target.partition(":")[2]
         return getattr(module, self.owner, None) if inside else module
@@ -113,7 +115,7 @@ def _stand_for_missing() -> None:
 
 
 class Call:
-    """One call of a wrapped function. Calling the object calls Nova's function."""
+    """One call of a wrapped function of Nova. Calling the object calls Nova's function."""
 
     def __init__(
         self, plain: Callable[..., Any], signature: Signature, args: Any, kwargs: Any
@@ -138,7 +140,7 @@ Around = Callable[[Call], Any]
 
 
 def check_release() -> None:
-    """Check Nova's release.
+    """Refuse to start with a release of Nova that is not supported.
 
     :raises nova.exception.InvalidConfiguration: it is not one of SUPPORTED.
     """
@@ -155,7 +157,7 @@ _find_changed_functions: Final = functools.cache(nova_sources.find_changed_funct
 
 
 def warn_of_changes(targets: Iterable[str]) -> None:
-    """Log which functions of Nova differ from the read ones, once in this process.
+    """Log which wrapped functions differ from the sources that nova-hpc was written for, once.
 
     A difference never stops the service: distributions patch Nova, and can judge better than a
     digest whether it matters.
@@ -168,9 +170,9 @@ def warn_of_changes(targets: Iterable[str]) -> None:
     for change in _find_changed_functions(folder, running, tuple(targets)):
         if _ONCE.first(str(change)):
             LOG.warning(
-                "Nova's %s, with which nova-hpc was written and tested. It is used all the same: "
-                "read what has changed, and run the functional tests beside this Nova "
-                "(contributor guide, Gated patches)",
+                "Nova's %s, with which nova-hpc was written and tested. It is used anyway: read "
+                "the changes, and run the functional tests with this Nova (contributor guide, "
+                "Gated patches)",
                 change,
             )
 

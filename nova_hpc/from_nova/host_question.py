@@ -40,7 +40,10 @@ _FreeDevices = Mapping[str, Sequence[tuple[str, int]]]
 
 @attrs.frozen
 class HostQuestion:
-    """The devices that are left out of the query of one request."""
+    """A query to Placement without its device groups, and the devices that were left out.
+
+    The shorter query is faster. The devices are then added to the answer from its free providers.
+    """
 
     #: Resource class -> its request groups, each for one unit.
     groups: Mapping[str, Sequence[str]]
@@ -85,7 +88,7 @@ class HostQuestion:
         )
 
     def shorten(self, resources: Any) -> Any:
-        """Nova's ``ResourceRequest`` without the groups of devices; the original is unchanged."""
+        """Nova's ``ResourceRequest`` without the device groups; the original is unchanged."""
         left_out = {name for names in self.groups.values() for name in names}
         shortened = copy.copy(resources)
         shortened._rg_by_id = {
@@ -96,7 +99,7 @@ class HostQuestion:
     def complete(
         self, candidates: Sequence[dict[str, Any]], summaries: Summaries
     ) -> tuple[list[dict[str, Any]], dict[str, Mapping[str, Any]]]:
-        """Candidates with the omitted devices, and the summaries of their hosts.
+        """Add the omitted devices to Placement's candidates.
 
         :param candidates: of Placement, for the shorter query; they are changed.
         :returns: without the hosts that have too few devices.
@@ -182,7 +185,7 @@ class HostQuestion:
 
 
 class _CopiedCandidate(dict[str, Any]):
-    """A candidate with a cheap copy: Nova copies every candidate for each request."""
+    """An allocation candidate with a cheap deep copy, because Nova copies every candidate."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _CopiedCandidate:
         new = _CopiedCandidate(self)

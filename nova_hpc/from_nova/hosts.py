@@ -32,7 +32,7 @@ from nova_hpc.wire.stats import NodeWord, StatsDocument
 
 @attrs.frozen(eq=False)
 class HostPattern:
-    """The common part of hosts with the same free devices, CPUs and pages."""
+    """The model of a host's free devices, shared by all hosts with the same free resources."""
 
     #: Without a name; its pools' ids are keys of View.providers.
     host: FreeHost
@@ -51,7 +51,7 @@ class HostPattern:
 
 @attrs.frozen
 class HostView:
-    """One host's free resources, and the faults of its devices."""
+    """One host as the filter sees it: its free resources, and the faults of its devices."""
 
     name: str
     pattern: HostPattern
@@ -77,14 +77,14 @@ class HostView:
 
     @property
     def miss(self) -> DeviceMiss | None:
-        """Why the node is excluded; None if it is not."""
+        """The reason why the whole node is excluded; None if it is not."""
         if self.out is None:
             return None
         return DeviceMiss(operator=self.out, user="a node is not set up for hpc: flavors")
 
     @property
     def host(self) -> FreeHost:
-        """The host by its name, its pools by their providers."""
+        """The host model with this host's own name and the UUIDs of its providers."""
         real = self.providers
         plain = self.pattern.host
         return attrs.evolve(
@@ -99,7 +99,7 @@ class HostView:
 
 @attrs.frozen
 class Available:
-    """Free amounts for a server by Placement, on all hosts."""
+    """The free devices and bandwidth for a server on all hosts, by Placement."""
 
     #: None for a kind if unknown.
     devices: Mapping[DeviceKind, Amounts | None]
@@ -108,7 +108,7 @@ class Available:
 
     @classmethod
     def of(cls, task: ServerTask, answer: PlacementAnswer | None) -> Available:
-        """From the answer that Nova has got; without one, Placement is queried."""
+        """Read the free amounts from Nova's answer of Placement; without one, query Placement."""
         free_devices: dict[DeviceKind, Amounts | None] = {}
         for kind, most in task.kinds.items():
             if answer is None:
@@ -127,7 +127,7 @@ class Available:
 
 @attrs.frozen
 class _HostReading:
-    """The data of a host state for the wants of a task, independent of Placement."""
+    """The pools and NUMA nodes of a host state, without Placement's data."""
 
     #: For each pool: its content, its provider, that or a name, its interface, free functions.
     pools: tuple[tuple[KnownPool, str | None, str, str | None, int], ...]
@@ -151,7 +151,7 @@ def read_host(
     free: Mapping[DeviceKind, Amounts | None],
     offers: Mapping[Bandwidth, bandwidth.Offers | None] | None = None,
 ) -> HostView:
-    """Read one host state: every device with tags, and every wanted device.
+    """Read a host state of Nova: every device with tags, and every device that the server wants.
 
     :param free: Placement's free devices; None for a kind if unknown.
     :param offers: the same for the bandwidth of ports.
@@ -166,9 +166,9 @@ def read_host(
             seen = pools.usable_part_of_pool(known_pool, provider, int(count), free)
             if seen is not None and provider in reading.split:
                 raise hpc_tags.TagError(
-                    "its adapter's functions carry different tags"
-                    f"{_roles_of_provider(host_state.pci_stats.pools, provider)}, so Nova cannot "
-                    "tell them apart"
+                    "its adapter's functions carry different "
+                    f"tags{_roles_of_provider(host_state.pci_stats.pools, provider)}, so Nova "
+                    "cannot distinguish them"
                 )
         except hpc_tags.TagError as error:
             if known_pool.matches or known_pool.ports:
@@ -248,13 +248,13 @@ def _read_state(host_state: Any, task: ServerTask) -> _HostReading:
 
 
 def provider_of_pool(pool: Mapping[str, Any]) -> str:
-    """The provider of a pool, or a name if it has none, as for functions for ports."""
+    """The provider UUID of a pool; for a pool without one (functions for ports) a made-up name."""
     return str(pool.get("rp_uuid") or f"{pool.get('address', '?')} without a provider")
 
 
 @attrs.frozen
 class _AdapterBandwidth:
-    """The bandwidth of one host's adapters."""
+    """The free bandwidth of one host's adapters, by port."""
 
     #: Key of ports -> Placement's data about all hosts.
     offers: Mapping[str, bandwidth.Offers]
@@ -274,7 +274,7 @@ class _AdapterBandwidth:
         return cls(offers_by_key, root)
 
     def parts(self, interface: str | None, seen: SeenPool) -> list[SeenPool]:
-        """The pool, or its parts if its adapter has bandwidth for some ports."""
+        """The pool, divided by the ports that its adapter's bandwidth suffices for."""
         own_keys = seen.serves & self.offers.keys()
         if not own_keys:
             return [seen]
@@ -304,7 +304,7 @@ def _sort_key_of_entry(entry: tuple[str, str, SeenPool]) -> tuple[str, str]:
 
 
 def pattern_on_host(pattern: HostPattern, host: FreeHost) -> HostPattern:
-    """The pattern with the devices of *pattern*, and with the CPUs and pages of *host*."""
+    """The pattern with the devices of *pattern*, and the CPUs and pages of *host*."""
     if host is pattern.host:
         return pattern
     nodes = tuple(
@@ -325,7 +325,7 @@ def pattern_on_host(pattern: HostPattern, host: FreeHost) -> HostPattern:
 
 
 def bind_view_roles(view: HostView, roles: Mapping[str, str]) -> HostView:
-    """The host with its devices restricted to wants of their own role.
+    """The host view with each device restricted to aliases of its own role.
 
     :param roles: Want.key -> role, from :func:`nova_hpc.placement.roles.bind_alias_roles`.
     """
@@ -348,7 +348,7 @@ def _bind_pattern_roles(
 
 @attrs.frozen
 class HostDevice:
-    """A host's free devices of one provider, and their NVLink set."""
+    """The free devices of one provider, and the NVLink set that they belong to."""
 
     pool: DevicePool
     nvlink: str | None = None
@@ -359,7 +359,7 @@ class HostDevice:
 def build_engine_host(
     name: str, devices: Sequence[HostDevice], nodes: tuple[HostNode, ...]
 ) -> tuple[FreeHost, tuple[str, ...]]:
-    """A host in the engine's words, and unusable NVLink sets, with the reason.
+    """The host model for the placement engine, and the reasons for unusable NVLink sets.
 
     The scheduler makes it from a host's report, a node from a server's claim. An incomplete
     set does not count.
@@ -443,7 +443,7 @@ def _build_host_node(
 
 
 def node_word_of_host(host_state: Any) -> NodeWord:
-    """A node's own report, and whether it may have servers with ``hpc:`` flavors."""
+    """The node's report about its devices, and whether the node may have ``hpc:`` servers."""
     # ``stats`` is unset until the compute node has reported for the first time.
     text = (getattr(host_state, "stats", None) or {}).get(hpc_stats.KEY)
     if not isinstance(text, str):

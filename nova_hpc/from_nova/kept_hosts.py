@@ -75,7 +75,7 @@ Version = tuple[Any, ...]
 
 @attrs.frozen(eq=False)
 class KeptHost:
-    """A compute node whose record is unchanged; it replaces it in Nova's host manager."""
+    """A cached record of a compute node. It takes the record's place in Nova's host manager."""
 
     version: Version
     #: From Nova's object.
@@ -93,7 +93,7 @@ class KeptHost:
 
     @classmethod
     def of(cls, record: objects.ComputeNode) -> KeptHost | None:
-        """The objects that Nova builds from a record; None if they cannot be kept."""
+        """Build the cached objects from a record; None if the record cannot be cached."""
         built = _build_attributes(record)
         stats = built.pop("pci_stats", None)
         # A record that was never updated has no values; a class outside Nova may have state.
@@ -118,7 +118,10 @@ class KeptHost:
         )
 
     def update_state(self, state: host_manager.HostState) -> None:
-        """Do the work of ``HostState._update_from_compute_node`` with the record."""
+        """Set the attributes of Nova's host state from the cache.
+
+        This replaces ``HostState._update_from_compute_node``.
+        """
         if state.updated and state.updated > self.updated_at:
             return
         values = vars(state)
@@ -134,7 +137,7 @@ class KeptHost:
     def recall(
         self, state: host_manager.HostState, key: Hashable, make: Callable[[], _Made]
     ) -> _Made:
-        """The result for the pools and NUMA nodes of *state* under *key*.
+        """The cached result for *state* under *key*; *make* computes a missing one.
 
         It is made again if something has been consumed since.
         """
@@ -191,14 +194,16 @@ def _build_attributes(record: objects.ComputeNode) -> dict[str, Any]:
 
 
 def version_of_record(record: objects.ComputeNode) -> Version:
-    """The version that the database returns for the same record."""
+    """The version (update time and other columns) of a record, as :func:`read_versions` reads
+    it.
+    """
     values = {name: getattr(record, name) for name in _VERSION}
     return tuple({**values, "updated_at": timeutils.normalize_time(record.updated_at)}.values())
 
 
 @main_db.pick_context_manager_reader
 def read_versions(context: nova_context.RequestContext, uuids: Collection[str]) -> list[Version]:
-    """The versions of the compute nodes among *uuids*, from one cell.
+    """Read the versions of the compute nodes *uuids* from one cell's database.
 
     :raises Exception: any error of the database.
     """
@@ -210,7 +215,7 @@ def read_versions(context: nova_context.RequestContext, uuids: Collection[str]) 
 
 
 class KeptHosts:
-    """The most recently requested hosts, up to ``[hpc]kept_hosts``; safe between threads."""
+    """A thread-safe cache of compute node records, up to ``[hpc]kept_hosts``."""
 
     def __init__(self) -> None:
         #: Cell, uuid -> host.
@@ -220,7 +225,7 @@ class KeptHosts:
         self._lock = threading.Lock()
 
     def find(self, cell: str | None, versions: Iterable[Version]) -> dict[str, KeptHost]:
-        """The hosts that are kept in these versions, by uuid."""
+        """The cached hosts whose version is unchanged, by UUID."""
         found = {}
         with self._lock:
             for version in versions:
@@ -234,7 +239,7 @@ class KeptHosts:
     def keep(
         self, cell: str | None, records: Sequence[objects.ComputeNode], read_at: datetime.datetime
     ) -> list[objects.ComputeNode | KeptHost]:
-        """Keep the hosts that can be kept; the other records are returned unchanged.
+        """Cache the records that can be cached; return them with the other records.
 
         :param read_at: when the reading of the records began, UTC, without a time zone.
         """
@@ -261,7 +266,7 @@ class KeptHosts:
         return len(self._kept)
 
     def clear(self) -> None:
-        """Forget all."""
+        """Remove all cached hosts."""
         with self._lock:
             self._kept.clear()
 

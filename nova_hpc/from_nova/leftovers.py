@@ -28,7 +28,7 @@ _OVER: Final = frozenset(
 
 @attrs.frozen
 class LeftoverConsumer:
-    """A consumer with a device that it does not have in Nova's records."""
+    """A consumer in Placement with an allocation of a device that Nova's records do not give it."""
 
     consumer: str
     #: Addresses of the providers.
@@ -41,7 +41,7 @@ class LeftoverConsumer:
 
 @attrs.frozen
 class Cure:
-    """A remedy."""
+    """The remedy for a leftover allocation: a sentence, and whether the allocation was removed."""
 
     text: str
     #: The consumer is a migration that has ended: the allocation can be removed here.
@@ -90,7 +90,7 @@ def _normalise_or_none(text: str | None) -> str | None:
 
 
 def find_cure(context: Any, leftover: LeftoverConsumer, host: str) -> Cure | None:
-    """The remedy for the allocation; None if the consumer has a right to it."""
+    """The remedy for a leftover allocation; None if the consumer has a right to it."""
     try:
         server = objects.Instance.get_by_uuid(context, leftover.consumer)
     except exception.InstanceNotFound:

@@ -27,7 +27,7 @@ _MOST: Final = 1024
 
 
 class LogThrottle:
-    """When each cause was named; bounded, and safe between threads.
+    """Limits how often the same cause is logged; bounded, and thread-safe.
 
     :param clock: returns seconds that never fall.
     """
@@ -40,7 +40,7 @@ class LogThrottle:
         self._lock = threading.Lock()
 
     def due(self, cause: Hashable) -> int | None:
-        """Whether *cause* is to be named now; it then counts as named.
+        """Whether a line about *cause* is to be logged now.
 
         :returns: how often it was held back since it was last named; None to hold it back.
         """
@@ -58,7 +58,7 @@ class LogThrottle:
             return held
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Forget all causes."""
         with self._lock:
             self._times.clear()
 
@@ -68,5 +68,5 @@ LOG_THROTTLE: Final = LogThrottle()
 
 
 def format_held_back(held: int) -> str:
-    """The end of a line that was held back before; "" if *held* is 0."""
+    """The end of a log line that names how often it was suppressed; "" if *held* is 0."""
     return f" (and {held} times since the last such line)" if held else ""

@@ -26,5 +26,5 @@ def is_new_server(spec: objects.RequestSpec) -> bool:
     except exception.BuildRequestNotFound:
         return False
     except Exception:
-        LOG.exception("Whether server %s is new cannot be told", uuid)
+        LOG.exception("It is unknown whether server %s is new", uuid)
     return True

@@ -38,7 +38,7 @@ _STYLE: Final = frozenset({"kind", "type_comment"})
 
 @attrs.frozen
 class NovaChange:
-    """One function that differs from the one that was read."""
+    """A function of Nova that differs from the source that nova-hpc was written for."""
 
     #: ``nova.virt.hardware:numa_fit_instance_to_host``, or with a class.
     target: str
@@ -49,12 +49,12 @@ class NovaChange:
 
     @property
     def file(self) -> str:
-        """Nova's file, from the top of its source."""
+        """The path of Nova's file, from the top of its source."""
         return file_of(self.target)
 
     @property
     def name(self) -> str:
-        """The function, with its class."""
+        """The name of the function, with its class."""
         return self.target.partition(":")[2]
 
     def __str__(self) -> str:
@@ -70,7 +70,7 @@ def file_of(target: str) -> str:
 def find_changed_functions(
     folder: Path, release: int, targets: Iterable[str]
 ) -> tuple[NovaChange, ...]:
-    """The functions among *targets* that differ from the ones that were read.
+    """The functions of Nova that differ from the sources that nova-hpc was written for.
 
     :param folder: the package ``nova``.
     :param release: its major version, a key of :data:`READ`.

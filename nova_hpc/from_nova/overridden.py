@@ -15,12 +15,12 @@ from nova_hpc.from_nova.gate import Patch
 
 @attrs.frozen
 class MethodOverride(Patch):
-    """A method of a class of this project, in place of Nova's."""
+    """A method of nova-hpc's own subclass that replaces the method of Nova's base class."""
 
     #: ``module:Class`` of the overriding class.
     ours: str = ""
     overridden: bool = True
-    until: str = "it is what Nova has for it"
+    until: str = "Nova offers it for this purpose"
 
 
 _FABRIC_FILTER: Final = "scheduler_filters.hpc_fabric_filter:HpcFabricFilter"
@@ -57,7 +57,7 @@ SCHEDULER: Final[tuple[MethodOverride, ...]] = (
         "nova.weights:BaseWeigher._weigh_object",
         parameters=("obj", "weight_properties"),
         lines={32: (96, 98), 33: (96, 98), 34: (96, 98)},
-        why="Nova asks for it; the ranks are those of weigh_objects.",
+        why="Nova requires it; weigh_objects computes the ranks.",
         ours=_WEIGHER,
     ),
     MethodOverride(
@@ -85,7 +85,7 @@ SCHEDULER: Final[tuple[MethodOverride, ...]] = (
         "nova.weights:BaseWeigher._weigh_object",
         parameters=("obj", "weight_properties"),
         lines={32: (96, 98), 33: (96, 98), 34: (96, 98)},
-        why="Nova asks for it; the scores are those of weigh_objects.",
+        why="Nova requires it; weigh_objects computes the scores.",
         ours=_FABRIC_WEIGHER,
     ),
     MethodOverride(

@@ -34,7 +34,7 @@ Summaries = Mapping[str, Mapping[str, Any]]
 
 
 class PlacementAnswer:
-    """The providers of one answer; a provider is read only when it is needed."""
+    """The provider summaries of one answer of Placement, with the amounts still free."""
 
     def __init__(self, summaries: Summaries) -> None:
         self._summaries = dict(summaries)
@@ -42,7 +42,7 @@ class PlacementAnswer:
         self._trees: dict[str, list[str]] | None = None
 
     def free(self, provider: str, resource_class: str) -> int:
-        """The free amount of a resource class; 0 if the provider is not in the answer."""
+        """The free amount of a resource class at a provider; 0 if the answer lacks the provider."""
         amounts = self._amounts(provider, resource_class)
         if amounts is None:
             return 0
@@ -55,7 +55,7 @@ class PlacementAnswer:
         return 0 if amounts is None else int(amounts["capacity"])
 
     def resources(self, provider: str) -> Iterable[str]:
-        """The resource classes of a provider."""
+        """The resource classes of a provider in the answer."""
         return self._summaries[provider]["resources"]  # type: ignore[no-any-return]
 
     def has_traits(self, provider: str, traits: Iterable[str]) -> bool:
@@ -64,7 +64,7 @@ class PlacementAnswer:
         return all(trait in provider_traits for trait in traits)
 
     def tree(self, root: str) -> Sequence[str]:
-        """The providers of one host, its own among them; none if it is not in the answer."""
+        """The UUIDs of all providers of the host with root provider *root*; () if it is missing."""
         if self._trees is None:
             trees: dict[str, list[str]] = {}
             for provider, summary in self._summaries.items():
@@ -73,7 +73,7 @@ class PlacementAnswer:
         return self._trees.get(root, ())
 
     def take(self, allocations: Mapping[str, Mapping[str, Any]]) -> None:
-        """Subtract the allocations of a server of the request.
+        """Subtract the allocations of a server that was just scheduled.
 
         :param allocations: provider -> ``{"resources": {class: amount}}``.
         """
@@ -82,7 +82,7 @@ class PlacementAnswer:
                 self._taken[provider, resource_class] += int(amount)
 
     def renew(self, root: str, summaries: Summaries) -> None:
-        """Replace Placement's data about one host by its present data.
+        """Replace the answer's data about one host by newer data of Placement.
 
         :param summaries: of the host's providers; empty if none of the requested devices is
             free. They include the claims of the request's own servers.
@@ -104,13 +104,17 @@ class PlacementAnswer:
 
 @attrs.frozen
 class AnsweredAmounts:
-    """Free devices of one kind, by Placement's answer; as ``providers.Free``."""
+    """The free devices of one kind in an answer of Placement.
+
+    It has the methods of :class:`nova_hpc.from_nova.providers.Free`, which queries Placement
+    instead.
+    """
 
     answer: PlacementAnswer
     kind: DeviceKind
 
     def has(self, provider: str | None) -> bool:
-        """Whether a provider has a free device of the kind."""
+        """Whether *provider* has a free device of this kind."""
         return (
             provider is not None
             and self.answer.free(provider, self.kind.resource_class) > 0
@@ -118,25 +122,30 @@ class AnsweredAmounts:
         )
 
     def of(self, provider: str | None, counted: int) -> int:
-        """Free devices of *provider*; its pools count *counted*."""
+        """The number of free devices of *provider*: the smaller one of the answer's and
+        *counted*.
+        """
         if not self.has(provider):
             return 0
         return min(counted, self.answer.free(str(provider), self.kind.resource_class))
 
 
 def keep_answer(spec: objects.RequestSpec, summaries: Summaries | None) -> None:
-    """Store Placement's answer for *spec*; None if there is none."""
+    """Store Placement's answer on *spec*; None removes it."""
     setattr(spec, _ANSWER, None if summaries is None else PlacementAnswer(summaries))
 
 
 def answer_of(spec: objects.RequestSpec) -> PlacementAnswer | None:
-    """The answer that was stored for *spec*; None if there is none."""
+    """The answer of Placement that was stored on *spec*; None if there is none."""
     answer: PlacementAnswer | None = getattr(spec, _ANSWER, None)
     return answer
 
 
 def subtract_consumed(spec: objects.RequestSpec, host: Any) -> None:
-    """Subtract the first offer of *host* for a server of *spec* (``_consume_selected_host``)."""
+    """Subtract the devices of the chosen candidate of *host* from the answer stored on *spec*.
+
+    Nova does this at ``_consume_selected_host``.
+    """
     forget_view(host)
     answer = answer_of(spec)
     offered = getattr(host, "allocation_candidates", None)
@@ -145,7 +154,7 @@ def subtract_consumed(spec: objects.RequestSpec, host: Any) -> None:
 
 
 def keep_view(host: Any, same: tuple[PlacementAnswer, int] | None, view: Any) -> None:
-    """Store the view of a host state, for the other servers of the request.
+    """Store the host view on a host state, for the other servers of the request.
 
     Nova filters the same host states again for each of them, and only the hosts that
     have got a server have changed.
@@ -160,7 +169,7 @@ def keep_view(host: Any, same: tuple[PlacementAnswer, int] | None, view: Any) ->
 
 
 def recall_view(host: Any, same: tuple[PlacementAnswer, int] | None) -> Any:
-    """The stored view of a host state; None if there is no valid one."""
+    """The host view stored on a host state; None if there is none for these inputs."""
     kept = getattr(host, _VIEW, None)
     if same is None or kept is None:
         return None
@@ -171,6 +180,6 @@ def recall_view(host: Any, same: tuple[PlacementAnswer, int] | None) -> Any:
 
 
 def forget_view(host: Any) -> None:
-    """Drop the view, because the host state or Placement's data about it has changed."""
+    """Drop the stored host view, because the host state or Placement's data has changed."""
     if getattr(host, _VIEW, None) is not None:
         setattr(host, _VIEW, None)

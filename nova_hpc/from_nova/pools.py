@@ -64,7 +64,7 @@ _PLACE: Final = frozenset(
 
 @attrs.frozen
 class Match:
-    """One want whose alias a pool matches."""
+    """An alias of the flavor that a PCI pool matches."""
 
     want: str
     kind: DeviceKind
@@ -76,7 +76,7 @@ class Match:
 
 @attrs.frozen(eq=False)
 class KnownPool:
-    """The common part of all pools with equal content."""
+    """The parsed content of a PCI pool, shared by all pools with equal content."""
 
     name: str
     tags: hpc_tags.Tags | None
@@ -101,14 +101,14 @@ class KnownPool:
 
 @attrs.frozen
 class SeenPool:
-    """One pool of a host that is free and can be used."""
+    """A PCI pool of a host whose devices are free and can be used."""
 
     known: KnownPool
     serves: frozenset[str]
     free: int
 
     def pool(self, identifier: str) -> DevicePool:
-        """The pool in the engine's words."""
+        """The pool in the model of the placement engine."""
         tags = self.known.tags
         return DevicePool(
             id=identifier,
@@ -125,7 +125,7 @@ class SeenPool:
 
 @attrs.frozen
 class _PoolSample:
-    """One pool of a kind, without its place."""
+    """An example pool of one kind of device, without its place."""
 
     pool: Mapping[str, Any] = attrs.field(eq=False)
     resource_class: str
@@ -134,7 +134,7 @@ class _PoolSample:
 
 
 class Samples:
-    """One pool of each kind of device, which shows the role of an alias.
+    """Example pools of each kind of device, which show the role of the devices of an alias.
 
     Aliases are Nova's and roles are this project's. The tags of the pools that an
     alias matches connect the two, as for ``hpc:group``. Safe between threads.
@@ -152,7 +152,7 @@ class Samples:
     def learn(
         self, pool: Mapping[str, Any], resource_class: str, traits: frozenset[str], role: str
     ) -> None:
-        """Remember a pool whose tags name *role*."""
+        """Store *pool* as an example of its kind, with its role."""
         plain = {key: value for key, value in pool.items() if key not in _PLACE}
         key = (resource_class, traits, role, tuple(sorted(map(repr, plain.items()))))
         with self._lock:
@@ -161,7 +161,7 @@ class Samples:
                 self._kept[key] = _PoolSample(sample, resource_class, traits, role)
 
     def role_of(self, device: WantedDevice) -> str | None:
-        """The role of the devices that match an alias; among several, the role of most kinds."""
+        """The role of the devices that match an alias; of several roles the one with most kinds."""
         with self._lock:
             samples = list(self._kept.values())
         stats = pci_stats.PciDeviceStats(None)
@@ -188,7 +188,7 @@ KNOWN: Final[Cache[KnownPool]] = Cache()
 def recall_pool(
     stats: Any, pool: Mapping[str, Any], task: ServerTask, sockets: Mapping[int, int | None]
 ) -> KnownPool:
-    """The content of *pool*, for the wants of *task*.
+    """The parsed content of *pool*, cached, with the aliases of *task* that it matches.
 
     :param stats: Nova's statistics of the host, whose own functions decide
         which alias a pool matches.
@@ -273,7 +273,7 @@ def _read_pool(
 def read_pool_location(
     pool: Mapping[str, Any], tags: hpc_tags.Tags | None, socket: int | None
 ) -> Location:
-    """The place of a pool: the tags, and Nova's own NUMA node.
+    """The place of a pool: its tags, with the NUMA node from Nova's record.
 
     :raises hpc_tags.TagError: the two contradict each other.
     """
@@ -283,7 +283,7 @@ def read_pool_location(
         return location
     if location.numa is not None and location.numa != node:
         raise hpc_tags.TagError(
-            f"tag {hpc_tags.NUMA} is {location.numa}, but Nova says NUMA node {node}"
+            f"tag {hpc_tags.NUMA} is {location.numa}, but Nova's record has NUMA node {node}"
         )
     return attrs.evolve(location, numa=node, socket=location.socket if socket is None else socket)
 
@@ -291,7 +291,7 @@ def read_pool_location(
 def class_and_traits_of(
     pool: Mapping[str, Any], tags: hpc_tags.Tags | None
 ) -> tuple[str, frozenset[str]]:
-    """Resource class and traits, as the node reports them to Placement."""
+    """Resource class and traits of a pool, as the compute node reports them to Placement."""
     claimed = tags.resource_class if tags is not None else None
     own_class = translator.get_resource_class(claimed, pool["vendor_id"], pool["product_id"])
     own_traits = translator.get_traits(",".join(tags.traits) if tags is not None else "")
@@ -306,8 +306,8 @@ def _contradiction_of_class(
     if tags is None or tags.resource_class is None or own_class == kind.resource_class:
         return None
     return (
-        f"tag {hpc_tags.RESOURCE_CLASS} is {tags.resource_class}, but Placement "
-        f"says {kind.resource_class}"
+        f"tag {hpc_tags.RESOURCE_CLASS} is {tags.resource_class}, but Placement's record has "
+        f"{kind.resource_class}"
     )
 
 

@@ -17,7 +17,7 @@ from nova_hpc.wire.guest_terms import PKEY
 
 
 def read_port_partitions(vifs: Iterable[Mapping[str, Any]]) -> dict[str, PortPartition]:
-    """Host address of a port's device -> the partition of the port's network.
+    """PCI address of a port's device on the host -> the InfiniBand partition of its network.
 
     A port that is in no partition, or whose details are invalid, is left out.
     """

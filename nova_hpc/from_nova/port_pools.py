@@ -47,7 +47,7 @@ _NETWORK: Final = pci_request.PCI_NET_TAG
 
 
 class NoAdapterError(Exception):
-    """No adapter is close enough for the server's ports."""
+    """No network adapter is close enough for the server's direct ports."""
 
     def __init__(self, miss: DeviceMiss) -> None:
         super().__init__(miss.operator)
@@ -57,7 +57,7 @@ class NoAdapterError(Exception):
 def pin_port_requests(
     requests: Sequence[objects.InstancePCIRequest], adapters: Mapping[str, str]
 ) -> list[objects.InstancePCIRequest]:
-    """Copies of the requests; requests of ports are bound to their adapters.
+    """Copies of Nova's PCI requests; each request of a port is bound to its chosen adapter.
 
     :param adapters: request id -> PCI address of the adapter.
     """
@@ -123,7 +123,7 @@ class ClaimingServer:
         mapping: Mapping[str, list[str]] | None,
         cells: Sequence[objects.InstanceNUMACell] | None,
     ) -> dict[str, str]:
-        """Choose the adapters for the ports among *requests*.
+        """Choose the network adapters for the direct ports among *requests*.
 
         :param stats: Nova's PciDeviceStats of the host.
         :param mapping: from Nova's ``apply_requests``; None after the scheduler.
@@ -156,7 +156,7 @@ class ClaimingServer:
 
 @attrs.frozen
 class _ClaimProblem:
-    """The server's wants, and a host with their devices and the adapters."""
+    """The server's requirements, and a host model with its devices and the free adapters."""
 
     asked: ServerSpec
     host: FreeHost
@@ -171,7 +171,7 @@ class _ClaimProblem:
         cells: Sequence[objects.InstanceNUMACell] | None,
         kinds: Sequence[server.PortKind],
     ) -> _ClaimProblem | None:
-        """The problem; None if the flavor's devices are not allocated, so that it is unknown.
+        """Build the problem; None if the flavor's devices are not allocated yet.
 
         The host contains three kinds of devices: the devices allocated for this claim, the
         server's present devices, and the free adapters. So the choice for the new ports respects

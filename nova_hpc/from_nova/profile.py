@@ -44,7 +44,7 @@ _KEEP: Final = 300.0
 
 @attrs.frozen(eq=False)
 class CloudProfile:
-    """A profile, and a number that stands for it in the keys of caches."""
+    """The mix of flavors of the cloud, and a number that stands for it in keys of caches."""
 
     profile: Profile
     number: int = attrs.field(factory=cache.next_unique_number)
@@ -52,7 +52,7 @@ class CloudProfile:
 
 @attrs.frozen
 class _Sold:
-    """One flavor with devices."""
+    """One flavor of the cloud that requests devices."""
 
     #: In Nova's databases.
     id: int
@@ -61,7 +61,7 @@ class _Sold:
 
 
 class CloudProfiles:
-    """Keeps the profile of the cloud; safe between threads."""
+    """Reads the flavors of the cloud and caches their mix; thread-safe."""
 
     def __init__(self, samples: Samples = SAMPLES) -> None:
         self._samples = samples
@@ -74,7 +74,7 @@ class CloudProfiles:
         self._reading = False
 
     def current(self) -> CloudProfile:
-        """The profile of the present flavors, at most minutes old."""
+        """The mix of the present flavors; it is at most five minutes old."""
         with self._lock:
             reader = not self._reading and time.monotonic() >= self._until
             self._reading = self._reading or reader
@@ -186,7 +186,7 @@ def _build_profile_or_default(
 def build_cloud_profile(
     sold: Iterable[_Sold], weights: Mapping[str, int], samples: Samples
 ) -> Profile:
-    """The profile of these flavors; the engine's default if there are none.
+    """The profile of these flavors; the engine's default profile if there are none.
 
     :param weights: flavor name -> weight; 1 if it is missing.
     """
@@ -203,8 +203,8 @@ def build_cloud_profile(
     different = len(shape_mix.merge_shapes(shapes, max(len(shapes), 1)))
     if different > shape_mix.MOST and _ONCE.first(("shapes", different)):
         LOG.info(
-            "%d flavors ask for different devices, CPUs or memory; those that differ least count "
-            "as one for the damage of a placement, which leaves %d",
+            "%d flavors request different devices, CPUs or memory; those that differ least "
+            "count as one for the damage of a placement, which leaves %d",
             different,
             shape_mix.MOST,
         )

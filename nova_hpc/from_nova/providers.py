@@ -33,42 +33,46 @@ MOST: Final = 8
 
 @attrs.frozen
 class DeviceKind:
-    """A kind of device in Placement."""
+    """A kind of device in Placement: a resource class and required traits."""
 
     resource_class: str
     traits: frozenset[str] = frozenset()
 
 
 class Amounts(Protocol):
-    """The providers with free devices of one kind."""
+    """The free devices of one kind, by provider."""
 
     def has(self, provider: str | None) -> bool:
-        """Whether a provider has a free device."""
+        """Whether *provider* has a free device of this kind."""
 
     def of(self, provider: str | None, counted: int) -> int:
-        """Free devices of *provider*; its pools count *counted*."""
+        """The number of free devices of *provider*, at most *counted*, the number in Nova's
+        pools.
+        """
 
 
 @attrs.frozen
 class Free:
-    """Providers with free devices of one kind, from queries to Placement."""
+    """The free devices of one kind, by provider, from queries to Placement."""
 
     #: provider -> free devices, up to the largest queried number.
     amounts: Mapping[str, int]
     asked: int
 
     def has(self, provider: str | None) -> bool:
-        """Whether a provider has a free device."""
+        """Whether *provider* has a free device of this kind."""
         return provider in self.amounts
 
     def of(self, provider: str | None, counted: int) -> int:
-        """Free devices of *provider*; its pools count *counted*."""
+        """The number of free devices of *provider*, at most *counted*, the number in Nova's
+        pools.
+        """
         amount = self.amounts.get(provider or "", 0)
         return counted if amount >= self.asked else min(counted, amount)
 
 
 def free_providers(kind: DeviceKind, most: int) -> Free | None:
-    """All providers with free devices of *kind*.
+    """Query Placement for all providers with free devices of *kind*.
 
     :param most: maximum number of devices of one provider that the request can use.
     :returns: None if Placement could not be queried; the pools are then used.
@@ -94,7 +98,7 @@ def _ask_uuids(kind: DeviceKind, amount: int) -> list[str] | None:
 def ask_providers(
     resources: Mapping[str, int], traits: Iterable[str], provider: str | None = None
 ) -> list[Mapping[str, Any]] | None:
-    """All providers with these free resources and traits, as Placement returns them.
+    """Query Placement for the providers with these free resources and traits.
 
     :param provider: the UUID of the only provider that is queried.
 
@@ -117,7 +121,7 @@ def ask_providers(
         if answer.status_code != 200:
             LOG.warning(
                 "Placement answered %s to the question which %s are free; "
-                "going by the hosts' own pools",
+                "using the hosts' own pools",
                 answer.status_code,
                 what,
             )
@@ -127,7 +131,7 @@ def ask_providers(
     except Exception as error:
         # The following claim reports any fault of Placement.
         LOG.warning(
-            "Placement could not be asked which %s are free (%s); going by the hosts' own pools",
+            "Placement did not report which %s are free (%s); using the hosts' own pools",
             what,
             error,
         )
@@ -146,7 +150,7 @@ def _are_all_known(client: Any, resources: Iterable[str], traits: Iterable[str])
 
 
 def ask_about_host(root: str, kind: DeviceKind) -> Mapping[str, Mapping[str, Any]] | None:
-    """Inventories and usage of one host, like the summaries of an answer with candidates.
+    """Query Placement for inventories and usage of one host, in the form of provider summaries.
 
     :param root: UUID of the compute node.
     :param kind: of devices; a host without free ones is not described.
@@ -157,17 +161,21 @@ def ask_about_host(root: str, kind: DeviceKind) -> Mapping[str, Mapping[str, Any
     try:
         answer = report.report_client_singleton().get(url, version=_WITH_SUMMARIES)
         if answer.status_code != 200:
-            LOG.warning("Placement answered %s to what is free on %s", answer.status_code, root)
+            LOG.warning(
+                "Placement answered %s to the request for the free devices of %s",
+                answer.status_code,
+                root,
+            )
             return None
         summaries: Mapping[str, Mapping[str, Any]] = answer.json()["provider_summaries"]
     except Exception as error:
-        LOG.warning("Placement could not be asked what is free on %s (%s)", root, error)
+        LOG.warning("Placement did not report the free devices of %s (%s)", root, error)
         return None
     return summaries
 
 
 def has_free_resources(provider: str, resources: Mapping[str, int]) -> bool | None:
-    """Whether a provider has these resources free at this moment.
+    """Query Placement whether *provider* has these resources free now.
 
     :param provider: its UUID.
     :returns: None if Placement could not be queried.
@@ -186,6 +194,6 @@ def resource_classes_of(provider: str) -> frozenset[str]:
         answer = report.report_client_singleton().get(url, version=_MICROVERSION)
         inventories = answer.json()["inventories"] if answer.status_code == 200 else {}
     except Exception as error:
-        LOG.warning("Placement could not be asked what provider %s is (%s)", provider, error)
+        LOG.warning("Placement did not report provider %s (%s)", provider, error)
         return frozenset()
     return frozenset(inventories)

@@ -53,7 +53,7 @@ _IN_PLACEMENT: Final = (
 
 
 class RequestError(ValueError):
-    """A request that this release cannot read; the text is for operators.
+    """A request specification of Nova that this release cannot read. The text is for operators.
 
     :ivar cure: the operator's remedy; users read it, too.
     """
@@ -65,7 +65,7 @@ class RequestError(ValueError):
 
 @attrs.frozen
 class WantedDevice:
-    """One alias of the flavor, in the terms of Nova and Placement."""
+    """One PCI alias of the flavor, with its request in Nova and its groups in Placement."""
 
     want: Want
     request: objects.InstancePCIRequest = attrs.field(eq=False, hash=False, repr=False)
@@ -83,14 +83,14 @@ class WantedDevice:
 
     @property
     def matching(self) -> Hashable:
-        """Exactly the inputs that decide which pools it matches."""
+        """The inputs that decide which pools the alias matches; a part of cache keys."""
         spec = tuple(tuple(sorted(part.items())) for part in self.request.spec)
         return (self.want.key, self.kind, spec)
 
 
 @attrs.frozen
 class PortKind:
-    """Neutron's direct ports with equal requirements for an adapter.
+    """Direct ports of Neutron with equal requirements for an adapter.
 
     Nova has one request for each port. It does not request the device from Placement
     (``_get_rp_uuids_for_request`` of nova/pci/stats.py, 32 to 34).
@@ -111,13 +111,13 @@ class PortKind:
 
     @property
     def matching(self) -> Hashable:
-        """Exactly the inputs that decide which pools it matches."""
+        """The inputs that decide which pools the ports match; a part of cache keys."""
         return (self.ports.key, _matching_of_request(self.requests[0]))
 
 
 @attrs.frozen
 class ServerTask:
-    """The requirements of a request specification, the same for every host."""
+    """The requirements of one request specification, parsed once for all hosts."""
 
     server: ServerSpec
     devices: tuple[WantedDevice, ...]
@@ -149,7 +149,7 @@ class ServerTask:
 
     @property
     def kinds(self) -> Mapping[DeviceKind, int]:
-        """Number of wanted devices of each kind; several of them may sit on one adapter."""
+        """Kind of device in Placement -> number of devices that the server wants."""
         counts: collections.Counter[DeviceKind] = collections.Counter()
         for device in self.devices:
             counts[device.kind] += device.want.count
@@ -157,7 +157,7 @@ class ServerTask:
 
     @property
     def units(self) -> tuple[RequestedDevice, ...]:
-        """Every single device."""
+        """The single devices that the server requests from Placement."""
         return tuple(unit for device in self.devices for unit in device.units)
 
     @property
@@ -172,7 +172,7 @@ class ServerTask:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """Distinguishes requests on the same host state."""
+        """A key that differs between requests which share a host state."""
         return tuple(str(device.request.request_id) for device in self.devices)
 
 
@@ -192,7 +192,7 @@ def read_server_spec(
     claimed: bool = False,
     groups: Sequence[objects.RequestGroup] = (),
 ) -> ServerSpec:
-    """Read the request of a server with this flavor and image.
+    """Read the device requirements of a server with this flavor and image.
 
     :param requests: of the flavor's aliases, and of Neutron's direct ports.
     :param claimed: *topology* is from a claim, and contains the hosts' nodes.
@@ -215,12 +215,12 @@ def read_server_spec(
 
 
 def read_port_roles() -> tuple[str, ...]:
-    """The roles that networks can have."""
+    """The roles that ``[hpc]port_roles`` gives to physical networks."""
     return roles.list_network_roles(CONF.hpc.port_roles)
 
 
 def port_requests(requests: objects.InstancePCIRequests | None) -> list[objects.InstancePCIRequest]:
-    """The requests of Neutron's direct ports, in their order."""
+    """Nova's PCI requests for direct ports of Neutron, in their order."""
     return _requests_from(requests, objects.InstancePCIRequest.NEUTRON_PORT)
 
 
@@ -235,7 +235,7 @@ def _requests_from(
 def port_kinds(
     requests: objects.InstancePCIRequests | None, groups: Sequence[objects.RequestGroup] = ()
 ) -> tuple[PortKind, ...]:
-    """The direct ports by their requirements for an adapter.
+    """The direct ports of a server, grouped by their requirements for an adapter.
 
     :param groups: the server's request groups in Placement, which contain the bandwidth of
         ports. A node does not need them: Nova has bound such a port to its adapter by then.
@@ -302,7 +302,7 @@ def _describe_port_network(spec: Mapping[str, str | None], asked: Bandwidth | No
 def alias_requests(
     requests: objects.InstancePCIRequests | None,
 ) -> list[objects.InstancePCIRequest]:
-    """The requests of the flavor, without the requests of Neutron's ports."""
+    """Nova's PCI requests for the flavor's aliases, without the requests for ports."""
     return _requests_from(requests, objects.InstancePCIRequest.FLAVOR_ALIAS)
 
 
@@ -370,7 +370,7 @@ def read_numa_cells(
 def read_guest_cells(
     topology: objects.InstanceNUMATopology | None,
 ) -> tuple[guest_document.DocumentCell, ...]:
-    """The cells of a claim for the guest's document; () if it has none."""
+    """The guest's NUMA cells for the document that the guest gets; () if it has none."""
     return tuple(
         guest_document.DocumentCell(
             cpus=len((cell.cpuset or set()) | (cell.pcpuset or set())),
@@ -385,7 +385,7 @@ def read_guest_cells(
 
 
 def read_server_task(spec: objects.RequestSpec) -> ServerTask:
-    """Read a request specification.
+    """Read the requirements of a request specification.
 
     :raises nova_hpc.placement.grouping.FlavorError: it requests no devices, or more
         than any host has. Nova accepts any count (pci/request.py:244 of release 34).
@@ -410,7 +410,7 @@ def read_server_task(spec: objects.RequestSpec) -> ServerTask:
 
 
 def read_flavor_task(flavor: objects.Flavor, image: objects.ImageMeta | None = None) -> ServerTask:
-    """The task that Nova's API makes from a flavor and an image, without a server.
+    """The requirements of a server with this flavor and image, before the server exists.
 
     :param image: an image without requirements if None.
     :raises nova.exception.NovaException: Nova refuses the two.
@@ -430,7 +430,7 @@ def read_flavor_task(flavor: objects.Flavor, image: objects.ImageMeta | None = N
 
 
 def no_image() -> objects.ImageMeta:
-    """An image without requirements."""
+    """Image metadata without any requirement."""
     return objects.ImageMeta.from_dict({})
 
 

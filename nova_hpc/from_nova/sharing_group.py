@@ -25,7 +25,10 @@ LOG = logging.getLogger(__name__)
 
 @attrs.frozen
 class SharingGroup:
-    """The server group with whose members a server shares memory, by Nova's answer."""
+    """The result of a query for a server's group: the group, no group, or unknown.
+
+    Servers of the group share memory if their flavor has ``hpc:shared_memory``.
+    """
 
     #: UUID of the group; None if the server shares with no other server.
     uuid: str | None = None
@@ -34,7 +37,9 @@ class SharingGroup:
 
 
 def find_sharing_group(instance: objects.Instance) -> SharingGroup:
-    """The server group of *instance*, if it is of the same project. Never raises."""
+    """The server group with which *instance* shares memory, if it is of the same project. Never
+    raises.
+    """
     if CONF.workarounds.disable_group_policy_check_upcall:
         _warn_of_silence("setting", "[workarounds]disable_group_policy_check_upcall is set")
         return SharingGroup(unknown=True)

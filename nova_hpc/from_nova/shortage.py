@@ -34,13 +34,13 @@ _SHARING: Final = "MISC_SHARES_VIA_AGGREGATE"
 
 
 class ShortageUnansweredError(RuntimeError):
-    """Placement did not answer."""
+    """Placement did not answer the queries about a missing candidate."""
 
 
 def ask_for_shortage(
     context: Any, spec: objects.RequestSpec, task: ServerTask, host_manager: Any
 ) -> Shortage:
-    """The wishes of *spec*, and the hosts that meet them.
+    """Query Placement for the hosts that meet each requirement of *spec*.
 
     :param task: the task of *spec*.
     :raises ShortageUnansweredError: Placement did not answer.
@@ -67,7 +67,7 @@ def ask_for_shortage(
 
 
 def provider_name_of(host: str) -> str:
-    """The name of a provider: for a root provider, the name of the hypervisor.
+    """The name of the provider with UUID *host*: for a root provider the name of the hypervisor.
 
     :raises ShortageUnansweredError: Placement did not answer.
     """

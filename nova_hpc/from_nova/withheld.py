@@ -14,7 +14,7 @@ from nova_hpc.wire.stats import StatsDocument
 
 
 def count_withheld_by_alias(document: StatsDocument | None, task: ServerTask) -> dict[str, int]:
-    """Alias -> number of withheld devices that would serve it; aliases without any are left out."""
+    """Alias -> number of withheld devices of a node that match it; zero counts are left out."""
     if document is None or not document.withheld or not document.kinds:
         return {}
     addresses_by_alias: dict[str, set[str]] = {}

@@ -23,7 +23,7 @@ from nova_hpc.wire.guest_texts import GUEST_DOCUMENT
 
 @attrs.frozen
 class DocumentCell:
-    """A NUMA cell of the guest."""
+    """A NUMA cell in the document that describes the guest's topology to the guest."""
 
     cpus: int
     memory_kib: int
@@ -45,7 +45,7 @@ class PortPartition:
 
 @attrs.frozen
 class DocumentDevice:
-    """A device that the guest gets."""
+    """A device in the document that describes the guest's topology to the guest."""
 
     #: Address on the host. Only a key for look-ups: the document does not contain it.
     address: str
@@ -73,7 +73,7 @@ def build_guest_entries(
     wish: PeerWish = PeerWish.KEEP,
     shared: Mapping[str, Any] | None = None,
 ) -> dict[str, bytes]:
-    """Return the entries for the guest: name -> text.
+    """Build the fw_cfg entries that describe the topology to the guest: name -> text.
 
     :param topology: ``mirror``, ``numa`` or ``flat``.
     :param devices: in the order in which the guest finds devices without a path.
@@ -124,7 +124,7 @@ def build_guest_entries(
 
 @attrs.frozen
 class _Places:
-    """The host's roots and switches, as numbers of the guest's own."""
+    """The host's PCIe roots and switches, numbered for the guest."""
 
     roots: Mapping[str, int]
     switches: Mapping[str, int]

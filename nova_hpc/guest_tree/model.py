@@ -12,7 +12,7 @@ from nova_hpc_common.level import Location
 
 
 class TreePartKind(enum.Enum):
-    """The parts of a guest's PCIe tree."""
+    """The kinds of controllers in a guest's PCIe tree."""
 
     #: A PCIe root complex of its own (QEMU's pxb-pcie).
     EXPANDER = "expander"
@@ -35,7 +35,9 @@ class TreeDevice:
 
 @attrs.frozen
 class TreeBranch:
-    """A switch of the guest, or an expander if *cell* is set, and its children."""
+    """A part of the guest's PCIe tree: a switch, or an expander if *cell* is set, with its
+    children.
+    """
 
     name: str  # name of the host's switch or root
     below: tuple[TreeBranch | TreeDevice, ...]
@@ -43,7 +45,7 @@ class TreeBranch:
 
     @property
     def devices(self) -> tuple[TreeDevice, ...]:
-        """All devices below, in order."""
+        """All devices below this branch, in order."""
         devices: list[TreeDevice] = []
         for part in self.below:
             devices.extend([part] if isinstance(part, TreeDevice) else part.devices)
@@ -51,13 +53,13 @@ class TreeBranch:
 
     @property
     def span(self) -> Span:
-        """64-bit address space of the whole branch."""
+        """The 64-bit address space that the branch needs."""
         return pack_spans(part.span for part in self.below)
 
 
 @attrs.frozen
 class Bridge:
-    """One controller of the guest."""
+    """One PCIe controller of the guest: an expander, a root port or a switch port."""
 
     kind: TreePartKind
     #: Number of the controller; parents come before children, without gaps, from 1.
@@ -75,7 +77,7 @@ class Bridge:
 
 @attrs.frozen
 class TreeSeat:
-    """The seat of one device: slot 0 below a port of its own."""
+    """The place of a device in the guest's tree: slot 0 below a port of its own."""
 
     device: TreeDevice
     #: Bridge.index of its port.
@@ -86,7 +88,7 @@ class TreeSeat:
 
 @attrs.frozen
 class TreePlan:
-    """The whole tree. The guest stays flat if it has no bridges."""
+    """The whole PCIe tree of a guest. Without bridges the guest keeps Nova's flat topology."""
 
     bridges: tuple[Bridge, ...] = ()  # by index
     seats: tuple[TreeSeat, ...] = ()
@@ -95,12 +97,12 @@ class TreePlan:
 
     @property
     def span(self) -> Span:
-        """64-bit address space of all devices."""
+        """The 64-bit address space that all devices of the guest need."""
         return pack_spans(root.span for root in self.roots)
 
     @property
     def cliques(self) -> dict[str, int]:
-        """Host address -> clique, for GPUs that share a switch of the host.
+        """Host address -> GPUDirect clique, for GPUs that share a switch of the host.
 
         A clique is a number of four bits, so there are at most 16.
         """

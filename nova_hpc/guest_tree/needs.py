@@ -27,7 +27,7 @@ CLIQUE_VENDOR: Final = "10de"
 
 
 def has_clique(function: PciFunction) -> bool:
-    """Whether QEMU accepts a clique for such a device."""
+    """Whether QEMU accepts a GPUDirect clique for this device: an NVIDIA display controller."""
     return classes.is_display(function.class_code) and function.vendor_id == CLIQUE_VENDOR
 
 

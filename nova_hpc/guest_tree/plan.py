@@ -42,7 +42,7 @@ from nova_hpc.wire.guest_abi import Abi, TopologyMode
 
 
 class PlanError(ValueError):
-    """The guest's tree cannot represent a set of devices in the mode of its flavor.
+    """The guest's PCIe tree cannot represent these devices in the mode of its flavor.
 
     ``str()`` is for the server's user: counts and levels. ``operator`` contains
     addresses.
@@ -54,13 +54,13 @@ class PlanError(ValueError):
 
 
 class _FullError(ValueError):
-    """The plan exceeds a limit of the guest; the text names the limit."""
+    """The planned tree exceeds a limit of the guest. The text names the limit."""
 
 
 def plan_guest_pci_tree(
     devices: Iterable[TreeDevice], cells: Mapping[int, int], abi: Abi
 ) -> TreePlan:
-    """Plan a guest's tree.
+    """Plan the PCIe tree of a guest for its passthrough devices.
 
     :param devices: the guest's devices, in any order.
     :param cells: host NUMA node -> guest cell. Empty for a guest without NUMA cells:

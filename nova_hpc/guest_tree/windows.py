@@ -37,7 +37,7 @@ _PORT: Final = 1 << 20  # granularity of a port's window
 
 @attrs.frozen
 class Span:
-    """A piece of address space: size and alignment, in bytes."""
+    """A block of address space: size and alignment, in bytes."""
 
     size: int = 0
     align: int = _PORT

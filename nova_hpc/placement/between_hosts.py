@@ -60,7 +60,11 @@ _WISH: Final = 2.0
 
 
 def damage_grain_of(profile: Profile) -> int:
-    """The unit in which damage is compared between hosts, in the units of a score."""
+    """The step by which damage to later servers is rounded before hosts are compared.
+
+    Damage is the weighted capacity that later servers lose. The result is in the units of a device
+    set's score and at least 1.
+    """
     return max(1, sum(shape.weight for shape in profile.shapes) // _PARTS)
 
 
@@ -79,7 +83,7 @@ def free_room_of(nodes: Iterable[HostNode]) -> int:
 def rank_device_set(
     score: Sequence[int], asked: Level, coarse: int, measured: bool = True, free: int = 0
 ) -> tuple[int, ...]:
-    """The place of a host among others, smaller is better.
+    """The sort key of a host among hosts for one server; a smaller tuple is a better host.
 
     :param score: of the host's device set, as
         :attr:`nova_hpc.placement.model.DeviceSet.score`.
@@ -141,7 +145,7 @@ def mix_best_ranks(
     among: int,
     seed: str,
 ) -> list[tuple[int, ...] | None]:
-    """The ranks, but with the best *among* hosts in an order that *seed* decides.
+    """Reorder the best *among* hosts by *seed*, by exchanging their ranks.
 
     Schedulers that decide at the same moment then choose different hosts. Only the hosts
     that the users' wishes prefer are mixed, and of these only hosts whose level and NVLink
@@ -177,7 +181,7 @@ def mix_best_ranks(
 
 @attrs.frozen
 class _ResourceUse:
-    """The possible uses of one resource (CPUs, or pages of one size)."""
+    """The possible uses of one resource of a host: dedicated CPUs, or pages of one size."""
 
     #: Needs of the guest's cells.
     cells: tuple[int, ...]

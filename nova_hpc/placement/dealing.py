@@ -43,7 +43,10 @@ CLOSED: Final = -1
 
 @attrs.frozen
 class OverusedPools:
-    """Pools that a choice uses too much: any real choice takes less from one of them."""
+    """Pools of which a choice takes more functions than the server's ports can use.
+
+    Every possible assignment of ports to functions takes less from at least one of them.
+    """
 
     pools: tuple[str, ...]
     #: The word of the ports; None for an adapter and its functions, which exclude each other.
@@ -52,7 +55,12 @@ class OverusedPools:
     sides: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
 
     def branches(self, used: Mapping[str, int]) -> list[dict[str, int]]:
-        """Alternative bounds of pools: every real choice keeps at least one of them."""
+        """Alternative upper bounds for the next search; every valid choice keeps at least one of
+        them.
+
+        :param used: pool id -> number of functions that the failed choice takes.
+        :returns: each a mapping of pool id -> largest number of functions.
+        """
         if self.name is None:
             return [dict.fromkeys(side, CLOSED) for side in self.sides]
         return [{pool: max(used[pool] - 1, 0)} for pool in self.pools]
@@ -60,7 +68,10 @@ class OverusedPools:
 
 @attrs.frozen
 class Dealt:
-    """A request with its ports in the form that the solver takes."""
+    """A request whose ports are dealt to the device groups, as the solver needs it.
+
+    The solver treats a port like one more device of a group.
+    """
 
     request: Request
     ports: tuple[Ports, ...]
@@ -108,13 +119,14 @@ class Dealt:
 
     @property
     def keys(self) -> frozenset[str]:
-        """The keys of the ports."""
+        """The keys of all kinds of ports (:attr:`Ports.key`)."""
         return frozenset(ports.key for ports in self.ports)
 
     def host(self, host: FreeHost, caps: Caps) -> FreeHost:
-        """*host* with blanks, and with no more functions than there are ports for.
+        """*host* with placeholders for the blanks, and with no more functions than there are ports.
 
-        A function serves all ports of its word here, whatever their networks.
+        A blank stands for the port that a group lacks, so that all groups are equally large. A
+        function serves all ports of its word here, whatever their networks.
         """
         counts = {ports.key: ports.count for ports in self.ports}
         if self.blanks:
@@ -173,7 +185,10 @@ class Dealt:
         return any(_port_key_of(want.key) not in keys | {""} for want in self.request.wants)
 
     def wanted(self, host: FreeHost, pools: Sequence[str]) -> int:
-        """The number of ports and blanks that any of *pools* could serve."""
+        """The number of ports and blanks that the functions of *pools* could serve.
+
+        :param pools: pool ids.
+        """
         serves = {pool.id: pool.serves for pool in host.pools}
         blank = [pool for pool in pools if pool.startswith(_BLANK)]
         return sum(
@@ -185,7 +200,10 @@ class Dealt:
         )
 
     def cap(self, host: FreeHost, much: OverusedPools) -> Cap | None:
-        """The cap that every real choice keeps, and that a choice with too much breaks."""
+        """The limit that excludes a choice with overused pools, and that every valid choice keeps.
+
+        None if *much* does not name one kind of ports.
+        """
         if much.name is None:
             return None
         name = much.name

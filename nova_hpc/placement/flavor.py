@@ -65,7 +65,7 @@ KEYS: Final = (AFFINITY, AFFINITY_POLICY, GROUP, NVLINK, GUEST_TOPOLOGY, *_DEVIC
 
 @attrs.frozen
 class Fabric:
-    """A flavor's requirement for the place of the members of a server group."""
+    """The ``hpc:fabric`` keys of a flavor: how near the members of a server group have to be."""
 
     #: A word of WORDS[FABRIC].
     level: str
@@ -74,7 +74,7 @@ class Fabric:
 
 @attrs.frozen
 class SharedMemoryWish:
-    """A flavor's request for memory that members of a server group on one host share."""
+    """The ``hpc:shared_memory`` keys of a flavor: memory shared by a server group on one host."""
 
     #: MiB that the server itself contributes.
     mib: int
@@ -146,7 +146,7 @@ def read_shared_memory(
 
 
 def check_value(key: str, value: str) -> None:
-    """Check one key by itself.
+    """Check the name and the value of one ``hpc:`` key, without the other keys.
 
     :raises FlavorError: an unknown ``hpc:`` key, or an invalid value.
     """
@@ -183,7 +183,10 @@ def check_flavor(
     roles: Mapping[str, str] | None = None,
     numa_policy: str | None = None,
 ) -> None:
-    """Check all keys, and the rules between them. See build_request()."""
+    """Check all ``hpc:`` keys of a flavor, and the rules between them.
+
+    The parameters and errors are the same as for :func:`build_request`.
+    """
     build_request(extra_specs, wants, cells, roles, numa_policy)
 
 
@@ -196,7 +199,7 @@ def build_request(
     ports: Sequence[Ports] = (),
     port_roles: Collection[str] = (),
 ) -> Request:
-    """Turn a flavor into a request.
+    """Turn a flavor into a request of the placement engine.
 
     :param extra_specs: of the flavor; only the ``hpc:`` keys,
         ``hw:pci_numa_affinity_policy`` and ``group_policy`` are read
@@ -224,16 +227,16 @@ def build_request(
     if extra_specs.get(DEVICE_PROFILE):
         # Cyborg binds its devices after the choice of the host, and Nova publishes no place.
         raise FlavorError(
-            f"{DEVICE_PROFILE}={grouping.quote_value(extra_specs[DEVICE_PROFILE])} asks Cyborg "
-            f"for devices, and Nova does not know where they sit before Cyborg has bound them, so "
-            f"{AFFINITY} cannot place them; "
-            "ask for all devices with pci_passthrough:alias, or remove the hpc: keys"
+            f"{DEVICE_PROFILE}={grouping.quote_value(extra_specs[DEVICE_PROFILE])} requests "
+            "Cyborg devices, and Nova gets their places only after Cyborg has bound them, so "
+            f"{AFFINITY} cannot place them; request all devices with pci_passthrough:alias, or "
+            "remove the hpc: keys"
         )
     level = Level.from_word(extra_specs[AFFINITY])
     policy = AffinityPolicy(extra_specs.get(AFFINITY_POLICY, AffinityPolicy.REQUIRED.value))
     if not wants and not ports:
         raise FlavorError(
-            f"{AFFINITY}={level.word} places devices, but the flavor asks for none; add "
+            f"{AFFINITY}={level.word} places devices, but the flavor requests none; add "
             "pci_passthrough:alias, boot the server with direct ports, or remove the hpc: keys"
         )
     grouping.check_wants(wants)
@@ -259,7 +262,7 @@ def build_request(
     elif words.devices:
         raise FlavorError(
             f"{GROUP} names {grouping.quote_value(next(iter(words.devices)))}, and the flavor "
-            f"asks for no device"
+            "requests no device"
         )
     else:
         groups = (DeviceGroup({}),) * (words.least(ports) if words.ports else max(len(cells), 1))
@@ -309,7 +312,11 @@ def numa_policies(level: Level, policy: AffinityPolicy) -> tuple[tuple[str, ...]
 def is_numa_policy_compatible(
     level: Level, policy: AffinityPolicy, effective: str, has_cells: bool
 ) -> bool:
-    """Whether a level can be met under the NUMA policy that Nova follows."""
+    """Whether Nova's NUMA policy *effective* leaves devices that can reach *level*.
+
+    :param effective: the value of ``hw:pci_numa_affinity_policy`` that Nova follows.
+    :param has_cells: whether the guest has NUMA cells.
+    """
     good, bad = numa_policies(level, policy)
     return effective not in bad and (not has_cells or effective in good)
 

@@ -17,10 +17,11 @@ ISOLATE = "isolate"
 
 
 def limit_to_one_per_pool(request: Request, host: FreeHost) -> FreeHost:
-    """*host* as a request sees it that takes at most one device of each pool.
+    """*host* with at most one usable device in each pool, if the flavor has
+    ``group_policy=isolate``.
 
-    The same object if nothing changes. Damage then counts such a pool as one device, for all
-    sets alike.
+    The same object if nothing changes. Damage then counts such a pool as one device, for all sets
+    alike.
     """
     if not request.apart:
         return host
@@ -45,7 +46,10 @@ def _limit_pool_to_one(pool: DevicePool) -> DevicePool:
 
 
 def explain_isolation(request: Request, miss: DeviceMiss | None) -> DeviceMiss | None:
-    """*miss* with the reason why adapters count as one device each."""
+    """*miss* with the note that ``group_policy=isolate`` takes one device of each adapter.
+
+    *miss* itself if the request does not have that policy.
+    """
     if miss is None or not request.apart:
         return miss
     reason = f"{GROUP_POLICY}={ISOLATE} takes one device of each adapter"

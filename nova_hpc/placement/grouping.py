@@ -27,15 +27,21 @@ PORT: Final = "port"
 
 
 class FlavorError(ValueError):
-    """A flavor without a possible meaning; the text is for its user."""
+    """A flavor cannot be used: its keys contradict each other or the devices.
+
+    The text is for the flavor's user.
+    """
 
 
 class UnknownNameError(FlavorError):
-    """A name that may be a role whose devices are unknown at this moment."""
+    """``hpc:group`` contains an unknown name, which may be a role.
+
+    No device with that role is known at this moment, so the answer may change.
+    """
 
 
 def parse_group_terms(value: str) -> dict[str, int]:
-    """Read ``name:count,name:count``.
+    """Parse a value of ``hpc:group``: ``name:count,name:count``.
 
     :returns: name -> its devices in one group, in the order of the text
     :raises FlavorError: names the wrong term
@@ -55,8 +61,8 @@ def parse_group_terms(value: str) -> dict[str, int]:
             or not 1 <= _small_number_of(count) <= MAX_COUNT
         ):
             raise FlavorError(
-                f"{GROUP} asks for {quote_value(count)} of {quote_value(name)}; "
-                f"the count must be 1 to {MAX_COUNT}"
+                f"{GROUP} requests {quote_value(count)} of {quote_value(name)}; the count must "
+                f"be 1 to {MAX_COUNT}"
             )
         if name in terms:
             raise FlavorError(f"{GROUP} names {quote_value(name)} twice; add the counts up")
@@ -65,26 +71,29 @@ def parse_group_terms(value: str) -> dict[str, int]:
 
 
 def takes_ports(value: str | None) -> bool:
-    """Whether ``hpc:group`` names direct ports by their own word."""
+    """Whether the value of ``hpc:group`` contains the word ``port`` for direct ports."""
     return value is not None and PORT in (
         term.partition(":")[0].strip() for term in value.split(",")
     )
 
 
 def check_wants(wants: Sequence[Want]) -> None:
-    """Refuse counts and numbers of aliases that no host could have."""
+    """Refuse device counts, and numbers of aliases, that no host could have.
+
+    :raises FlavorError: a count or the number of aliases is out of range.
+    """
     totals = _total_counts_of(wants)
     for want in wants:
         if not 1 <= want.count <= MAX_COUNT:
             raise FlavorError(
-                f"pci_passthrough:alias asks for {quote_value(str(want.count))} of "
+                f"pci_passthrough:alias requests {quote_value(str(want.count))} of "
                 f"{quote_value(want.name)}; the count must be 1 to {MAX_COUNT}"
             )
     for name, total in totals.items():
         if total > MAX_COUNT:
             raise FlavorError(
-                f"pci_passthrough:alias asks for {total} of {quote_value(name)} altogether; "
-                f"at most {MAX_COUNT} are possible"
+                f"pci_passthrough:alias requests {total} of {quote_value(name)} altogether; at "
+                f"most {MAX_COUNT} are possible"
             )
     if len(totals) > MAX_NAMES:
         raise FlavorError(
@@ -95,7 +104,10 @@ def check_wants(wants: Sequence[Want]) -> None:
 
 @attrs.frozen
 class GroupWords:
-    """``hpc:group``, with the words for ports by themselves."""
+    """The parsed value of ``hpc:group``, with the terms for direct ports kept apart.
+
+    For example, ``gpu:1,vf:2,port:1`` has two terms for devices and one for ports.
+    """
 
     #: For the flavor's devices: name -> count; None if the value names none.
     devices: Mapping[str, int] | None
@@ -110,7 +122,7 @@ class GroupWords:
         roles: Mapping[str, str],
         port_roles: Collection[str],
     ) -> GroupWords:
-        """Read the value; an alias or its role wins over a word for ports.
+        """Read the value of ``hpc:group``; an alias or its role wins over a word for ports.
 
         :param port_roles: the roles that networks can have.
         :raises FlavorError: names the wrong term
@@ -125,7 +137,7 @@ class GroupWords:
         return cls(None if value is None or (ports and not devices) else devices, ports)
 
     def deal(self, ports: Iterable[Ports], number: int) -> tuple[Ports, ...]:
-        """The ports, renamed to the words of the flavor that deal them to groups.
+        """The ports, each renamed to the term of ``hpc:group`` that takes it.
 
         :param ports: by the role of their networks.
         :param number: of groups.
@@ -146,7 +158,7 @@ class GroupWords:
         return dealt
 
     def least(self, ports: Iterable[Ports]) -> int:
-        """How many groups the ports make, if only they make groups."""
+        """The smallest number of groups that takes all ports, without regard to the devices."""
         numbers = [1]
         for word, most in self.ports.items():
             have = sum(
@@ -246,8 +258,8 @@ def _replace_roles_by_aliases(
     missing = sorted(set(totals) - set(result))
     if missing:
         raise FlavorError(
-            f"{GROUP} does not name {', '.join(missing)}, which the flavor asks for; "
-            "every alias must be in the group"
+            f"{GROUP} does not name {', '.join(missing)}, which the flavor requests; every "
+            "alias must be in the group"
         )
     return result
 
@@ -303,6 +315,6 @@ def _small_number_of(digits: str) -> int:
 
 
 def quote_value(value: str) -> str:
-    """A user's value for a message: readable, and of bounded length."""
+    """A user's value for a message: escaped, quoted, and at most 60 characters long."""
     text = ascii(value)
     return text if len(text) <= 60 else text[:57] + "..."

@@ -30,7 +30,7 @@ class Nvlink(enum.Enum):
 
 @attrs.frozen
 class Want:
-    """One alias of the flavor: *count* devices of one kind."""
+    """The devices of one PCI alias in the flavor: *count* devices of one kind."""
 
     key: str  # Nova's PCI request id; opaque here
     name: str  # the alias, for people
@@ -63,7 +63,7 @@ def _copy_words(words: Mapping[str, str]) -> dict[str, str]:
 
 @attrs.frozen
 class DeviceGroup:
-    """Devices that must be co-located: how many of each want, by its key."""
+    """Devices that must be co-located: how many of each alias, by :attr:`Want.key`."""
 
     counts: Mapping[str, int] = attrs.field(converter=_copy_counts, hash=False)
 
@@ -75,7 +75,7 @@ class DeviceGroup:
 
 @attrs.frozen
 class WantedCell:
-    """One NUMA cell of the guest, which takes one host NUMA node."""
+    """One NUMA cell of the requested guest. Each cell is placed on one NUMA node of the host."""
 
     id: int
     dedicated_cpus: int = 0
@@ -88,7 +88,10 @@ class WantedCell:
 
 @attrs.frozen
 class Cap:
-    """At most so many devices of some pools for some names of wants."""
+    """An upper limit for a choice: at most *most* devices from some pools for some aliases.
+
+    A search adds caps after a choice that the server's ports cannot use.
+    """
 
     pools: frozenset[str]  # DevicePool.id
     names: frozenset[str]  # Want.name
@@ -97,7 +100,10 @@ class Cap:
 
 @attrs.frozen
 class Request:
-    """A flavor with ``hpc:`` keys, validated, in the engine's words."""
+    """The device request of one server, validated: the input of the placement engine.
+
+    It comes from a flavor with ``hpc:`` keys, its image and the server's direct ports.
+    """
 
     #: One for each alias. The scheduler searches pools for them; the node compares them with
     #: the claimed devices before the start.
@@ -133,7 +139,7 @@ class Request:
 
 @attrs.frozen
 class DevicePool:
-    """Free devices that Nova treats alike: one resource provider.
+    """Free devices that Nova does not distinguish: the inventory of one resource provider.
 
     A physical device is a pool of one; all virtual functions of a physical
     function are one pool.
@@ -164,7 +170,7 @@ class DevicePool:
 
 @attrs.frozen
 class HostNode:
-    """Free amounts of one host NUMA node. An amount is None if unknown; it is then not checked."""
+    """Free CPUs and pages of one NUMA node of a host. An unknown amount is None and not checked."""
 
     id: int
     socket: int | None = None
@@ -175,7 +181,7 @@ class HostNode:
 
 @attrs.frozen
 class FreeHost:
-    """The free devices, CPUs and pages of one node."""
+    """The free devices, CPUs and pages of one compute node."""
 
     #: For people; no decision depends on it.
     name: str
@@ -190,7 +196,7 @@ class FreeHost:
 
 @attrs.frozen
 class Pick:
-    """One device of a set."""
+    """One device of a device set: its alias, its pool, and its group."""
 
     want: str  # Want.key, or Ports.key
     pool: str  # DevicePool.id
@@ -200,7 +206,7 @@ class Pick:
 
 @attrs.frozen
 class DeviceSet:
-    """A choice of devices for the whole server.
+    """The devices chosen for one server, with the level and the score that they reach.
 
     The scheduler makes a candidate of it. Before the start the node makes one of exactly the
     claimed devices, and the record of the decision contains its level.
@@ -239,7 +245,9 @@ class Unmet(enum.IntEnum):
 
 @attrs.frozen
 class DeviceMiss:
-    """Why a host does not fit: the nearest it came."""
+    """The reason why a host has no device set for a request: its nearest miss, as texts and
+    counts.
+    """
 
     #: For operators: "4 gpu free, but at most 2 under one switch". The
     #: caller puts the host's name in front.
@@ -255,7 +263,7 @@ class DeviceMiss:
 
 @attrs.frozen
 class ChoiceAnswer:
-    """Ranked device sets, best first; empty with a miss when none fits."""
+    """Device sets of one host, best first. Without a device set it has the nearest miss."""
 
     sets: tuple[DeviceSet, ...] = ()
     miss: DeviceMiss | None = None

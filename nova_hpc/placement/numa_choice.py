@@ -47,7 +47,10 @@ _COUNTED: Final = 20000
 
 @attrs.frozen
 class Tier:
-    """Choices of nodes that are equally good: each has one of these combinations."""
+    """Equally good choices of host NUMA nodes for the cells of a guest.
+
+    Each choice takes one of the combinations in *ways*.
+    """
 
     #: The place of the devices; None if the choice does not satisfy the request.
     place: tuple[int, ...] | None
@@ -57,7 +60,7 @@ class Tier:
 
 @attrs.frozen(eq=False)
 class Tiers:
-    """All choices of host nodes for the guest's cells, the best first."""
+    """All choices of host NUMA nodes for the guest's cells, grouped into tiers, the best first."""
 
     request: Request
     host: FreeHost
@@ -77,7 +80,7 @@ class Tiers:
                 yield choices
 
     def judged(self) -> tuple[Tier, ...]:
-        """All tiers, with their places."""
+        """All tiers of the host, each with its place: the first parts of its best score."""
         places: dict[tuple[int, ...] | None, list[tuple[tuple[Hashable, int], ...]]] = {}
         for way in _limit_ways(self.request, self.host, self.classes, self.claimed):
             nodes = _example_of_way(self.classes, way)
@@ -94,12 +97,15 @@ class Tiers:
 
 
 def place_of_set(devices: DeviceSet) -> tuple[int, ...]:
-    """The place of the devices of a set, as a tuple: smaller is better."""
+    """The first parts of a device set's score, by which choices of nodes are compared.
+
+    A smaller tuple is better.
+    """
     return devices.score[:PLACE]
 
 
 def fix_request_cells(request: Request, cells: Mapping[int, int]) -> Request:
-    """The request with its cells on these nodes.
+    """*request* with each guest cell bound to one host NUMA node.
 
     :param cells: guest cell -> host node
     """
@@ -112,7 +118,7 @@ def fix_request_cells(request: Request, cells: Mapping[int, int]) -> Request:
 def order_node_tiers(
     request: Request, host: FreeHost, claimed: Mapping[str, Sequence[str]]
 ) -> Tiers:
-    """Order the choices of nodes for the cells of *request*.
+    """Order the choices of host NUMA nodes for the cells of *request*.
 
     :param host: its nodes, and the claimed devices; its free CPUs and pages are
         not used.

@@ -46,8 +46,10 @@ TRIES: Final = 96
 
 
 def choose_with_ports(request: Request, host: FreeHost, limit: int, plain: Plain) -> ChoiceAnswer:
-    """The best device sets of *host* with an adapter's function for every port.
+    """The best device sets of *host*, each with an adapter's function for every direct port.
 
+    :func:`nova_hpc.placement.dealing` deals the ports to the groups; then a search for a request
+        without ports runs.
     :param plain: chooses for a request without ports.
     :returns: as :func:`nova_hpc.placement.choose.choose_device_sets`; the picks name ports by
         :attr:`Ports.key`.
@@ -78,7 +80,11 @@ def exchange_with_ports(
     devices: DeviceSet,
     turn: Callable[[Request, FreeHost, DeviceSet], DeviceSet],
 ) -> DeviceSet:
-    """An exchange of *devices* for equally good ones, if the ports allow it.
+    """Exchange *devices* for equally good ones, as ``[hpc]spread_equal_sets`` does, if the ports
+    allow it.
+
+    *devices* itself is returned if ports were dealt unevenly, or if the new set does not suit the
+    ports.
 
     :param turn: exchanges them for a request without ports.
     """

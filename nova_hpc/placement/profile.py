@@ -37,7 +37,7 @@ def _sort_counts(counts: Mapping[str, int]) -> dict[str, int]:
 
 @attrs.frozen
 class FlavorShape:
-    """One flavor, as later requests are expected to use it."""
+    """The device request of one flavor, as later servers are expected to use it."""
 
     #: role -> devices in one group
     counts: Mapping[str, int] = attrs.field(converter=_sort_counts, hash=False)
@@ -56,7 +56,10 @@ class FlavorShape:
 
 @attrs.frozen
 class Profile:
-    """The shapes of a cloud, with their frequencies."""
+    """The mix of flavors that later servers are expected to have.
+
+    Damage is measured against it: the capacity that these flavors lose by a placement.
+    """
 
     shapes: tuple[FlavorShape, ...] = ()
     #: If False, no damage is measured, even for a host without devices of any shape.
@@ -96,7 +99,10 @@ class _HostShape:
 
 @attrs.frozen
 class HostProfile:
-    """A profile in the labels of one host's devices, ready to measure damage."""
+    """A profile translated for one host, ready to measure damage there.
+
+    Labels are the roles of the host's devices. Shapes refer to them by index.
+    """
 
     labels: tuple[str, ...]
     shapes: tuple[_HostShape, ...]
@@ -121,7 +127,7 @@ class HostProfile:
         return _build_host_profile(profile, present, wanted)
 
     def open(self, free: Sequence[int], limits: Limits | None = None) -> Open:
-        """Which shapes the host can hold, by the counts alone.
+        """Whether the host's free devices suffice for each shape, by the counts alone.
 
         :param free: free devices of each label on the host
         :param limits: see limits_on_host()
@@ -184,7 +190,7 @@ class HostProfile:
         return total
 
     def limits_of(self, node: HostNode, cell: WantedCell | None = None) -> Limits:
-        """How many groups of each shape one NUMA node has CPUs and pages for.
+        """How many groups of each shape the free CPUs and pages of one NUMA node allow.
 
         :param cell: a guest cell that takes its share first
         """
@@ -194,7 +200,7 @@ class HostProfile:
         )
 
     def limits_on_host(self, nodes: Sequence[HostNode], cells: Sequence[WantedCell]) -> Limits:
-        """How many servers of each shape the host has CPUs and pages for."""
+        """How many servers of each shape the free CPUs and pages of the host allow."""
         return tuple(_room_for_shape(nodes, cells, shape, False) for shape in self.shapes)
 
 
@@ -241,7 +247,7 @@ def _room_for_shape(
 
 
 def pages_of_cell(cell: WantedCell) -> int:
-    """Pages of the cell's own size that it needs."""
+    """The number of pages that a guest cell needs, in pages of its own size."""
     return -(-cell.memory_kib // cell.page_kib) if cell.page_kib else 0
 
 

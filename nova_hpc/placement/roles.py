@@ -28,12 +28,18 @@ _PRODUCT: Final = re.compile(r"-[0-9a-f]{4}(?:[-.].*)?", re.ASCII)
 
 
 class RoleConflictError(FlavorError):
-    """An alias covers devices of several roles; the text names them, and no host."""
+    """A PCI alias matches devices of several roles, so its role is unclear.
+
+    The text names the roles, and no host.
+    """
 
 
 @attrs.frozen
 class Played:
-    """Roles of devices, of one host or of many."""
+    """The roles of the devices that an alias matches, on one host or on many.
+
+    *by_want* has them by alias, and *known* all roles.
+    """
 
     #: want, by any name -> roles of the devices that Nova would give it
     by_want: Mapping[str, frozenset[str]] = attrs.field(factory=dict, hash=False)
@@ -42,7 +48,7 @@ class Played:
 
 
 def role_of_network(entries: Iterable[str], network: str | None) -> str | None:
-    """The role of a physical network; None if it has none.
+    """The role of the network adapters on a physical network; None if it has none.
 
     :param entries: of ``[hpc]port_roles``.
     """
@@ -55,14 +61,15 @@ def role_of_network(entries: Iterable[str], network: str | None) -> str | None:
 
 
 def list_network_roles(entries: Iterable[str]) -> tuple[str, ...]:
-    """All roles that networks can have, each once."""
+    """The roles that ``[hpc]port_roles`` gives to physical networks, each once."""
     names = (entry.partition(":")[0].strip() for entry in entries)
     return tuple(dict.fromkeys(role for role in names if role))
 
 
 def roles_played_on_host(devices: Iterable[tuple[Iterable[str], str | None]]) -> Played:
-    """The roles of the devices of one host.
+    """The roles of the devices of one host, by the aliases that the devices match.
 
+    :param devices: for each device the aliases that match it (by any name), and its role.
     :param devices: the wants that each can serve, by any name, and its role.
     """
     by_want: dict[str, frozenset[str]] = {}
@@ -77,7 +84,7 @@ def roles_played_on_host(devices: Iterable[tuple[Iterable[str], str | None]]) ->
 
 
 def roles_played_by_hosts(hosts: Iterable[Played]) -> Played:
-    """The roles of the devices of many hosts."""
+    """The roles of the devices of many hosts, by the aliases that the devices match."""
     by_want: dict[str, frozenset[str]] = {}
     all_roles: frozenset[str] = frozenset()
     # A cloud has few kinds of hosts, and equal hosts share the object.
@@ -107,10 +114,9 @@ def bind_alias_roles(
         role = _role_named_by_alias(want.name, own_roles, names)
         if role is None and len(own_roles) > 1:
             raise RoleConflictError(
-                f"the alias {want.name} stands for devices of the roles "
-                f"{' and '.join(sorted(own_roles))}, which cannot be told apart by it; "
-                f"the operator "
-                "has to give each role an alias of its own"
+                f"the alias {want.name} matches devices of the roles "
+                f"{' and '.join(sorted(own_roles))}; the operator has to give each role an "
+                "alias of its own"
             )
         role = role or next(iter(own_roles), None)
         if role is not None:
@@ -153,7 +159,7 @@ def restrict_to_roles(host: FreeHost, roles: Mapping[str, str]) -> tuple[FreeHos
         serves = frozenset(key for key in pool.serves if _plays_role(pool, roles.get(key)))
         if pool.serves and not serves:
             asked = " and ".join(sorted({roles[key] for key in pool.serves}))
-            refused.append(f"{pool.name}: its role is {pool.role}, asked for is {asked}")
+            refused.append(f"{pool.name}: its role is {pool.role}; the request needs {asked}")
         pools.append(pool if serves == pool.serves else attrs.evolve(pool, serves=serves))
     if all(after is before for after, before in zip(pools, host.pools, strict=True)):
         return host, ()

@@ -16,27 +16,35 @@ FEWEST_PARTS, MOST_PARTS = 2, 16
 
 @attrs.frozen(order=True)
 class SegmentShape:
-    """A number of parts of equal size."""
+    """The size of a shared-memory segment: *parts* parts of *part_mib* MiB each.
+
+    Each server of the group writes to one part.
+    """
 
     part_mib: int
     parts: int
 
     @property
     def part_bytes(self) -> int:
-        """The memory that each server contributes."""
+        """The size of one part in bytes: the memory that each server contributes."""
         return self.part_mib * MIB
 
     @property
     def device_bytes(self) -> int:
-        """Bytes that a guest can map: the head, and the parts."""
+        """The size in bytes of the device that a guest maps: the head page and all parts."""
         return PAGE + self.parts * self.part_bytes
 
     @property
     def file_bytes(self) -> int:
-        """Bytes that it takes on the host: the label, the head, and the parts."""
+        """The size in bytes of the segment's file on the host: the label, the head and all
+        parts.
+        """
         return PAGE + self.device_bytes
 
 
 def count_parts(dedicated_cpus: int, vcpus: int) -> int:
-    """How many servers of *vcpus* fit on the dedicated CPUs of a host, within 2 and 16."""
+    """The number of parts of a segment: servers of *vcpus* that fit on a host's dedicated CPUs.
+
+    At least 2 and at most 16.
+    """
     return min(MOST_PARTS, max(FEWEST_PARTS, dedicated_cpus // max(vcpus, 1)))

@@ -19,7 +19,11 @@ from nova_hpc.placement.model import Ports, Request, Want, WantedCell
 
 @attrs.frozen
 class ServerSpec:
-    """The requirements of a flavor with an image, independent of their source."""
+    """The device requirements of one server, read from its flavor, image and ports.
+
+    The scheduler, the node and the tools read them from different objects; this class is the same
+    for all.
+    """
 
     #: All keys of the flavor, ``hpc:`` and others.
     extra_specs: Mapping[str, str] = attrs.field(hash=False)
@@ -36,7 +40,7 @@ class ServerSpec:
     port_roles: tuple[str, ...] = ()
 
     def request(self, roles: Mapping[str, str]) -> Request:
-        """The request to the engine.
+        """Build the request for the placement engine.
 
         :param roles: Want.key -> role, by which ``hpc:group`` may name devices.
         :raises nova_hpc.placement.grouping.FlavorError: for the user: the key,
@@ -56,7 +60,7 @@ class ServerSpec:
 
 
 def most_counted_name(counter: collections.Counter[str]) -> str:
-    """The most frequent name; among equals the first in the alphabet.
+    """The name with the highest count; of names with equal counts the first in the alphabet.
 
     The tie-break makes the answers of all processes equal.
     """

@@ -36,7 +36,7 @@ _PARTS: Final = 1_000_000
 
 
 def build_mixed_profile(shapes: Iterable[FlavorShape], most: int = MOST) -> Profile:
-    """The profile of these shapes; the engine's default if there are none.
+    """The profile of a cloud's flavors; the engine's default profile if there are none.
 
     The profile does not depend on the order of *shapes*, so all schedulers of a cloud have
     the same one.
@@ -49,7 +49,9 @@ def build_mixed_profile(shapes: Iterable[FlavorShape], most: int = MOST) -> Prof
 
 
 def learn_weights(running: Mapping[_Name, int]) -> dict[_Name, int]:
-    """Weights of flavors by their running servers: the share, as a power of two up to 1024.
+    """The weight of each flavor, from the number of its running servers.
+
+    A weight is the flavor's share as a power of two up to 1024.
 
     Powers of two keep profiles stable. Schedulers that count at different moments mostly have
     the same profile, and one scheduler keeps its cached hosts while servers come and go. The
@@ -67,7 +69,7 @@ def learn_weights(running: Mapping[_Name, int]) -> dict[_Name, int]:
 
 
 def merge_shapes(shapes: Iterable[FlavorShape], most: int = MOST) -> tuple[FlavorShape, ...]:
-    """The shapes for :func:`build_mixed_profile`, the heaviest first.
+    """At most *most* shapes for :func:`build_mixed_profile`, the heaviest first.
 
     Equal shapes are added up. Then the two neighbours with the smallest gap are merged until
     *most* shapes are left.

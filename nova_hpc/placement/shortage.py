@@ -19,7 +19,9 @@ from nova_hpc.placement.withheld import format_free_of_short
 
 
 class WishSign(enum.IntEnum):
-    """The subject of a wish. If two could be the cause, the later one is named."""
+    """The kind of a requirement in a request to Placement. Of two possible causes a message names
+    the later kind.
+    """
 
     GROUP = 0  # resources of a request group of its own: of a port, of the flavor
     AMOUNT = 1  # CPUs, memory, disk
@@ -33,7 +35,7 @@ class WishSign(enum.IntEnum):
 
 
 class WishSource(enum.Enum):
-    """The source of a required trait."""
+    """The origin of a required trait: the flavor, the image, the threads policy or Nova itself."""
 
     FLAVOR = "flavor"
     IMAGE = "image"
@@ -45,7 +47,7 @@ class WishSource(enum.Enum):
 
 @attrs.frozen
 class HostWish:
-    """One requirement for a host."""
+    """One requirement of a request to Placement, with the hosts that meet it."""
 
     sign: WishSign
     #: An alias, a resource class, a trait, a zone.
@@ -64,12 +66,12 @@ class HostWish:
     free: Mapping[str, int] = attrs.field(factory=dict, hash=False)
 
     def met(self, host: str) -> bool:
-        """Whether a host meets it."""
+        """Whether *host* meets this requirement."""
         return (host in self.hosts) is not self.inverted
 
     @property
     def by_nova(self) -> bool:
-        """Whether Nova adds it to requests itself."""
+        """Whether Nova itself adds this requirement to its requests, for example a status trait."""
         traits = (WishSign.TRAIT, WishSign.BANNED, WishSign.CLOSED)
         return self.sign in traits and self.source is WishSource.NOVA
 
@@ -94,7 +96,9 @@ _WORDS = {
 
 @attrs.frozen
 class Shortage:
-    """The wishes of a request to Placement, and the hosts that meet them."""
+    """The requirements of a request for which Placement has no candidate, with the hosts that meet
+    each.
+    """
 
     wishes: tuple[HostWish, ...]
     #: No two groups may come from one provider.
@@ -102,20 +106,20 @@ class Shortage:
 
     @property
     def devices(self) -> tuple[HostWish, ...]:
-        """The wishes for devices."""
+        """The requirements for devices, one for each alias of the flavor."""
         return tuple(wish for wish in self.wishes if wish.sign is WishSign.DEVICES)
 
     @property
     def fitting(self) -> frozenset[str]:
-        """Hosts that meet every single wish."""
+        """Hosts that meet each requirement by itself; together they may still not fit."""
         return hosts_meeting_all(self.wishes) or frozenset()
 
     @property
     def causes(self) -> tuple[tuple[HostWish, ...], ...]:
-        """Sets of wishes that no host meets together; () if some host lacks nothing.
+        """Sets of requirements that no host meets together; () if some host lacks nothing.
 
-        Each set is minimal, and no wish is in two sets. If there are several sets, no change
-        of a single wish helps.
+        Each set is minimal, and no requirement is in two sets. If there are several sets, no change
+        of a single requirement helps.
         """
         left = sorted(self.wishes, key=lambda wish: wish.sign)
         causes = []
@@ -131,9 +135,9 @@ class Shortage:
 
     @property
     def nearest(self) -> str | None:
-        """The host that lacks least; among equals the one with more devices. None if there is none.
+        """Name of the host that misses fewest requirements; None if there is no host.
 
-        If the request names a host, it is that one.
+        Of equal hosts it is the one with more devices. If the request names a host, it is that one.
         """
         for wish in self.wishes:
             if wish.sign is WishSign.HOST:
@@ -151,23 +155,25 @@ class Shortage:
         )
 
     def lacking(self, host: str) -> tuple[HostWish, ...]:
-        """The wishes that a host does not meet."""
+        """The requirements that *host* does not meet."""
         return tuple(wish for wish in self.wishes if not wish.met(host))
 
     def helps(self, wish: HostWish) -> bool:
-        """Whether a change of only this wish could be enough, by the present free devices."""
+        """Whether a change of only *wish* could be enough, by the present free devices."""
         others = [other_wish for other_wish in self.wishes if other_wish is not wish]
         if wish.sign is WishSign.DEVICES:
             return any(all(other_wish.met(host) for other_wish in others) for host in wish.free)
         return hosts_meeting_all(others) != frozenset()
 
     def asked(self) -> str:
-        """E.g. ``4 gpu (CUSTOM_HPC_GPU), 8 PCPU, 4096 MEMORY_MB``."""
+        """The request's requirements as a text, such as ``4 gpu (CUSTOM_HPC_GPU), 8 PCPU, 4096
+        MEMORY_MB``.
+        """
         wishes = [wish for wish in self.wishes if not wish.by_nova]
         return ", ".join(map(str, sorted(wishes, key=lambda wish: -wish.sign)))
 
     def have(self) -> str:
-        """E.g. ``5 gpu on 3 hosts``."""
+        """The free devices of all hosts as a text, such as ``5 gpu on 3 hosts``."""
         parts = []
         for wish in self.devices:
             total, hosts = sum(wish.free.values()), len(wish.free)
@@ -192,7 +198,7 @@ class Shortage:
         withheld: Mapping[str, str] | None = None,
         counted: Mapping[str, int] | None = None,
     ) -> str:
-        """The cause in words for operators.
+        """The reason why Placement has no candidate, as a text for operators.
 
         :param name: the name of the nearest host for the text.
         :param withheld: PCI address -> why that host's node does not offer it.
@@ -208,8 +214,8 @@ class Shortage:
         )
         if not causes:
             return (
-                f"{name} has each of these: look at what its providers have one by one, at the "
-                f"resources of ports and at group_policy{' isolate' * self.isolated}"
+                f"{name} has each of these: check its providers one by one, the resources of "
+                f"ports and group_policy{' isolate' * self.isolated}"
             )
         lacks = self.lacking(host)
         short = self.short_of(host, counted or {})
@@ -237,7 +243,10 @@ def _describe_withheld(withheld: Mapping[str, str], counted: bool) -> str:
 
 
 def hosts_meeting_all(wishes: Iterable[HostWish]) -> frozenset[str] | None:
-    """The hosts that meet all of these; None if all hosts do except some."""
+    """The hosts that meet all of *wishes*.
+
+    None if every requirement only excludes hosts, so that the set has no upper bound.
+    """
     listed: Sequence[HostWish] = tuple(wishes)
     hosts: frozenset[str] | None = None
     for wish in listed:

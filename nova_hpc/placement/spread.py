@@ -34,7 +34,9 @@ Thing = TypeVar("Thing")
 
 
 def rotate_devices(request: Request, host: FreeHost, devices: DeviceSet, seed: int) -> DeviceSet:
-    """A set with the same score as *devices*, on devices that *seed* decides.
+    """Another device set with the same score as *devices*; *seed* decides which.
+
+    So schedulers that decide at the same moment choose different devices.
 
     Pure: the same seed gives the same set, whatever the order of the pools.
     *devices* itself is returned if nothing can be exchanged.
@@ -92,7 +94,7 @@ def _local_units_of(site: Site) -> frozenset[str]:
 
 
 class _Turn:
-    """One exchange of equal things, decided by a seed."""
+    """An exchange of equal subtrees and devices of a host, decided by a seed."""
 
     def __init__(self, seed: str) -> None:
         self.seed = seed
@@ -100,7 +102,7 @@ class _Turn:
         self.nodes: dict[int, int] = {}
 
     def pair(self, original: DomainNode, substitute: DomainNode) -> None:
-        """Put *substitute* in the place of *original*; both are of the same class."""
+        """Use *substitute* in place of *original*; both are equal subtrees."""
         if original.node is not None and substitute.node is not None:
             self.nodes[original.node.id] = substitute.node.id
         turned = self._mixed(
@@ -148,7 +150,7 @@ class _Turn:
 def groups_of_set(
     demand: Demand, site: Site, devices: DeviceSet
 ) -> list[tuple[tuple[GroupMember, ...], int | None]]:
-    """The groups of a set, each with its guest cell."""
+    """The device groups of a device set, each with its guest cell."""
     items: Mapping[str, Item] = {item.id: item for item in site.items}
     index_of = {key: i for i, keys in enumerate(demand.keys) for key in keys}
     groups: dict[int, list[GroupMember]] = {}

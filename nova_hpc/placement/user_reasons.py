@@ -40,17 +40,22 @@ _WIDER: Final = {
 
 
 #: The sentence if no host can be searched for devices.
-UNUSABLE: Final = "No host with such devices can be used at this moment; ask the cloud's operator"
+UNUSABLE: Final = (
+    "No host with such devices can be used at this moment; contact the cloud's operator"
+)
 
 
 def nearest_unmet_wish(misses: Iterable[DeviceMiss]) -> Unmet:
-    """The requirement that the nearest host does not meet."""
+    """The requirement that the nearest of the hosts does not meet.
+
+    Later members of :class:`Unmet` are nearer misses.
+    """
     return max((miss.unmet for miss in misses), default=Unmet.OTHER)
 
 
 @attrs.frozen
 class AskedHosts:
-    """The set of hosts that were searched."""
+    """The set of hosts that a refusal is about, for the subject of its sentence."""
 
     #: Some cannot be used, whatever their devices.
     unusable: bool = False
@@ -60,7 +65,7 @@ class AskedHosts:
     left_out: bool = False
 
     def subject(self, qualities: str = "") -> str:
-        """The subject of the sentence, with its verb.
+        """The beginning of the refusal: ``No host``, or the words for a limited set of hosts.
 
         :param qualities: e.g. `` with 4 gpu free``.
         """
@@ -76,19 +81,22 @@ ALL: Final = AskedHosts()
 
 
 def refusal_sentence(request: Request, unmet: Unmet, asked: AskedHosts = ALL) -> str:
-    """E.g. ``No host has 4 gpu under one switch; hpc:affinity numa may help``."""
+    """The refusal for the user if hosts were searched and none fits.
+
+    E.g. ``No host has 4 gpu under one switch; hpc:affinity numa may help``.
+    """
     if unmet is Unmet.OTHER:
         return UNUSABLE
     cure = f"{' or '.join(_list_cures(request, unmet))} may help"
     if unmet is Unmet.KNOWN:
         devices = _describe_devices(request.wants)
         says = asked.subject(f" with {devices} free")
-        return f"{says} says on which NUMA node they are; {cure}"
+        return f"{says} reports on which NUMA node they are; {cure}"
     return f"{asked.subject()} has {_describe_unmet_wish(request, unmet)}; {cure}"
 
 
 def explain_unplaced(shortage: Shortage | None, wants: Iterable[Want]) -> str:
-    """The sentence if Placement has no host with everything that is requested.
+    """The refusal for the user if Placement has no host with everything that is requested.
 
     It names wishes that no host meets together, and no other.
 
@@ -96,15 +104,19 @@ def explain_unplaced(shortage: Shortage | None, wants: Iterable[Want]) -> str:
     """
     devices = _describe_devices(wants)
     if shortage is None:
-        return f"No host has {devices} free together with all else that is asked for{_OPERATOR}"
+        return (
+            f"No host has {devices} free together with everything else that is requested{_OPERATOR}"
+        )
     causes = shortage.causes
     if not causes and shortage.isolated:
         return (
-            f"No host has {devices} free and all else that is asked for, each from a device of "
-            f"its own; {GROUP_POLICY} none may help"
+            f"No host has {devices} free and everything else that is requested, each from a "
+            f"device of its own; {GROUP_POLICY} none may help"
         )
     if not causes:
-        return f"No host has {devices} free and all else that is asked for at once{_OPERATOR}"
+        return (
+            f"No host has {devices} free and everything else that is requested at once{_OPERATOR}"
+        )
     text = "; ".join(map(_describe_cause, causes))
     if len(causes) > 1:
         # No change of a single wish helps.
@@ -115,23 +127,23 @@ def explain_unplaced(shortage: Shortage | None, wants: Iterable[Want]) -> str:
 
 
 def explain_all_left_out(wants: Iterable[Want]) -> str:
-    """The sentence if Placement has only hosts that the server may not go to."""
+    """The refusal for the user if Placement has only hosts that the server may not go to."""
     asked = AskedHosts(left_out=True).subject()
     return (
-        f"{asked} has {_describe_devices(wants)} free together with all else that is asked "
-        f"for{_OPERATOR}"
+        f"{asked} has {_describe_devices(wants)} free together with everything else that is "
+        f"requested{_OPERATOR}"
     )
 
 
 def explain_other_rules(wants: Iterable[Want]) -> str:
-    """The sentence if the devices are free, and another filter of Nova leaves no host."""
+    """The refusal for the user if devices are free, and another filter of Nova leaves no host."""
     return (
         f"The cloud's other rules (state of the hosts, server group, image) leave no host with "
         f"{_describe_devices(wants)} for it{_OPERATOR}"
     )
 
 
-_OPERATOR: Final = "; ask the cloud's operator"
+_OPERATOR: Final = "; contact the cloud's operator"
 
 #: Resource class -> a user's words for an amount of it, and for less of it.
 _RESOURCES: Final = {
@@ -183,7 +195,7 @@ def _quality_of_hosts(wish: HostWish) -> str:
         WishSign.CLOSED: " in service",
         WishSign.RULE: " that this project and flavor may use",
         WishSign.ZONE: f" of availability zone {wish.name}",
-        WishSign.HOST: " that was asked for",
+        WishSign.HOST: " that was requested",
     }[wish.sign]
 
 
@@ -201,7 +213,7 @@ def _predicate_of_wish(wish: HostWish) -> str:
         WishSign.CLOSED: "is in service",
         WishSign.RULE: "may be used by this project and flavor",
         WishSign.ZONE: f"is in availability zone {wish.name}",
-        WishSign.HOST: "is the one that was asked for",
+        WishSign.HOST: "is the one that was requested",
     }[wish.sign]
 
 

@@ -17,7 +17,7 @@ DRAFT_END: Final = ".new"
 
 
 def draft_prefix_of(path: Path) -> str:
-    """The beginning of the names of drafts of the file at *path*."""
+    """The prefix of the names of draft files for *path*; a draft becomes the file by a rename."""
     return f".{path.name.lstrip('.')}."
 
 
@@ -50,7 +50,7 @@ def write_draft(
 
 
 def replace_file(path: Path, draft: Path) -> None:
-    """Give *draft* the name *path*, and write that to the disk.
+    """Rename *draft* to *path*, and flush the directory to the disk.
 
     :raises OSError: it cannot be done; the draft is gone.
     """
@@ -63,7 +63,7 @@ def replace_file(path: Path, draft: Path) -> None:
 
 
 def flush_folder(folder: Path) -> None:
-    """Write the names in *folder* to the disk: a rename is on it only then.
+    """Flush a directory to the disk; a rename survives a power loss only after that.
 
     :raises OSError: it cannot be done.
     """

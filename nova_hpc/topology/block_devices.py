@@ -59,7 +59,7 @@ def read_block_devices(tree: FileTree) -> dict[str, frozenset[str]]:
 
 
 def disk_files_of(tree: FileTree, address: str, names: Iterable[str]) -> list[str]:
-    """The files in /dev of a function's disks.
+    """The paths in ``/dev`` of the disks of a PCI function.
 
     :param names: its block devices.
     :raises FileError: sysfs cannot be read.

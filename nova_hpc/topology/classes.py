@@ -35,7 +35,10 @@ def is_adapter(class_code: str | None) -> bool:
 
 
 def stays_with_host(class_code: str | None) -> bool:
-    """Whether the host may use such a function by itself: it is not a companion of a card."""
+    """Whether the host may use a function of this class itself (a network adapter or a disk).
+
+    Other functions of a card are companions that follow the card to a guest.
+    """
     return is_adapter(class_code) or is_storage(class_code)
 
 

@@ -51,7 +51,10 @@ _PORTS: Final = {
 
 @attrs.frozen
 class ConfigSpace:
-    """The readable part of a configuration space. A value is None if its bytes are missing."""
+    """The values that this project reads from a PCI configuration space.
+
+    A value is None if its bytes are missing.
+    """
 
     vendor_id: str | None = None
     product_id: str | None = None
@@ -78,7 +81,8 @@ class ConfigSpace:
 
 
 def skim_config(handle: int, limit: int = SIZE) -> bytes:
-    """The bytes that :func:`parse_config_space` needs, from an open file; the rest is zeros.
+    """The parts of a configuration space that :func:`parse_config_space` needs; other bytes are
+    zeros.
 
     Reading fewer bytes is faster: a device answers every four bytes with a round trip of
     their own, and most of its space is empty.
@@ -99,14 +103,16 @@ def skim_config(handle: int, limit: int = SIZE) -> bytes:
 
 
 def acs_control_at(data: bytes) -> int | None:
-    """The offset of the ACS control register (two bytes); None if the space has none."""
+    """The offset of the ACS control register (two bytes) in a configuration space; None without
+    ACS.
+    """
     express = _find_capability(data, CAP_EXPRESS) if len(data) >= SIZE else None
     offset = find_extended_capability(data, express, _EXTENDED_CAP_ACS)
     return offset + 6 if offset else None
 
 
 def walk_capabilities(data: bytes) -> Iterator[int]:
-    """Offset of each standard capability, in the order of their list, each once.
+    """Yield the offset of each standard PCI capability, in the order of their list, each once.
 
     :param data: at least the first 256 bytes of a space whose status bit announces a list.
     """
@@ -119,13 +125,13 @@ def walk_capabilities(data: bytes) -> Iterator[int]:
 
 
 def walk_extended_capabilities(data: bytes | bytearray, last: int) -> Iterator[int]:
-    """Offset of each extended capability up to *last*, in the order of their list, each once.
+    """Yield the offset of each extended PCIe capability up to *last*, in list order, each once.
 
-    The first offset is always yielded, even if it is empty. The four bytes of a capability's header
-    are read only when the next offset is requested, so that a caller can read the space while it
-    walks.
+    The first offset is yielded even if there is no capability. The header (four bytes) of a
+    capability is read only when the caller requests the next offset. So a caller can read the space
+    piece by piece.
 
-    :param last: the highest offset; its header of four bytes must lie in *data*.
+    :param last: the highest offset that is yielded. *data* must contain the four bytes there.
     """
     seen: set[int] = set()
     offset = STANDARD
@@ -179,7 +185,11 @@ def parse_config_space(data: bytes) -> ConfigSpace:
 
 
 def link_bandwidth_of(speed: float, width: int) -> float:
-    """One direction of a link in GB/s: GT/s times lanes less the line coding."""
+    """The bandwidth of a PCIe link in one direction, in GB/s, without the line coding.
+
+    :param speed: GT/s per lane.
+    :param width: number of lanes.
+    """
     if speed <= 5:
         coding = 8 / 10
     elif speed <= 32:
@@ -230,7 +240,10 @@ def _read_link(data: bytes, express: int) -> PcieLink | None:
 
 
 def find_extended_capability(data: bytes, express: int | None, wanted: int) -> int | None:
-    """Offset of an extended capability; 0 if there is none, None if the bytes are missing."""
+    """The offset of the extended capability *wanted*; 0 if there is none.
+
+    None if the bytes are missing.
+    """
     if express == 0:
         return 0  # conventional PCI has none
     if express is None or len(data) < SIZE:

@@ -23,7 +23,7 @@ _ENDLESS: Final = "0xf...f"
 
 @functools.lru_cache(maxsize=256)
 def parse_list(text: str) -> frozenset[int]:
-    """Read a list as in ``cpulist``: ``0-3,8``. Empty text is the empty set.
+    """Read a list of CPUs as in the kernel's ``cpulist``: ``0-3,8``. Empty text is the empty set.
 
     :raises ValueError: any other form, or a number of :data:`MOST` or more.
     """
@@ -73,7 +73,9 @@ def _parse_hex_words(words: list[str], text: str) -> frozenset[int]:
 
 
 def format_list(cpus: Iterable[int]) -> str:
-    """Write a set as the kernel, Nova and libvirt read it: ``0-3,8``; "" if it is empty."""
+    """Format a set of CPUs as the kernel, Nova and libvirt read it: ``0-3,8``; "" if it is
+    empty.
+    """
     runs: list[list[int]] = []
     for cpu in sorted(cpus):
         if runs and cpu == runs[-1][1] + 1:

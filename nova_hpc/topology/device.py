@@ -118,7 +118,9 @@ def _parse_hex_code(text: str, digits: int) -> str | None:
 
 @attrs.define
 class _Attributes:
-    """The files and links of one directory of the kernel's.
+    """The files and links of one sysfs directory.
+
+    A file with a senseless value is left out, and the reason is kept.
 
     A file that is present and makes no sense is left out, with the reason.
     """
@@ -132,18 +134,18 @@ class _Attributes:
     reasons: list[str] = attrs.field(factory=list, kw_only=True)
 
     def path(self, name: str) -> str:
-        """Path of the file or link *name*."""
+        """The path of the file or link *name* in this directory."""
         return f"{self.place}/{name}"
 
     def reason(self, text: str) -> None:
-        """Keep a reason, once."""
+        """Keep *text* as a reason for missing properties, once."""
         # The message names the object already.
         short = text.removeprefix(f"{self.place}/")
         if short not in self.reasons:
             self.reasons.append(short)
 
     def attempt(self, get: Callable[[], _T], default: _T) -> _T:
-        """The result of *get*, or *default* and a reason."""
+        """Return the result of *get*; if it fails, keep the reason and return *default*."""
         try:
             return get()
         except (FileError, ValueError) as error:
@@ -151,7 +153,7 @@ class _Attributes:
             return default
 
     def text(self, name: str) -> str | None:
-        """The text of a file; None if it is missing or unreadable."""
+        """The text of the file *name*; None if it is missing or unreadable."""
         try:
             if self.folder is not None:
                 return self.folder.text(name)
@@ -165,14 +167,14 @@ class _Attributes:
         return self.folder is not None and name not in self.folder.names
 
     def names(self, name: str) -> list[str]:
-        """The names in the folder *name*."""
+        """The names in the subdirectory *name*; [] if it is missing or unreadable."""
         nothing: list[str] = []
         if self.lacks(name):
             return nothing
         return self.attempt(lambda: self.tree.names(self.path(name)), nothing)
 
     def number(self, name: str, least: int) -> int | None:
-        """A file with a decimal number that is not below *least*."""
+        """The decimal number in the file *name*; None if it is missing, or below *least*."""
         text = self.text(name)
         if text is None:
             return None
@@ -182,7 +184,10 @@ class _Attributes:
         return int(text)
 
     def code(self, name: str, digits: int) -> str | None:
-        """A file like ``0x10de``; hex digits without the prefix."""
+        """The hex digits in the file *name*, without the prefix: ``10de`` for ``0x10de``.
+
+        None if the file is missing or has another form.
+        """
         text = self.text(name)
         if text is None:
             return None
@@ -192,7 +197,7 @@ class _Attributes:
         return code
 
     def link(self, name: str) -> str | None:
-        """The last part of the target of a link."""
+        """The last part of the target of the link *name*; None if there is no such link."""
         if self.lacks(name):
             return None
         text = None if self.folder is None else self.folder.link(name)
@@ -206,7 +211,7 @@ class _Attributes:
 
 @attrs.define
 class _SysfsDevice(_Attributes):
-    """The directory of one function."""
+    """The sysfs directory of one PCI function."""
 
     busy: bool = False
 

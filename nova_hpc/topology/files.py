@@ -36,14 +36,14 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_.:@+!-]{1,255}", re.ASCII)
 
 
 class FileError(Exception):
-    """A file that is present but cannot be used; the text names it and the reason."""
+    """A file is present but cannot be used. The text names the file and the reason."""
 
 
 class FileTree:
-    """Read files below *root*. Paths are absolute, as on the machine itself.
+    """Reads files of a machine, or of a saved copy, below the directory *root*.
 
-    An instance remembers where links lead, so it serves one reading of a
-    system and is then thrown away.
+    Paths are absolute, as on the machine itself. An instance caches the targets of links, so it
+    serves one reading and is then thrown away.
     """
 
     def __init__(self, root: Path) -> None:
@@ -112,7 +112,7 @@ class FileTree:
         return os.readlink(self._root + place)  # noqa: PTH115
 
     def target(self, path: str) -> str | None:
-        """The end of the link *path* itself, fully resolved; None if there is no such link.
+        """The fully resolved target of the link *path*; None if there is no such link.
 
         :raises FileError: it is not a link, or leads to nothing.
         """
@@ -149,8 +149,9 @@ class FileTree:
     def read_in(
         self, folder: int | None, name: str, path: str, limit: int, take: Take | None = None
     ) -> bytes | None:
-        """Like :meth:`read` for *name* below an open *folder*, which is *path* in messages.
+        """Read the file *name* in the open directory *folder*, like :meth:`read`.
 
+        :param path: the directory's path for messages.
         :raises FileError: anything but a readable regular file.
         """
         try:
@@ -243,7 +244,7 @@ class FileTree:
 
 
 class Folder:
-    """An open directory of a tree, from :meth:`FileTree.folder`."""
+    """An open directory of a :class:`FileTree`, from :meth:`FileTree.folder`."""
 
     def __init__(self, tree: FileTree, path: str, handle: int, names: frozenset[str]) -> None:
         self._tree = tree
@@ -253,26 +254,27 @@ class Folder:
         self.names = names
 
     def read(self, name: str, limit: int = LONGEST, take: Take | None = None) -> bytes | None:
-        """Like :meth:`FileTree.read`."""
+        """The first *limit* bytes of a listed file, as :meth:`FileTree.read`."""
         if name not in self.names:
             return None
         return self._tree.read_in(self._handle, name, f"{self._path}/{name}", limit, take)
 
     def link(self, name: str) -> str | None:
-        """The text of a symbolic link; None if it is not a link or cannot be read."""
+        """The text of the symbolic link *name*; None if it is not a link or cannot be read."""
         if name not in self.names:
             return None
         return self._tree.link_in(self._handle, name, f"{self._path}/{name}")
 
     def text(self, name: str) -> str | None:
-        """Like :meth:`FileTree.text`."""
+        """The stripped text of a listed file, as :meth:`FileTree.text`."""
         data = self.read(name)
         return None if data is None else decode_kernel_text(data, f"{self._path}/{name}")
 
 
 def decode_kernel_text(data: bytes, path: str) -> str:
-    """The stripped text of *data*, the content of the file *path*.
+    """Decode the content of a sysfs or proc file, without the whitespace around it.
 
+    :param path: the file, for the message.
     :raises FileError: not printable ASCII text.
     """
     try:
@@ -300,7 +302,7 @@ def _read_by_pages(handle: int, limit: int) -> bytes:
 
 
 def describe_file_error(error: Exception) -> str:
-    """The reason why a path cannot be used, in the system's words."""
+    """The text of an error for a path: the system's own words, or ``no possible path``."""
     if isinstance(error, OSError) and error.errno is not None:
         return os.strerror(error.errno).lower()
     return "no possible path"

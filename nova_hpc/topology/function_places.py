@@ -27,7 +27,7 @@ _SUBTRACTIVE = "060401"  # only conventional PCI bridges decode so
 
 @attrs.define
 class Raw:
-    """A function, and its place as far as the source describes it."""
+    """A PCI function as it was read, before its place (NUMA node, switches) is worked out."""
 
     function: PciFunction
     #: Addresses above, outermost first; None if the source does not contain them.
@@ -44,28 +44,29 @@ class Raw:
 
     @property
     def address(self) -> str:
-        """Its normalised address."""
+        """The normalised PCI address of the function."""
         return self.function.address
 
     @property
     def bus(self) -> tuple[int, int]:
-        """Domain and bus."""
+        """The PCI domain and bus number of the function."""
         key = address_key(self.address)
         return key[0], key[1]
 
     @property
     def has_bus_numbers(self) -> bool:
-        """Whether the buses behind a bridge are possible: they have higher numbers than its own."""
+        """Whether a bridge has valid bus numbers: those behind it are higher than its own."""
         return self.buses is not None and self.bus[1] < self.buses[0] <= self.buses[1]
 
 
 def place_functions(
     raws: Iterable[Raw], nodes: Sequence[NumaNode], groups: Mapping[int, frozenset[str]]
 ) -> tuple[list[PciFunction], list[PciFunction]]:
-    """Finish *raws*: functions, and bridges without bus numbers, by address.
+    """Work out the places of all functions.
 
-    The paths come first, because they decide the kinds of the bridges. The kinds decide the
-    switches and the isolation of each path. Locality and groups are added last.
+    The result has the functions, and the bridges without bus numbers, each sorted by address. The
+    paths come first, because they decide the kinds of the bridges. The kinds decide the switches
+    and the isolation of each path. Locality and IOMMU groups are added last.
 
     :param groups: the members of each IOMMU group.
     """
@@ -233,7 +234,7 @@ def _locality_of(
         local = frozenset(node.id for node in with_cpus)
     else:
         if with_cpus:
-            raw.reasons.append("NUMA node: neither local_cpus nor numa_node says it")
+            raw.reasons.append("NUMA node: neither local_cpus nor numa_node contains it")
         local = frozenset()
     local = _with_cpus(local, nodes)
     sockets = {node.socket for node in nodes if node.id in local}
@@ -261,7 +262,7 @@ def _format_node_ids(numbers: frozenset[int]) -> str:
 
 
 def make_groups(groups: Mapping[int, frozenset[str]]) -> tuple[IommuGroup, ...]:
-    """IOMMU groups in order, PCI members before others."""
+    """Build the IOMMU groups, sorted by number; PCI members come before other members."""
     finished = []
     for number, members in sorted(groups.items()):
         pci: list[str] = []

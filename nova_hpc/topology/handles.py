@@ -35,7 +35,7 @@ _STATFS: Final = 256
 
 
 def path_of_handle(handle: int) -> str:
-    """A path that opens exactly the object of *handle*, as long as the handle is open."""
+    """The path ``/proc/self/fd/N``, which opens the same object as the descriptor *handle*."""
     return f"/proc/self/fd/{handle}"
 
 
@@ -43,7 +43,9 @@ def path_of_handle(handle: int) -> str:
 
 
 def kernel_file(root: Path, path: str) -> AbstractContextManager[int | None]:
-    """Hold a file below ``/sys`` without opening it; None if there is no such file.
+    """Hold a descriptor of a file below ``/sys`` without opening it for reading.
+
+    The context yields None if there is no such file.
 
     :param root: the directory that contains ``sys``; ``/`` is this machine.
     :param path: absolute, as on the machine itself.
@@ -53,7 +55,7 @@ def kernel_file(root: Path, path: str) -> AbstractContextManager[int | None]:
 
 
 def kernel_folder(root: Path, path: str) -> AbstractContextManager[int | None]:
-    """Like :func:`kernel_file`, for a directory."""
+    """Hold a descriptor of a directory below ``/sys``, like :func:`kernel_file`."""
     return _hold_kernel_path(root, path, True)
 
 
@@ -88,7 +90,7 @@ def _hold_kernel_path(root: Path, path: str, is_folder: bool) -> Iterator[int | 
 
 @contextlib.contextmanager
 def device_file(root: Path, folder: str, name: str) -> Iterator[int | None]:
-    """Hold a file below a device's own directory; None if there is no such file.
+    """Hold a descriptor of a file below the sysfs directory of a device; None if it is missing.
 
     :param folder: the directory of the device, as for :func:`kernel_folder`.
     :param name: the path below it. No part of it may be a link: ``physfn`` and ``driver`` lead
@@ -142,7 +144,7 @@ def _type_of(handle: int) -> int:
 
 
 def read_held_file(handle: int, limit: int) -> bytes:
-    """The first *limit* bytes of a file that is held.
+    """The first *limit* bytes of a file whose descriptor is held.
 
     :raises OSError: it cannot be read.
     """
@@ -160,7 +162,7 @@ def read_held_file(handle: int, limit: int) -> bytes:
 
 
 def expect_program_of_root(path: str) -> None:
-    """Expect a program that only root can change or replace.
+    """Check that only root can change or replace the program at *path*.
 
     Each directory and link on the way, and the program itself, belongs to root. No other user
     may write there; in a directory with the sticky bit, as ``/tmp``, other users cannot replace
@@ -269,7 +271,7 @@ def _walk_to_parent(stack: contextlib.ExitStack, path: str) -> tuple[int, str]:
             continue
         links += 1
         if links > MOST_LINKS or not _is_trusted_link(held, step):
-            reason = f"the link {part} in it is of somebody who may not lead this process elsewhere"
+            reason = f"the link {part} in it belongs to a user who may not redirect this process"
             raise PermissionError(errno.EPERM, reason, path)
         target = os.readlink("", dir_fd=step)
         if target.startswith("/"):

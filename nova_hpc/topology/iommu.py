@@ -33,9 +33,9 @@ Controls = Mapping[str, int]
 def compute_iommu_groups(
     node: Node, controls: Controls | None = None
 ) -> tuple[frozenset[str], ...]:
-    """The groups that the kernel would form, by their lowest address.
+    """The IOMMU groups that the kernel would form, sorted by their lowest address.
 
-    :param controls: registers that replace those of the reading.
+    :param controls: ACS control registers that replace those of the reading.
     """
     return _IommuRules(node, controls or {}).groups()
 
@@ -127,7 +127,7 @@ class _IommuRules:
         return all(port is not None and self.isolates(port) for port in (*above, bridge))
 
     def isolates(self, function: PciFunction) -> bool:
-        """Whether ACS isolates one function, or it needs no ACS (``pci_acs_enabled``)."""
+        """Whether ACS isolates *function*, or the function needs no ACS (``pci_acs_enabled``)."""
         if function.bridge is BridgeKind.PCI:
             return False
         if function.bridge not in _PORTS and len(self._slots.get(_slot_of(function), ())) < 2:

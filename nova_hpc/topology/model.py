@@ -26,11 +26,11 @@ ADDRESS: Final = re.compile(
 
 
 class InventoryError(Exception):
-    """An input that cannot be read at all; the text names the file and the remedy."""
+    """The description of a node cannot be read at all. The text names the file and the remedy."""
 
 
 class AddressError(ValueError):
-    """A text that is not a PCI address."""
+    """A text is not a PCI address."""
 
 
 @functools.lru_cache(maxsize=4096)
@@ -80,7 +80,7 @@ class BridgeKind(enum.Enum):
 
 @attrs.frozen
 class HugePages:
-    """The pool of one page size, in pages."""
+    """The huge pages of one size on a NUMA node or a machine, as numbers of pages."""
 
     size_kib: int
     total: int
@@ -122,7 +122,7 @@ class PcieLink:
 
     @property
     def degraded(self) -> bool | None:
-        """Slower or narrower than the device supports; None if unknown.
+        """Whether the link is slower or narrower than the device supports; None if unknown.
 
         An idle device may lower its *speed* to save power, so for a healthy
         node look at :attr:`narrow` first.
@@ -134,7 +134,7 @@ class PcieLink:
 
     @property
     def narrow(self) -> bool | None:
-        """Fewer lanes than the device has; None if unknown."""
+        """Whether the link has fewer lanes than the device supports; None if unknown."""
         return _is_less(self.width, self.max_width)
 
 
@@ -144,7 +144,7 @@ def _is_less(current: float | None, most: float | None) -> bool | None:
 
 @attrs.frozen
 class Bar:
-    """One base address register that is in use. Size in bytes."""
+    """One base address register of a PCI function that is in use. Its size is in bytes."""
 
     index: int  # 0-5 the BARs, 6 the expansion ROM, 7-12 those of the VFs
     size: int
@@ -155,7 +155,7 @@ class Bar:
 
 @attrs.frozen
 class RdmaPort:
-    """A port of an RDMA device."""
+    """A port of an RDMA device, as sysfs shows it."""
 
     number: int
     #: EUI-64 in the kernel's form, ``0002:c903:0041:2d21``; None if all zero or unknown.
@@ -275,17 +275,19 @@ class PciFunction:
 
     @property
     def is_bridge(self) -> bool:
-        """A PCI-to-PCI bridge of any kind: never given to a guest."""
+        """Whether the function is a PCI-to-PCI bridge, which is never given to a guest."""
         return self.bridge is not None
 
     @property
     def on_vfio(self) -> bool:
-        """Whether its driver offers it by VFIO, for example to a guest."""
+        """Whether the bound driver offers the function by VFIO, for example to a guest."""
         return is_known_vfio_driver(self.driver) if self.vfio is None else self.vfio is not Vfio.NO
 
     @property
     def guest_driver(self) -> str:
-        """The driver for passing it to guests: a VFIO driver that is bound stays."""
+        """The name of the driver for passthrough. A bound VFIO driver stays; otherwise it is the
+        best match.
+        """
         if self.on_vfio and self.driver not in (None, GENERIC):
             return str(self.driver)
         return self.vfio_variant or GENERIC
@@ -299,7 +301,7 @@ class PciFunction:
 
     @property
     def location(self) -> Location:
-        """Its place, for comparison with other functions."""
+        """The NUMA node, socket, root complex and switches of the function."""
         return Location(
             numa=self.numa_node, socket=self.socket, root=self.root, switches=self.switches
         )
@@ -358,7 +360,9 @@ class Node:
     )
 
     def function(self, address: str) -> PciFunction | None:
-        """The function (also an inactive bridge) at a normalised *address*, if any."""
+        """The PCI function at the normalised *address*, or an inactive bridge there; None if there
+        is none.
+        """
         return self._functions.get(address)
 
     def iommu_group(self, group: int) -> IommuGroup | None:

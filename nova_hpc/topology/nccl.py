@@ -44,12 +44,12 @@ _BRIDGE: Final = "060400"
 
 
 class NcclError(InventoryError):
-    """The topology cannot be written as a file of NCCL; the text gives the reason."""
+    """The topology cannot be written as a topology file of NCCL. The text gives the reason."""
 
 
 @attrs.frozen
 class Processor:
-    """The facts from which NCCL derives the speed between sockets."""
+    """The processor facts from which NCCL derives the speed between sockets."""
 
     arch: str  # x86_64, arm64, ppc64
     vendor: str | None = None  # x86_64 only: GenuineIntel, AuthenticAMD
@@ -59,7 +59,7 @@ class Processor:
 
 @attrs.frozen
 class NcclSwitch:
-    """A PCIe switch, by its upstream port."""
+    """A PCIe switch in a topology file of NCCL, named by its upstream port."""
 
     busid: str
     #: Vendor, device, and the two of the subsystem, four hex digits each. NCCL uses them
@@ -70,7 +70,7 @@ class NcclSwitch:
 
 @attrs.frozen
 class NcclDevice:
-    """A GPU or an adapter."""
+    """A GPU or a network adapter in a topology file of NCCL."""
 
     busid: str
     class_code: str  # four or six hex digits
@@ -86,7 +86,7 @@ def is_read(function: PciFunction) -> bool:
 
 
 def version_for(functions: Iterable[PciFunction]) -> int:
-    """The file's version for the library that supports these GPUs.
+    """The version number of NCCL's topology file for the library that supports these GPUs.
 
     RCCL's if GPUs of AMD are among them and none of NVIDIA. A board may have a display
     controller of a third vendor beside them.
@@ -96,7 +96,7 @@ def version_for(functions: Iterable[PciFunction]) -> int:
 
 
 def switches_above(functions: Iterable[PciFunction]) -> frozenset[str]:
-    """The points of the devices' paths that are written as switches.
+    """The switches of the devices' paths that NCCL's topology file contains.
 
     NCCL finds these in sysfs, which it climbs two bridges at a time: the upstream port of
     each switch. It stops at a root port, even if several functions share it: two functions
@@ -112,7 +112,7 @@ def switches_above(functions: Iterable[PciFunction]) -> frozenset[str]:
 
 
 def shared_points(functions: Iterable[PciFunction]) -> frozenset[str]:
-    """The points of the devices' paths that devices may share.
+    """The switches and root ports of the devices' paths that devices may share.
 
     Every switch is one. A root port is one only if several devices are behind it (a device
     without a switch names its root port).
@@ -124,7 +124,10 @@ def shared_points(functions: Iterable[PciFunction]) -> frozenset[str]:
 
 
 def switch_of(node: Node, point: str, busid: str | None = None) -> NcclSwitch:
-    """The switch whose upstream port is at *point*; *busid* is its name in the file."""
+    """The switch whose upstream port is at the address *point*.
+
+    :param busid: its name in the file, if that is not *point*.
+    """
     port = node.function(point)
     if port is None:
         return NcclSwitch(busid or point)
@@ -136,7 +139,7 @@ def switch_of(node: Node, point: str, busid: str | None = None) -> NcclSwitch:
 
 
 def best_link(node: Node, function: PciFunction) -> PcieLink | None:
-    """The best speed of the link above *function*: the lesser of its two ends.
+    """The best link speed above *function*: the lower one of the two ends of the link.
 
     A virtual function has the link of its physical function. None if unknown.
     """
@@ -169,7 +172,7 @@ def write_nccl_file(
     processor: Processor | None = None,
     version: int = NCCL_VERSION,
 ) -> str:
-    """The text of the file.
+    """The text of a topology file for NCCL.
 
     :param switches: by the keys that the devices use.
     :param cells: CPUs of each NUMA node; if empty, NCCL looks them up itself.

@@ -42,7 +42,9 @@ class _NumaReader:
     problems: list[str]
 
     def attempt(self, read: Callable[[], _T], default: _T) -> _T:
-        """The result of *read*. If it fails, the error is a problem of the node."""
+        """Return the result of *read*; if it fails, keep the error as a problem and return
+        *default*.
+        """
         try:
             return read()
         except (FileError, ValueError) as error:

@@ -31,7 +31,7 @@ _SIZE: Final = re.compile(r"[0-9]{1,3}", re.ASCII)
 
 
 def format_nvlink_tag(memberships: Mapping[str, int]) -> str | None:
-    """The value of the tag; None if the device is in no set.
+    """The value of the tag ``hpc_nvlink`` of a device; None if the device is in no NVLink set.
 
     :param memberships: name of each set -> number of its members.
     """
@@ -40,7 +40,7 @@ def format_nvlink_tag(memberships: Mapping[str, int]) -> str | None:
 
 @attrs.frozen
 class NvlinkSetTable:
-    """The sets that are complete, and the faults of others."""
+    """The complete NVLink sets of a node, and the faults of the others."""
 
     #: Ids of the members of each set, in the order of the sets' names.
     sets: tuple[frozenset[str], ...] = ()
@@ -56,7 +56,7 @@ class _Set:
 
 
 def rebuild_nvlink_sets(tags: Mapping[str, str], shared: Iterable[str] = ()) -> NvlinkSetTable:
-    """Put the sets together from the tags of the devices that can be used.
+    """Rebuild the NVLink sets of a node from the tags of its usable devices.
 
     A wrong tag disables only the set that it names. An incomplete set is normal: a server
     uses the missing device.
@@ -94,7 +94,8 @@ def rebuild_nvlink_sets(tags: Mapping[str, str], shared: Iterable[str] = ()) -> 
             )
         if nvlink_set.fault is None and len(nvlink_set.members) > max(nvlink_set.sizes):
             nvlink_set.fault = (
-                f"it has {len(nvlink_set.members)} members, but says {max(nvlink_set.sizes)}"
+                f"it has {len(nvlink_set.members)} members, but its tag gives "
+                f"{max(nvlink_set.sizes)}"
             )
         if nvlink_set.fault is not None:
             faults.append(f"NVLink set {name!r}: {nvlink_set.fault}")

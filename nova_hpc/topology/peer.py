@@ -25,7 +25,7 @@ _DIRECT: Final = 0x40  # translated requests are not redirected
 
 
 class PeerPath(enum.Enum):
-    """The path of traffic between two devices."""
+    """The path of peer-to-peer traffic between two PCI devices."""
 
     SWITCH = "switch"  # stays below the switch that they share
     ROOT = "root"  # below one switch, but redirected through the root complex
@@ -34,7 +34,7 @@ class PeerPath(enum.Enum):
 
 
 class PeerReason(enum.Enum):
-    """The reason why the path of two devices below one switch is as it is."""
+    """The cause of the path between two devices below one switch."""
 
     #: A port redirects, also translated requests.
     REDIRECT = "acs-redirect"
@@ -50,7 +50,7 @@ class PeerReason(enum.Enum):
 
 @attrs.frozen
 class PeerPair:
-    """A GPU and functions of one adapter below the same switch."""
+    """A GPU and functions of one network adapter below the same PCIe switch."""
 
     gpu: str
     #: The physical function, or the one function that there is.
@@ -65,7 +65,7 @@ class PeerPair:
 
 
 def find_peer_pairs(node: Node) -> Iterator[PeerPair]:
-    """Every GPU with every adapter below the same switch, in order of addresses.
+    """Yield every GPU with every network adapter below the same switch, sorted by address.
 
     Functions of one adapter with equal results are in one pair.
     """
@@ -89,7 +89,7 @@ def find_peer_pairs(node: Node) -> Iterator[PeerPair]:
 
 
 def count_redirected_pairs(node: Node, addresses: Collection[str]) -> tuple[int, int] | None:
-    """Of these devices: pairs below one switch whose traffic leaves it, and all pairs.
+    """Count the pairs of a GPU and an adapter whose traffic leaves their switch, and all pairs.
 
     :returns: None if no known pair's traffic does.
     """
@@ -106,7 +106,7 @@ def count_redirected_pairs(node: Node, addresses: Collection[str]) -> tuple[int,
 def peer_reasons_between(
     node: Node, addresses: Collection[str]
 ) -> tuple[tuple[int, int, PeerReason], ...]:
-    """Every known pair of a GPU and an adapter of these devices below one switch.
+    """Every readable pair of a GPU and an adapter of *addresses* below one switch.
 
     :returns: their numbers in the order of addresses, and the reason for their path.
     """
@@ -131,14 +131,15 @@ def _both_enabled(first: bool | None, second: bool | None) -> bool | None:
 
 
 def peer_path_between(node: Node, first: PciFunction, second: PciFunction) -> PeerPath:
-    """The path between two functions of *node*."""
+    """The path of peer-to-peer traffic between two functions of *node*."""
     return judge_peer_path(node, first, second)[0]
 
 
 def judge_peer_path(
     node: Node, first: PciFunction, second: PciFunction
 ) -> tuple[PeerPath, PeerReason | None]:
-    """The path between two functions of *node*, and why; None if they share no switch.
+    """The path between two functions of *node*, and its cause; the cause is None without a shared
+    switch.
 
     Each device is judged at its own port of the shared switch. The worse of the two reasons
     decides for both directions.
@@ -160,12 +161,12 @@ def judge_peer_path(
 
 
 def peer_path_by_reason(reason: PeerReason) -> PeerPath:
-    """The path of two functions below one switch, by the reason that decides it."""
+    """The path of two functions below one switch, from the cause that decides it."""
     return _PATHS.get(reason, PeerPath.SWITCH)
 
 
 def ports_between(node: Node, first: PciFunction, second: PciFunction) -> tuple[str, ...] | None:
-    """The ports of the nearest switch above both through which each reaches the other.
+    """The two ports of the nearest shared switch through which *first* and *second* are reached.
 
     Ports of switches further down send traffic for a neighbour elsewhere upwards, whether
     they redirect or not.
@@ -189,9 +190,10 @@ def ports_between(node: Node, first: PciFunction, second: PciFunction) -> tuple[
 
 
 def switch_paths_of(node: Node) -> dict[str, PeerPath]:
-    """Address of each switch with devices at several ports -> their path.
+    """The path of peer-to-peer traffic at each switch, by its address.
 
-    The path is :attr:`PeerPath.ROOT` as soon as one pair is redirected.
+    Only switches with devices at several ports are included. A path is :attr:`PeerPath.ROOT` as
+    soon as one pair is redirected.
     """
     below: dict[str, dict[str, PciFunction]] = {}
     for function in node.functions:

@@ -17,7 +17,7 @@ from nova_hpc.topology.model import Node, address_key
 
 
 def find_unread_functions(node: Node, addresses: Iterable[str]) -> tuple[str, ...]:
-    """The functions whose registers are unknown and decide about peer-to-peer.
+    """The functions whose ACS or ATS registers are unknown and decide about peer-to-peer traffic.
 
     :param addresses: of a server's devices; other functions matter only as ports above them.
     :returns: addresses of ports and devices, in their order; () if all are known, or if no

@@ -30,7 +30,9 @@ _MOST_NAMED: Final = 4
 
 
 class PeerWish(enum.Enum):
-    """The values of ``[hpc]peer_to_peer``."""
+    """The values of ``[hpc]peer_to_peer``: the wanted path between GPUs and adapters below a
+    switch.
+    """
 
     #: Nothing is set.
     KEEP = "keep"
@@ -42,7 +44,7 @@ class PeerWish(enum.Enum):
 
 @attrs.frozen
 class AcsChange:
-    """A port's ACS control register."""
+    """A change of the ACS control register of one port."""
 
     port: str
     before: int
@@ -51,7 +53,9 @@ class AcsChange:
 
 @attrs.frozen
 class Lack:
-    """The reason why a pair differs from the setting and cannot be changed here."""
+    """An obstacle at one port or device, because of which a pair does not meet
+    ``[hpc]peer_to_peer``.
+    """
 
     #: Address of the port or device.
     address: str
@@ -64,13 +68,15 @@ class Lack:
 
     @property
     def text(self) -> str:
-        """Fault and remedy, for people."""
+        """The obstacle and its remedy, as a text for people."""
         return f"{self.what}: {self.cure}" if self.cure else self.what
 
 
 @attrs.frozen
 class PeerPlan:
-    """The registers to write, and those that cannot be written."""
+    """The register changes for ``[hpc]peer_to_peer``, and the obstacles of pairs that cannot meet
+    it.
+    """
 
     changes: tuple[AcsChange, ...] = ()
     #: The obstacles for each pair that does not get the configured path.
@@ -78,7 +84,7 @@ class PeerPlan:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """One sentence for each obstacle, in the order of addresses."""
+        """One sentence for each obstacle, sorted by address."""
         sentences = {(lack.address, lack.text) for lacks in self.lacks.values() for lack in lacks}
         return tuple(
             f"{address}: {text}"
@@ -89,7 +95,7 @@ class PeerPlan:
 
 
 def plan_peer_changes(node: Node, wish: PeerWish) -> PeerPlan:
-    """Plan the changes for *wish* on *node*, from its registers as they were read.
+    """Plan the changes of ACS registers for the setting *wish* of ``[hpc]peer_to_peer``.
 
     Both ports of each pair are checked. A port that must not be changed, or a device without
     ATS, is an obstacle for its pairs. Changes of other ports are planned all the same, because
@@ -114,7 +120,9 @@ def plan_peer_changes(node: Node, wish: PeerWish) -> PeerPlan:
             if wish is PeerWish.TRANSLATED and _does_redirect(node.function(port)):
                 against += _device_lacks(node, device)
         if not against and pair.why is PeerReason.UNREADABLE:
-            against.append(Lack(pair.gpu, "the ports above it cannot be told apart", unread=True))
+            against.append(
+                Lack(pair.gpu, "the ports above it cannot be distinguished", unread=True)
+            )
         if against:
             lacks[pair] = tuple(dict.fromkeys(against))
     return PeerPlan(tuple(changes[address] for address in sorted(changes, key=address_key)), lacks)
@@ -189,12 +197,16 @@ def _device_lacks(node: Node, device: PciFunction) -> Iterator[Lack]:
 
 
 def is_pair_as_wished(pair: PeerPair, wish: PeerWish) -> bool | None:
-    """Whether a pair meets the setting; None if it is KEEP, or if the path is unknown."""
+    """Whether a pair meets ``[hpc]peer_to_peer``; None if that is KEEP, or if the path is
+    unknown.
+    """
     return is_path_as_wished(pair.path, pair.why, wish)
 
 
 def is_path_as_wished(path: PeerPath, reason: PeerReason, wish: PeerWish) -> bool | None:
-    """Whether a path meets the setting; None if it is KEEP, or if the path is unknown."""
+    """Whether a path meets ``[hpc]peer_to_peer``; None if that is KEEP, or if the path is
+    unknown.
+    """
     if wish is PeerWish.KEEP or path is PeerPath.UNKNOWN:
         return None
     if wish is PeerWish.DIRECT:

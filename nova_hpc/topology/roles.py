@@ -42,12 +42,12 @@ _Complaint = Callable[[str], "RoleError"]
 
 
 class RoleError(ValueError):
-    """A bad entry of ``[hpc]device_role``; the text names the entry and the remedy."""
+    """An entry of ``[hpc]device_role`` is invalid. The text names the entry and the remedy."""
 
 
 @attrs.frozen
 class RolePattern:
-    """One entry: the role, and the patterns that a function must match for it.
+    """One entry of ``[hpc]device_role``: a role, and the patterns that a function must match.
 
     The patterns use :mod:`fnmatch`, hex digits in lower case; ``link_layer`` is a word.
     """
@@ -62,7 +62,7 @@ class RolePattern:
     interface: str = "*"
 
     def matches(self, function: PciFunction, node: Node | None = None) -> bool:
-        """Whether every part of the pattern matches *function* of *node*."""
+        """Whether *function* of *node* matches every part of the entry."""
         code = function.class_code
         return (
             _matches_pattern(self.vendor_id, function.vendor_id)
@@ -79,7 +79,7 @@ class RolePattern:
 
 @attrs.frozen
 class Roles:
-    """All entries, in their order; the first that matches wins."""
+    """All entries of ``[hpc]device_role``, in their order; the first match wins."""
 
     patterns: tuple[RolePattern, ...] = ()
 
@@ -128,7 +128,8 @@ def parse_good_roles(entries: Sequence[str]) -> Roles:
 
 
 def link_layer(function: PciFunction, node: Node | None = None) -> str | None:
-    """``InfiniBand`` or ``Ethernet``; None for neither, both, or unknown.
+    """The link layer of an adapter, ``InfiniBand`` or ``Ethernet``; None for neither, both, or
+    unknown.
 
     The ports of the function or of its physical function decide; without them, its class.
     """

@@ -39,7 +39,7 @@ _LARGEST: Final = 1 << 24
 
 
 class Vfio(enum.Enum):
-    """The role of a function's driver in VFIO."""
+    """How the driver of a PCI function relates to VFIO."""
 
     #: The driver serves the host, or there is no driver.
     NO = "no"
@@ -51,7 +51,7 @@ class Vfio(enum.Enum):
 
 @attrs.frozen
 class Kernel:
-    """The facts of a kernel about its VFIO drivers."""
+    """The information of a kernel about its VFIO drivers."""
 
     #: Functions on VFIO have ``vfio-dev/``.
     says: bool
@@ -69,7 +69,7 @@ class Kernel:
         return is_known_vfio_driver(driver)
 
     def variant(self, alias: str) -> str | None:
-        """The variant for a function; None if it has none.
+        """The VFIO variant driver for a function; None if only vfio-pci matches.
 
         Of several it is the one with the fewest wildcards, as in libvirt.
 
@@ -113,7 +113,7 @@ def read_vfio_kernel(tree: FileTree) -> Kernel:
 
 
 def vfio_of_driver(tree: FileTree, driver: str | None, names: object, parent: str | None) -> Vfio:
-    """The role of a function's driver in VFIO.
+    """How a function's driver relates to VFIO.
 
     :param names: the entries of its ``vfio-dev/``, if any.
     :param parent: for a virtual function: the driver of its physical function.
@@ -139,7 +139,9 @@ def _read_modules_alias(tree: FileTree) -> tuple[tuple[str, str], ...] | None:
 
 
 class _LastAliases:
-    """The last file and its extracted lines; replaced as one, so safe between threads."""
+    """The cached ``modules.alias`` lines of the last kernel; replaced as one object, so
+    thread-safe.
+    """
 
     last: tuple[tuple[int, ...], bytes] | None = None
 

@@ -22,11 +22,11 @@ _END: Final = 0x78
 
 
 class VpdError(Exception):
-    """The bytes are not vital product data."""
+    """The bytes are not vital product data (VPD) of a PCI device."""
 
 
 def read_vpd_keywords(data: bytes) -> dict[str, str]:
-    """The keywords of the read-only part; the first of each counts.
+    """The keywords in the read-only part of VPD, with their values; the first of each counts.
 
     :raises VpdError: see :func:`walk_vpd_fields`.
     """
@@ -37,7 +37,7 @@ def read_vpd_keywords(data: bytes) -> dict[str, str]:
 
 
 def walk_vpd_fields(data: bytes) -> Iterator[tuple[str, bytes]]:
-    """Keywords and values of the read-only part, as far as *data* reach.
+    """Yield the keywords and values in the read-only part of VPD, as far as *data* reach.
 
     :raises VpdError: the beginning is wrong, or *data* end before their own length.
     """

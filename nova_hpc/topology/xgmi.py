@@ -30,7 +30,9 @@ _LARGEST: Final = 1 << 64
 
 
 def read_xgmi_hives(tree: FileTree, addresses: Iterable[str]) -> tuple[dict[str, str], list[str]]:
-    """Address -> the lowest address of the same hive, and problems with senseless files.
+    """The xGMI hive of each accelerator, named by the hive's lowest address, and problems.
+
+    A hive is a set of AMD GPUs with direct links. A file with a senseless value is a problem.
 
     :param addresses: normalised addresses of the accelerators.
     """

@@ -16,7 +16,7 @@ from nova_hpc.wire.values import cut_reason, require_finite, require_type
 
 @attrs.frozen
 class Maintenance:
-    """A time in which devices may change, by an operator's announcement."""
+    """A time window, announced by an operator, in which devices may change."""
 
     start: float  # Unix time, seconds
     end: float
@@ -34,7 +34,7 @@ class Maintenance:
 
 @attrs.frozen
 class Accepted:
-    """A change of a model that an operator has accepted."""
+    """A change of a device model that an operator has accepted, such as new firmware."""
 
     model: str
     #: Text of :func:`describe_field_change`, :func:`describe_bar_change` and
@@ -50,7 +50,7 @@ class Accepted:
 
 
 def describe_field_change(name: str, source: str, before: str, after: str) -> str:
-    """A changed field of a device's identity.
+    """The sentence about a changed field of a device's identity.
 
     :param source: its source: ``by the kernel``, or ``by its own answer``.
     """
@@ -58,12 +58,12 @@ def describe_field_change(name: str, source: str, before: str, after: str) -> st
 
 
 def describe_bar_change(before: Sequence[str], after: Sequence[str]) -> str:
-    """Changed base address registers."""
+    """The sentence about changed base address registers of a device."""
     return f"its BARs are {_join_or_none(after)}, and were {_join_or_none(before)}"
 
 
 def describe_capability_change(gone: Sequence[str], new: Sequence[str]) -> str:
-    """Changed capabilities in the configuration space."""
+    """The sentence about changed capabilities in a device's configuration space."""
     return f"its capabilities have changed: {_join_or_none(gone)} gone, {_join_or_none(new)} new"
 
 
@@ -76,7 +76,10 @@ def _is_model(wanted: str, model: str | None) -> bool:
 
 
 def read_maintenance(body: Any, problems: list[str]) -> Maintenance | None:
-    """The announced time; None if it is damaged, which *problems* then contains."""
+    """Read the announced time window from the ledger; None if it is damaged.
+
+    Then *problems* contains the damage.
+    """
     if body is None:
         return None
     try:
@@ -92,7 +95,10 @@ def read_maintenance(body: Any, problems: list[str]) -> Maintenance | None:
 
 
 def read_accepted_changes(body: Any, problems: list[str]) -> tuple[Accepted, ...]:
-    """The accepted changes; none if one is damaged, which *problems* then contains."""
+    """Read the accepted changes from the ledger; () if one is damaged.
+
+    Then *problems* contains the damage.
+    """
     try:
         return tuple(
             Accepted(*(require_type(entry[key], str) for key in ("model", "change", "reason")))

@@ -42,7 +42,8 @@ _STAND_IN: Final = re.compile(r"(?:serial:)?02(?:00){4}[0-9a-f]{6}(?:/fn\d)?", r
 
 
 def stand_in(number: int, size: int) -> bytes:
-    """The *number*-th of the numbers of *size* bytes that replace an identity.
+    """The *number*-th replacement for an identity (serial number, MAC) of *size* bytes in a saved
+    archive.
 
     It is a locally administered number, which no maker assigns.
     """
@@ -50,7 +51,7 @@ def stand_in(number: int, size: int) -> bytes:
 
 
 def stands_in(serial: str | None) -> bool:
-    """Whether a serial number, or a hardware name made from one, is a counted number.
+    """Whether a serial number, or a hardware name made from one, is such a replacement.
 
     It also works if the archive does not list its replaced parts: no maker has such numbers.
     """
@@ -58,24 +59,26 @@ def stands_in(serial: str | None) -> bool:
 
 
 def write_capture_note(replaced: Collection[str]) -> str:
-    """The text for an archive; ASCII, ends with a newline."""
+    """The text that lists the replaced kinds of identities in an archive; ASCII, with a newline."""
     return json.dumps({**CAPTURE.head(), "replaced": sorted(replaced)}, indent=2) + "\n"
 
 
 def read_capture_note(text: object) -> frozenset[str]:
-    """The kinds that were replaced, including kinds of later releases.
+    """The kinds of identities that were replaced in an archive, including kinds of later releases.
 
     :raises nova_hpc_common.wire.version.LaterError: only a later release reads it.
     :raises WireError: it is broken.
     """
     kinds = CAPTURE.load(text).get("replaced")
     if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
-        raise CAPTURE.broken("does not say what was replaced")
+        raise CAPTURE.broken("does not list the replaced values")
     return frozenset(kinds)
 
 
 def replaced_kinds_of(tree: FileTree) -> frozenset[str] | None:
-    """The kinds replaced in the files of *tree*; None without a list, as on a machine itself.
+    """The kinds of identities that were replaced in a saved inventory.
+
+    None if *tree* has no list of them, as on a running machine.
 
     An unreadable list may have contained anything, so everything counts as replaced.
     """

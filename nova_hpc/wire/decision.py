@@ -39,7 +39,7 @@ _NUMBERS: Final = re.compile(r"(\d{1,4})-(\d{1,4})", re.ASCII)
 
 @attrs.frozen
 class Decision:
-    """The flavor's requirement, and the level that the server got."""
+    """The placement decision for a server: the requested level, and the level that it got."""
 
     asked: Level
     policy: AffinityPolicy
@@ -56,7 +56,7 @@ class Decision:
     wish: PeerWish = PeerWish.KEEP
 
     def dumps(self) -> str:
-        """The text to store: ASCII, within the limit of :data:`DECISION`."""
+        """The decision as text for Nova's database: ASCII, within the limit of :data:`DECISION`."""
         body: dict[str, object] = {
             DECISION.key: DECISION.version,
             "asked": self.asked.word,
@@ -73,7 +73,7 @@ class Decision:
 
 
 def read_decision(text: object) -> Decision | None:
-    """Read a stored decision.
+    """Parse a stored placement decision.
 
     :returns: None if there is nothing that this release can read: no
         text, damaged text, or a text of a newer version.

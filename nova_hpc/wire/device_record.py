@@ -33,13 +33,16 @@ _BROKEN: Final = {DEVICE_TAGS.key: "unreadable"}
 
 
 def write_device_record(tags: Mapping[str, str]) -> str:
-    """The ``hpc_*`` tags among *tags* as text, under one key, so that no old tag remains."""
+    """The ``hpc_*`` tags of a device as text for Nova's database.
+
+    All tags are under one key, so that no old tag remains.
+    """
     own = {key: value for key, value in sorted(tags.items()) if key.startswith(_PREFIX)}
     return write_compact_json(own)
 
 
 def read_device_record(text: object) -> dict[str, str]:
-    """The tags in a record; {} if it has none. Never raises.
+    """The ``hpc_*`` tags in a device's record in Nova's database; {} if it has none. Never raises.
 
     For an unreadable record it returns tags of a version that no release reads: the place of
     the device is then unknown, and it is not taken for an ordinary device.

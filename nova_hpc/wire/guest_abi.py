@@ -42,7 +42,7 @@ _TREE_RULES: Final = (1, 2)
 
 
 class TopologyMode(enum.Enum):
-    """The words of ``hpc:guest_topology``."""
+    """The values of ``hpc:guest_topology``: how the guest's PCIe tree is built."""
 
     MIRROR = "mirror"
     NUMA = "numa"
@@ -50,12 +50,14 @@ class TopologyMode(enum.Enum):
 
 
 class AbiError(WireError):
-    """A stored text that this release must not act on; it contains the remedy."""
+    """A stored guest ABI text that this release must not act on. The text contains the remedy."""
 
 
 @attrs.frozen
 class Abi:
-    """The rules that made a guest's tree."""
+    """The rules by which a guest's PCIe tree was built, stored so that later starts build the same
+    tree.
+    """
 
     mode: TopologyMode
     #: Whether cliques are shown to GPUs.
@@ -66,7 +68,7 @@ class Abi:
     segment: SegmentShape | None = None
 
     def dumps(self) -> str:
-        """The text to store: ASCII, within the limit of :data:`GUEST_ABI`."""
+        """The rules as text for Nova's database: ASCII, within the limit of :data:`GUEST_ABI`."""
         tree = {"mode": self.mode.value, "clique": int(self.clique)}
         if self.segment is None:
             return write_compact_json({GUEST_ABI.key: self.version, **tree})
@@ -77,7 +79,7 @@ class Abi:
 
 
 def read_guest_abi(text: object) -> Abi | None:
-    """Read a stored text.
+    """Read the stored rules of a guest's PCIe tree.
 
     :returns: None if there is none: the server was started without one.
     :raises AbiError: it is damaged, or of a newer release.

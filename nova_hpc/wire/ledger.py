@@ -81,7 +81,7 @@ _MOST_ACCEPTED: Final = 64
 
 
 class DeviceState(enum.Enum):
-    """Whether a device may be given."""
+    """Whether a device may be given to a server: offered, suspect or quarantined."""
 
     OFFERED = "offered"
     #: Withheld, and tried again.
@@ -92,7 +92,7 @@ class DeviceState(enum.Enum):
 
 @attrs.frozen
 class Trial:
-    """The history of a device's state, and its tries."""
+    """The health history of a device: since when it is faulty, and how often it was checked."""
 
     #: The fault, a value of :class:`nova_hpc.tenancy.sign.HealthSign`; "" if there is none.
     sign: str = ""
@@ -108,7 +108,7 @@ class Trial:
     spared: bool = False
 
     def dumps(self) -> dict[str, Any]:
-        """As an object for JSON."""
+        """The history as an object for JSON."""
         body = attrs.asdict(self)
         return {key: value for key, value in body.items() if value not in ("", None, False)}
 
@@ -166,7 +166,7 @@ class LedgerDevice:
     more: Mapping[str, Any] = attrs.field(factory=dict, eq=False, repr=False)
 
     def dumps(self) -> dict[str, Any]:
-        """As an object for JSON."""
+        """The device's record as an object for JSON."""
         body: dict[str, Any] = {**self.more, "state": self.state.value}
         if self.hardware is not None:
             body["hardware"] = self.hardware
@@ -200,16 +200,18 @@ class LedgerDevice:
 
     @property
     def owes(self) -> bool:
-        """Whether it must be cleaned before the next server gets it."""
+        """Whether the device must be cleaned before the next server gets it."""
         return self.server is not None or self.proof is None
 
     @property
     def staged(self) -> bool:
-        """Whether it is cleaned from within before the next server gets it."""
+        """Whether a stage has to clean the device from within before the next server gets it."""
         return self.stage is not None and self.stage.get("phase") != "clean"
 
     def doubted(self) -> LedgerDevice:
-        """The entry of a device that needs every step again: passed steps do not count."""
+        """A copy of the record for a device that needs every step again: passed steps do not
+        count.
+        """
         return attrs.evolve(self, proof=None, stage=self.stage if self.staged else None)
 
 
@@ -226,7 +228,7 @@ _TOP: Final = frozenset(
 
 @attrs.frozen
 class PartitionTenancy:
-    """An NVLink partition of a server that runs or is about to start."""
+    """An NVLink partition in use: its server, and the GPUs."""
 
     server: str
     gpus: frozenset[str]
@@ -238,7 +240,7 @@ def _latest_accepted(changes: tuple[Accepted, ...]) -> tuple[Accepted, ...]:
 
 @attrs.frozen
 class Ledger:
-    """The whole document."""
+    """The ledger of a compute node: the records of all its devices and NVLink partitions."""
 
     #: Normalised PCI address -> record of the device.
     devices: Mapping[str, LedgerDevice] = attrs.field(factory=dict, hash=False)
@@ -277,7 +279,7 @@ class Ledger:
         return self.devices.get(address, _NOTHING)
 
     def put(self, changes: Mapping[str, LedgerDevice]) -> Ledger:
-        """A copy with other entries of these devices; an empty entry is removed."""
+        """A copy with the records of some devices replaced; an empty record is removed."""
         # A used device is not known to be clean, whichever process writes the mark.
         changes = {
             address: device if device.server is None else attrs.evolve(device, proof=None)
@@ -292,17 +294,17 @@ class Ledger:
 
     @property
     def marked(self) -> dict[str, str]:
-        """Address -> server, for the devices that a server has used."""
+        """Device address -> UUID of the server that uses the device, or used it last."""
         return {address: device.server for address, device in self.devices.items() if device.server}
 
     @property
     def staged(self) -> frozenset[str]:
-        """Devices that are cleaned from within before the next server gets them."""
+        """Addresses of devices that a stage has to clean before the next server gets them."""
         return frozenset(address for address, device in self.devices.items() if device.staged)
 
     @property
     def quarantined(self) -> dict[str, str]:
-        """Address -> reason of the devices that are in quarantine themselves."""
+        """Address -> reason, for devices that are in quarantine themselves."""
         return {
             address: device.reason
             for address, device in self.devices.items()
@@ -311,7 +313,7 @@ class Ledger:
 
     @property
     def suspect(self) -> dict[str, str]:
-        """Address -> reason of the devices that are suspect."""
+        """Address -> reason, for suspect devices."""
         return {
             address: device.reason or "no reason given"
             for address, device in self.devices.items()
@@ -328,11 +330,11 @@ class Ledger:
             if device is not None and device.state is DeviceState.QUARANTINED:
                 return device.reason or "no reason given"
         if self.lost:
-            return f"the ledger does not say which devices are in it; {self.problems[0]}"
+            return f"the quarantined devices in the ledger are unknown; {self.problems[0]}"
         return None
 
     def dumps(self) -> str:
-        """The text of the file."""
+        """The text of the ledger file."""
         nvlink = None
         if self.partitions is not None:
             nvlink = {
@@ -372,7 +374,7 @@ class Ledger:
 
 
 def read_ledger(text: str) -> Ledger:
-    """Read a document.
+    """Parse the text of a ledger file.
 
     A damaged entry counts as a device that a server has used and that no server
     may have: its problem is in the result.

@@ -85,7 +85,7 @@ _CONVERTER: Final = make_strict_converter(
 
 
 def write_desired(desired: DesiredPartitions) -> dict[str, Any]:
-    """The document as an object for JSON."""
+    """The desired partitions as an object for JSON, for the RPC to the fabric agent."""
     return {
         **DESIRED_PARTITIONS.head(),
         "ticket": desired.ticket,
@@ -102,7 +102,7 @@ def write_desired(desired: DesiredPartitions) -> dict[str, Any]:
 
 
 def read_desired(data: object) -> DesiredPartitions:
-    """Read the document.
+    """Read the desired partitions from the RPC document.
 
     :raises nova_hpc_common.wire.version.LaterError: only a later release reads it.
     :raises WireError: it is broken: the desired partitions are unknown.

@@ -41,11 +41,11 @@ class ReservedProvider:
 
     @property
     def reserved(self) -> int:
-        """The reserved amount that was sent to Placement."""
+        """The reserved amount that was last sent to Placement."""
         return min(self.total, max(self.ours, self.operators))
 
     def dumps(self) -> dict[str, Any]:
-        """As an object for JSON."""
+        """The reservation as an object for JSON."""
         body: dict[str, Any] = {
             "uuid": self.uuid,
             "class": self.resource_class,
@@ -61,16 +61,19 @@ class ReservedProvider:
 
 
 def write_reservations(providers: Mapping[str, ReservedProvider]) -> dict[str, Any]:
-    """As an object for JSON."""
+    """All reservations as an object for JSON, by PCI address."""
     return {address: providers[address].dumps() for address in sorted(providers)}
 
 
 def read_reservations(body: Any, problems: list[str]) -> dict[str, ReservedProvider]:
-    """Read the reservations; an unreadable entry is lost, and *problems* contains it."""
+    """Read the reservations in Placement from the ledger.
+
+    An unreadable entry is lost, and *problems* names it.
+    """
     if body is None:
         return {}
     if not isinstance(body, dict):
-        problems.append("what is reserved in Placement cannot be read")
+        problems.append("the reservations in Placement cannot be read")
         return {}
     by_address: dict[str, ReservedProvider] = {}
     for key, value in body.items():
@@ -85,5 +88,5 @@ def read_reservations(body: Any, problems: list[str]) -> dict[str, ReservedProvi
                 gone=None if value.get("gone") is None else require_finite(value["gone"]),
             )
         except (AddressError, AttributeError, KeyError, TypeError, ValueError):
-            problems.append(f"{key}: what is reserved of its provider cannot be read")
+            problems.append(f"{key}: the reservations of its provider cannot be read")
     return by_address

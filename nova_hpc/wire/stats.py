@@ -53,9 +53,9 @@ SHARED_MEMORY_KEY: Final = "hpc_shared_memory"
 
 #: Why a node with tagged devices and without a report serves no ``hpc:`` flavor.
 OTHER_DRIVER: Final = (
-    "it runs Nova's own libvirt driver, not HpcLibvirtDriver, so nobody checks a server's devices "
-    "there before it starts: set [DEFAULT]compute_driver = hpc.HpcLibvirtDriver on it, or take the "
-    "hpc_* tags out of its [pci]device_spec"
+    "it runs Nova's own libvirt driver, not HpcLibvirtDriver, so no check of a server's devices "
+    "runs there before it starts: set [DEFAULT]compute_driver = hpc.HpcLibvirtDriver on it, or "
+    "take the hpc_* tags out of its [pci]device_spec"
 )
 
 _LONGEST_REASON: Final = 240
@@ -90,7 +90,9 @@ def _normalise_notes(value: tuple[str, ...]) -> tuple[str, ...]:
 
 @attrs.frozen
 class StatsDocument:
-    """The exceptions of one node."""
+    """The node's report about its devices in ``stats['hpc']``: only devices that are not simply
+    free.
+    """
 
     #: PCI address -> why the device is not offered.
     withheld: Mapping[str, str] = attrs.field(
@@ -178,18 +180,18 @@ class StatsDocument:
 
 
 def format_kind(resource_class: str, traits: Iterable[str]) -> str:
-    """A kind of device in Placement's terms: the class, and its traits."""
+    """A kind of device as text: the resource class and the traits."""
     return " ".join([resource_class, *sorted(traits)])
 
 
 def parse_kind(kind: str) -> tuple[str, frozenset[str]]:
-    """The class and the traits of a kind."""
+    """The resource class and the traits in the text of a kind."""
     first, *others = kind.split(" ")
     return first, frozenset(others)
 
 
 def read_stats(text: object) -> StatsDocument | None:
-    """Read a document; None if there is none, so that the node does not run this project's driver.
+    """Parse the node's report; None without one, because the node does not run nova-hpc's driver.
 
     :raises WireError: this release cannot read it: the node's report is
         unknown, which is not the same as an empty one.
@@ -220,7 +222,7 @@ def read_stats(text: object) -> StatsDocument | None:
 
 @attrs.frozen
 class NodeWord:
-    """The judgement of one node's report, for all code that places servers."""
+    """A node's report, and the judgement whether servers may be placed on the node."""
 
     #: None if there is no report, or an unreadable one.
     document: StatsDocument | None = None
@@ -233,12 +235,12 @@ class NodeWord:
     def out(self) -> str | None:
         """The reason against servers with ``hpc:`` keys, for operators; None if there is none."""
         if self.unread is not None:
-            return f"what the node holds back is unknown: {self.unread}"
+            return f"the node's withheld devices are unknown: {self.unread}"
         return OTHER_DRIVER if self.stock else None
 
 
 def judge_node_stats(text: object, tagged: bool) -> NodeWord:
-    """Read a document, and judge whether the node may have servers with ``hpc:`` flavors.
+    """Parse the node's report, and judge whether the node may have ``hpc:`` servers.
 
     An unreadable report means unknown, which never counts as healthy.
 

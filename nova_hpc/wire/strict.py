@@ -35,11 +35,13 @@ _LONGEST_NAME: Final = 255
 
 
 class WrongError(WireError):
-    """A wrong value; the text continues after the name of the field: "is 7, not a text"."""
+    """A field of a document has a wrong value. The text continues the field's name: "is 7, not a
+    text".
+    """
 
 
 def number_field(least: int = 0, most: int = 1_000_000) -> tuple[type, Hook]:
-    """A whole number from *least* to *most*."""
+    """A field reader for a whole number from *least* to *most*."""
 
     def read(value: Any, _: Any) -> int:
         # True is a number in Python, but not here.
@@ -228,7 +230,7 @@ def read_document(
     kind: type[_Class],
     singular: Mapping[str, str] = MappingProxyType({}),
 ) -> _Class:
-    """The *text* of a document as its class.
+    """Parse the text of a document into its class.
 
     :raises nova_hpc_common.wire.version.LaterError: only a later release reads it.
     :raises WireError: it is broken.
@@ -243,7 +245,7 @@ def read_document(
 def structure_document(
     converter: cattrs.Converter, data: Any, kind: type[_Class], singular: Mapping[str, str]
 ) -> _Class:
-    """The *data* of a document as its class.
+    """Convert the parsed JSON of a document into its class.
 
     :param singular: name of a list -> word for one of its objects.
     :raises WireError: names the fault and its place.

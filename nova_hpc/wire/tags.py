@@ -50,12 +50,12 @@ SEPARATOR: Final = "/"
 
 
 class TagError(WireError):
-    """Tags that cannot be trusted; the text names the tag and the reason."""
+    """``hpc_*`` tags that cannot be trusted. The text names the tag and the reason."""
 
 
 @attrs.frozen
 class Tags:
-    """The tags of one device or pool."""
+    """The parsed ``hpc_*`` tags of one device or pool."""
 
     location: Location
     role: str | None = None

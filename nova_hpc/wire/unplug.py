@@ -29,19 +29,19 @@ KEY: Final = "hpc_unplug"
 
 @attrs.frozen
 class Unplug:
-    """Requests that QEMU may still keep."""
+    """The number of unplug requests that QEMU may still keep for a server."""
 
     #: Number of devices that the guest was requested to release and did not.
     asked: int
 
     def dumps(self) -> str:
-        """The text to store: ASCII, within the limit of :data:`UNPLUG`."""
+        """The number as text for Nova's database: ASCII, within the limit of :data:`UNPLUG`."""
         body = {UNPLUG.key: UNPLUG.version, "asked": self.asked}
         return write_compact_json(body)
 
 
 def read_unplug(text: object) -> Unplug | None:
-    """Read a stored text; None if there is none, so that there was no request.
+    """Read the stored number of unplug requests; None if there is no text, so no request.
 
     :raises nova_hpc_common.wire.version.WireError: it cannot be read: a request is possible.
     """
@@ -49,5 +49,5 @@ def read_unplug(text: object) -> Unplug | None:
         return None
     asked = UNPLUG.load(text).get("asked")
     if type(asked) is not int or asked < 0:
-        raise UNPLUG.broken("does not count what was asked for")
+        raise UNPLUG.broken("has no count of the requested devices")
     return Unplug(asked)

@@ -16,7 +16,7 @@ _T = TypeVar("_T")
 
 
 def require_type(value: Any, kind: type[_T]) -> _T:
-    """The value.
+    """Return *value* if its type is exactly *kind*.
 
     :raises TypeError: it is not of exactly this type (subclasses are refused).
     """
@@ -31,7 +31,7 @@ def require_type_or_none(value: Any, kind: type[_T]) -> _T | None:
 
 
 def require_count(value: Any) -> int:
-    """A whole number from 0 on.
+    """Return *value* if it is a whole number from 0 on.
 
     :raises TypeError: it is another value.
     """
@@ -41,7 +41,7 @@ def require_count(value: Any) -> int:
 
 
 def require_finite(value: Any) -> float:
-    """A finite number.
+    """Return *value* as a float if it is a finite number.
 
     :raises TypeError: it is another value.
     """
@@ -55,5 +55,5 @@ def require_finite(value: Any) -> float:
 
 
 def cut_reason(text: str) -> str:
-    """A reason, cut to the length that a file keeps."""
+    """A reason for the ledger, cut to the longest text that the file keeps."""
     return text[:_LONGEST_REASON]

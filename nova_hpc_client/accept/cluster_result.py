@@ -29,7 +29,7 @@ LINKS: Final = "links"
 
 @attrs.frozen
 class MemberAcceptance:
-    """The result of one member.
+    """The acceptance result of one member of a cluster.
 
     :ivar number: its number in the cluster.
     :ivar server: id of its server.
@@ -47,12 +47,12 @@ class MemberAcceptance:
 
     @property
     def causes(self) -> tuple[str, ...]:
-        """Names of the causes that were found."""
+        """Names of the causes that explain slow probes."""
         return tuple(cause.cause for cause in self.result.diagnosis.causes)
 
     @property
     def reasons(self) -> Iterator[str]:
-        """The reasons why it is not accepted, one sentence each."""
+        """The reasons why the member is not accepted, one sentence each."""
         result = self.result
         if result.refused is not None:
             yield f"refused: {result.refused.text}"
@@ -69,7 +69,7 @@ class MemberAcceptance:
         yield from (f"{what}: {why}" for what, why in result.failed.items())
 
     def make_verdict(self, taken: int) -> MemberVerdict:
-        """Its verdict for its metadata.
+        """The verdict on the member for its server's metadata.
 
         :param taken: time of the measurement, in seconds since 1970.
         """
@@ -79,7 +79,7 @@ class MemberAcceptance:
 
 @attrs.frozen
 class ClusterAcceptance:
-    """The result of a cluster.
+    """The acceptance results of all members of a cluster.
 
     :ivar rounds: the number of rounds in which members were measured in turns.
     :ivar notes: remarks on the whole cluster.

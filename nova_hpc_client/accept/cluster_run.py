@@ -34,7 +34,7 @@ ShowStep = Callable[[str, int, int], None]
 
 @attrs.frozen
 class AcceptedHost:
-    """A member to measure.
+    """A member of the cluster that acceptance measures, and how it is reached.
 
     :ivar server: id of its server.
     :ivar address: name or address that other members use.
@@ -51,7 +51,7 @@ class AcceptedHost:
 
 @attrs.frozen
 class ClusterTerms:
-    """The parameters and time limits of a measurement.
+    """The parameters and time limits of a cluster's acceptance measurement.
 
     :ivar least: rounds that each probe gets before it is judged.
     :ivar budget: seconds for the turns of all members.
@@ -73,7 +73,7 @@ class ClusterTerms:
 
 
 class ClusterMeasuring:
-    """One measurement of all members.
+    """One acceptance measurement of all members of a cluster.
 
     :param show: called before each step.
     """
@@ -415,7 +415,7 @@ class ClusterMeasuring:
 
 @attrs.frozen
 class _LinkedMachine:
-    """A pair of members with the interface of a single one."""
+    """A pair of members that is measured like a single machine."""
 
     pair: PairCall
 

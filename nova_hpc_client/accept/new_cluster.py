@@ -42,7 +42,7 @@ def settle_cluster(
     if not which:
         # The members are undecided or refused: a replacement would not change that.
         raise ClusterError(format_rejection(measured))
-    told(f"{format_rejection(measured)}\nwhat is rejected is replaced, once")
+    told(f"{format_rejection(measured)}\na rejected member is replaced, once")
     changed = commands.replace_members(cloud, cluster, which, secrets, pace)
     again = measure(changed)
     if again.verdict != ACCEPTED:

@@ -40,7 +40,7 @@ _OLD_WORDS: Final = ("unrecognized arguments", "invalid choice", "the following 
 
 @attrs.frozen
 class CallEnd:
-    """The end of a command on another machine.
+    """The result of a command on another machine.
 
     :ivar output: the text that it wrote to standard output.
     :ivar problem: None if it ended by itself with status 0.
@@ -51,7 +51,7 @@ class CallEnd:
 
 
 class RemoteCall:
-    """A command that runs on another machine.
+    """A command that runs on another machine through a launcher such as ssh.
 
     :param words: words of the launcher's command line.
     :param limit: seconds until it is ended.
@@ -82,7 +82,7 @@ class RemoteCall:
             self._finish(CallEnd("", f"{words[0]} does not start: {error.strerror or error}"))
 
     def poll(self) -> CallEnd | None:
-        """The end of the command; None while it runs. It is ended if it exceeds a limit."""
+        """The result of the command; None while it runs. A command over its limit is ended."""
         if self.ended is not None or self._child is None:
             return self.ended
         status = self._child.poll()
@@ -102,7 +102,7 @@ class RemoteCall:
         return self._finish(CallEnd("", problem))
 
     def read_output(self) -> str:
-        """The output that it has written so far; empty after its end."""
+        """The output that the command has written so far; empty after its end."""
         return "" if self.ended is not None else _read_start(self._out)
 
     def end(self) -> None:
@@ -146,7 +146,7 @@ class RemoteCall:
 def started_calls(
     commands: Sequence[Sequence[str]], limit: float, environment: Mapping[str, str] | None = None
 ) -> Iterator[list[RemoteCall]]:
-    """Start these commands, and end them all when the block ends, also by an exception."""
+    """Start commands, and end them all when the block ends, also by an exception."""
     calls: list[RemoteCall] = []
     try:
         for words in commands:
@@ -162,13 +162,13 @@ def started_calls(
 def run_calls(
     commands: Sequence[Sequence[str]], limit: float, environment: Mapping[str, str] | None = None
 ) -> list[CallEnd]:
-    """Run these commands at the same time, each to its end or its limit."""
+    """Run commands at the same time, each to its end or its limit."""
     with started_calls(commands, limit, environment) as calls:
         return wait_for_calls(calls)
 
 
 def wait_for_calls(calls: Sequence[RemoteCall]) -> list[CallEnd]:
-    """Wait until all commands have ended, and return their ends in the same order."""
+    """Wait until all commands have ended, and return their results in the same order."""
     while True:
         ends = [call.poll() for call in calls]
         if all(end is not None for end in ends):
@@ -189,7 +189,7 @@ def explain_end(name: str, status: int, text: str) -> str:
     if status in _NO_COMMAND:
         return f"it has no nova-hpc-guest that can be run ({shown}): install it, or --guest-command"
     if status == _SSH_FAILED and name == "ssh":
-        return f"ssh: {shown or 'it failed and said nothing'}"
+        return f"ssh: {shown or 'it failed without a message'}"
     if status == _BAD_OPTIONS and any(word in text for word in _OLD_WORDS):
         return f"its nova-hpc-guest is older than this command ({shown}): install this release's"
     if status < 0:

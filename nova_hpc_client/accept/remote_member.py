@@ -29,7 +29,9 @@ _LOOK: Final = 0.05
 
 
 class RemoteMember:
-    """One machine to measure. Its output is not trusted: invalid output only gives an error.
+    """A machine to measure, reached by a command. Its output is not trusted.
+
+    Invalid output only gives an error.
 
     :param build_words: turns words of ``nova-hpc-guest`` into a command that runs here.
     :param tier: the tier of probes, quick or full.
@@ -53,7 +55,7 @@ class RemoteMember:
         self.scale = scale
 
     def ask_first(self, busy: bool = False) -> FirstSample:
-        """Read its first sample: the facts that are needed before it is measured.
+        """Read the machine's first sample: the facts that are needed before it is measured.
 
         :param busy: measure it even if it is busy.
         :raises AcceptanceError: it does not answer, or its answer is invalid.
@@ -80,13 +82,13 @@ class RemoteMember:
         return self._accept_words(words)
 
     def build_serve_words(self, probe: Probe, seconds: float) -> list[str]:
-        """The command that answers another machine's probe for the given time."""
+        """The command that answers another machine's probe for *seconds*."""
         return self._accept_words(["--serve", probe.name, "--budget", f"{seconds:g}"])
 
     def build_sample_words(
         self, probes: Sequence[Probe], settings: Mapping[str, str] | None, peer: str | None
     ) -> list[str]:
-        """The command that prints one round.
+        """The command that measures one round and prints the sample.
 
         :param peer: address of the machine that answers; None if the probes need none.
         """
@@ -123,7 +125,7 @@ def ask_members(members: Sequence[RemoteMember], busy: bool = False) -> list[Fir
 
 @attrs.frozen
 class PairCall:
-    """Two members that are measured together.
+    """Two members whose connection is measured.
 
     :ivar client: the member that connects and prints the sample.
     :ivar server: the member that answers.
@@ -140,7 +142,7 @@ def measure_pairs(
     probes: Sequence[Probe],
     settings: Mapping[str, str] | None = None,
 ) -> list[Sample | str]:
-    """Measure between the two machines of each pair, all pairs at the same time.
+    """Measure the connection of each pair of machines, all pairs at the same time.
 
     The servers start first. Each client starts only if its server has reported that it serves.
 
@@ -202,5 +204,5 @@ def _take_document(ended: CallEnd) -> str:
     if ended.problem is not None and not line:
         raise AcceptanceError(ended.problem)
     if not line:
-        raise AcceptanceError("what it printed is no sample")
+        raise AcceptanceError("its output is no sample")
     return line

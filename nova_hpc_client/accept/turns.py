@@ -27,7 +27,7 @@ Link = tuple[int, int]
 
 
 def order_turn(members: Sequence[int], turn: int) -> list[int]:
-    """The order of one round, which is reversed in every other round (A B C, C B A)."""
+    """The order in which members are measured in round *turn*: A B C, then C B A, and so on."""
     return list(members) if turn % 2 == 0 else list(reversed(members))
 
 
@@ -68,7 +68,7 @@ def count_passes(members: int) -> int:
 def judge_member(
     member: int, rounds: Sequence[Round], probes: Sequence[Probe], floors: Mapping[str, float]
 ) -> dict[str, AcceptanceRow]:
-    """The rows of one member against the median of the others.
+    """Compare one member with the median of the others, probe by probe.
 
     :param floors: probe -> floor, if it is not the probe's own.
     :returns: name of a probe -> its row, for the probes that the member and others have run.
@@ -100,7 +100,7 @@ def judge_links(
     probes: Sequence[Probe],
     floors: Mapping[str, float],
 ) -> dict[str, AcceptanceRow]:
-    """The rows of one member's links against the links without it.
+    """Compare one member's links with the links of the other members, probe by probe.
 
     :param links: link -> the samples of its passes.
     :param floors: probe -> floor, if it is not the probe's own.
@@ -124,7 +124,7 @@ def judge_links(
 def choose_reference(
     member: int, rounds: Sequence[Round], probes: Sequence[Probe], slow: Collection[int]
 ) -> int | None:
-    """The member whose facts represent the others: the one closest to the median.
+    """Choose the member whose facts represent the others: the one closest to the median.
 
     :param slow: members that are below a floor themselves, which are used last.
     """
@@ -146,7 +146,7 @@ def choose_reference(
 
 
 def blame_members(failed: Mapping[Link, str]) -> dict[int, str]:
-    """The members to blame for failed links: a few members that together explain all failures.
+    """Choose the members to blame for failed links: few members that explain all failures.
 
     The member with the most failed links is blamed first, then the rest is counted again. Members
     with equally many are all blamed: a single failed link may be the fault of either end.

@@ -36,7 +36,7 @@ _KEY_PAUSE: Final = 5.0
 
 @attrs.frozen
 class AttachWish:
-    """The user's options for new slots.
+    """The user's options for attaching clients to a share.
 
     :ivar memory: MiB of each slot; 0 for the share's own setting.
     :ivar encrypt: encrypt the connection, even if the share does not require it.
@@ -57,7 +57,7 @@ def attach_client(
     said: Callable[[str], None],
     now: Callable[[], float] = time.time,
 ) -> None:
-    """Give a server a slot of a share.
+    """Attach a server to a share: give it a slot, a network path and a record.
 
     The phases: check the request, read both consoles, write the slot, open the way, write the
     client's record, and check that the slot is still there.
@@ -98,7 +98,7 @@ def attach_client(
 
 
 class _NoRoomError(ShareError):
-    """Another client got the last slot; this one's item was removed again."""
+    """Another client got the last slot; this client's record was removed again."""
 
 
 def _hear_guests(
@@ -133,9 +133,9 @@ def _hear_guests(
         if pace.limit and pace.clock() - begun > pace.limit:
             name = client.name if share_key else share.name
             raise ShareError(
-                f"the guest of {printable_text(name)} has said no key on its console in "
-                f"{pace.limit:g} seconds: its image needs WireGuard's tools and "
-                "nova-hpc-guest gpu, and the cloud has to keep consoles"
+                f"the guest of {printable_text(name)} has printed no key on its console in "
+                f"{pace.limit:g} seconds: its image needs WireGuard's tools and nova-hpc-guest "
+                "gpu, and the cloud has to keep consoles"
             )
         pace.sleep(_KEY_PAUSE)
 
@@ -240,7 +240,7 @@ def _keep_slot(
 
 
 def detach_client(cloud: ShareCloud, share_name: str, client_name: str, pace: Pace) -> None:
-    """Take a server's slot back; ignore parts that are gone already.
+    """Detach a server from a share; parts that are gone already are ignored.
 
     :param client_name: name or id of the server; the id of one that was deleted.
     :raises ShareError: with the reason, and with the command that goes on.
@@ -258,7 +258,7 @@ def detach_client(cloud: ShareCloud, share_name: str, client_name: str, pace: Pa
 def take_slot(
     cloud: ShareCloud, view: ProjectView, share: SharedGpu, slot: ShareSlot, pace: Pace
 ) -> None:
-    """Remove the client's record first, then its access, and its slot last.
+    """Remove a client from its share: its record first, then its access, and its slot last.
 
     :raises ShareError: the cloud refuses a request, or does not answer.
     """
@@ -287,6 +287,6 @@ def _find_slot(share: SharedGpu, name: str) -> ShareSlot:
     if len(found) > 1:
         ids = ", ".join(slot.client_id for slot in found)
         raise ShareError(
-            f"{len(found)} clients are called {printable_text(name)}: say the ID, of {ids}"
+            f"{len(found)} clients are called {printable_text(name)}: use the ID, one of {ids}"
         )
     return found[0]

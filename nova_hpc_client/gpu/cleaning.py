@@ -25,7 +25,7 @@ _TRIES: Final = 5
 
 @attrs.frozen
 class ShareLeftover:
-    """A part of a share that a deleted server left.
+    """A part of a share that remains after a server was deleted.
 
     :ivar text: its description, for people.
     :ivar server: id of the deleted server.
@@ -39,11 +39,11 @@ class ShareLeftover:
 
 
 def find_leftovers(view: ProjectView) -> Iterator[ShareLeftover]:
-    """The leftovers of servers that are missing in *view*."""
+    """Find the parts of shares whose servers are missing in *view*."""
     for share in view.shares:
         name = printable_text(share.name)
         if share.server is None:
-            yield ShareLeftover(f"what was share {share.id}", share.id, share)
+            yield ShareLeftover(f"the former share {share.id}", share.id, share)
             continue
         for slot in share.slots:
             if slot.client is None and slot.is_taken:
@@ -52,7 +52,7 @@ def find_leftovers(view: ProjectView) -> Iterator[ShareLeftover]:
 
 
 def clean_leftovers(cloud: ShareCloud, view: ProjectView, pace: Pace) -> list[str]:
-    """Remove the leftovers of deleted servers, and return a line for each.
+    """Remove the parts of shares that deleted servers left, and return a line for each.
 
     A leftover that cannot be removed now stays in the output of ``list``, and does not stop the
     command: Nova refuses changes to a share that is shelved or locked.
@@ -80,7 +80,7 @@ def _take_back(cloud: ShareCloud, view: ProjectView, leftover: ShareLeftover, pa
 
 
 def end_share_remains(cloud: ShareCloud, view: ProjectView, share: SharedGpu, pace: Pace) -> None:
-    """Remove the clients' records, their access, and the security groups of a share.
+    """Remove the clients' records, their access and the security groups of a deleted share.
 
     :raises ShareError: the cloud refuses a request, or does not answer.
     """
@@ -104,7 +104,7 @@ def change_port_groups(
     add: frozenset[str] = frozenset(),
     take: frozenset[str] = frozenset(),
 ) -> None:
-    """Add a port to security groups, or remove it; changes that others make meanwhile are kept.
+    """Add a port to security groups, or remove it. Changes by others at the same time are kept.
 
     :param add: ids of the groups to add.
     :param take: ids of the groups to remove.

@@ -30,12 +30,12 @@ class ProjectView:
     groups: tuple[GpuGroup, ...]
 
     def ports_of(self, server: str) -> list[GpuPort]:
-        """The ports of a server."""
+        """The ports of the server with this id."""
         return [port for port in self.ports if port.server == server]
 
 
 class ShareCloud(Protocol):
-    """Nova and Neutron with the rights of one user."""
+    """Access to Nova and Neutron with the rights of one user."""
 
     @property
     def project(self) -> str:
@@ -45,7 +45,7 @@ class ShareCloud(Protocol):
         """Read all shares of the project, with their servers, ports and security groups."""
 
     def gpu_server(self, name: str) -> GpuServer:
-        """The server with this name or id.
+        """Find the server with this name or id.
 
         :raises ShareError: there is none, or more than one.
         """
@@ -87,7 +87,7 @@ class ShareCloud(Protocol):
 def ask_again(
     pace: Pace, ask: Callable[_Words, _Answer], *words: _Words.args, **keywords: _Words.kwargs
 ) -> _Answer:
-    """Send a request until there is an answer; only for requests that may take effect twice.
+    """Repeat a request until there is an answer; only for requests that may take effect twice.
 
     :param ask: sends the request.
     :raises ShareError: the cloud refuses the request, or does not answer.

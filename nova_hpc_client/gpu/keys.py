@@ -19,7 +19,7 @@ from nova_hpc_guest.gpu.announcements import KeyDoubtError
 
 
 def compare_keys(cloud: ShareCloud, share: SharedGpu, pace: Pace) -> SharedGpu:
-    """The share, with a problem for each slot whose keys differ from its guests' present ones.
+    """The share, with a problem for each slot whose keys differ from its guests' present keys.
 
     A guest without a console, or without a key on it, is unknown and gives no problem.
     """

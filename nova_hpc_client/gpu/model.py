@@ -57,12 +57,14 @@ class GpuServer:
 
     @property
     def is_share(self) -> bool:
-        """Whether it is a share, finished or not."""
+        """Whether the server is a share, finished or not."""
         return records.TAG in self.tags or records.SHARE_KEY in self.metadata
 
     @property
     def pointer(self) -> GpuClient | None:
-        """Its record as a client, which names its share; None if it has none that can be read."""
+        """The server's record as a client, which names its share; None without a readable
+        record.
+        """
         try:
             return records.read_client(self.metadata.get(records.CLIENT_KEY))
         except RecordError:
@@ -71,7 +73,7 @@ class GpuServer:
 
 @attrs.frozen
 class GpuPort:
-    """A port of a server.
+    """A Neutron port of a server, with the fields that shares need.
 
     :ivar addresses: id of a subnet -> address.
     :ivar filtered: security groups have an effect on it.
@@ -90,7 +92,7 @@ class GpuPort:
 
 @attrs.frozen
 class GpuGroup:
-    """A security group.
+    """A security group, with the fields that shares need.
 
     :ivar rules: its rules, records of Neutron's API.
     """
@@ -101,13 +103,13 @@ class GpuGroup:
 
     @property
     def share(self) -> str | None:
-        """Id of the share that it belongs to, read from its name; None if it has none."""
+        """Id of the share that the group belongs to, read from its name; None for other groups."""
         match = _GROUP.fullmatch(self.name)
         return match[1] if match else None
 
     @property
     def is_clients(self) -> bool:
-        """Whether it is the group of a share's clients."""
+        """Whether the group is the one for a share's clients."""
         return self.share is not None and self.name.endswith("-clients")
 
 
@@ -118,7 +120,7 @@ def group_name_of(share: str, clients: bool = False) -> str:
 
 @attrs.frozen
 class ShareSlot:
-    """One client's part of a share.
+    """One client's part of a share: its record, its server, and its access.
 
     :ivar slot: None if its record is missing or cannot be read.
     :ivar client: None if the server does not exist (any more).
@@ -141,7 +143,7 @@ class ShareSlot:
 
 @attrs.frozen
 class SharedGpu:
-    """All records of one share.
+    """A GPU server that serves its project (a share), with all its records.
 
     :ivar server: None if it was deleted.
     :ivar record: None if it cannot be read; *problem* is the reason.
@@ -159,24 +161,24 @@ class SharedGpu:
 
     @property
     def name(self) -> str:
-        """Its name; its server's name if its record cannot be read."""
+        """The name of the share; its server's name if its record cannot be read."""
         if self.record is not None:
             return self.record.name
         return self.server.name if self.server is not None else "?"
 
     @property
     def own_group(self) -> GpuGroup | None:
-        """Its own security group."""
+        """The security group of the share's own server."""
         return next((group for group in self.groups if not group.is_clients), None)
 
     @property
     def clients_group(self) -> GpuGroup | None:
-        """The security group of its clients."""
+        """The security group of the share's clients."""
         return next((group for group in self.groups if group.is_clients), None)
 
     @property
     def taken(self) -> int:
-        """The number of slots that its metadata keep for clients, including deleted clients."""
+        """The number of slots that the share keeps for clients, including deleted clients."""
         return sum(slot.is_taken for slot in self.slots)
 
     @property
@@ -186,7 +188,7 @@ class SharedGpu:
 
     @property
     def reason(self) -> str:
-        """The reason for that state; empty for READY."""
+        """The reason for the state of the share; empty for READY."""
         return self._judged[1]
 
     @property
@@ -268,7 +270,7 @@ def read_gpu_group(data: Mapping[str, Any]) -> GpuGroup:
 def gather_shares(
     servers: Iterable[GpuServer], ports: Iterable[GpuPort], groups: Iterable[GpuGroup]
 ) -> list[SharedGpu]:
-    """All shares in these records, including shares whose server is gone."""
+    """Build all shares from these records, including shares whose server was deleted."""
     by_id = {server.id: server for server in servers}
     ports_of: dict[str, list[GpuPort]] = {}
     for port in ports:

@@ -31,12 +31,12 @@ _TCP: Final = (None, "tcp", "6", "any", 6)
 
 
 class ShareError(ClusterError):
-    """A command for shares failed; the text contains the reasons, one in each line."""
+    """A command for shares failed. The text contains the reasons, one in each line."""
 
 
 @attrs.frozen
 class Meeting:
-    """A subnet that a share and a client have in common, with their ports in it.
+    """A subnet that contains a share and a client, with their ports in it.
 
     :ivar share_address: the share's address in this subnet.
     :ivar client_address: the client's address in this subnet.
@@ -59,7 +59,7 @@ class Meeting:
 
 
 def gives_gpu(specs: Mapping[str, str] | None) -> bool | None:
-    """Whether servers of a flavor have a GPU, by its extra specs; None if unknown.
+    """Whether the servers of a flavor have a GPU, by its extra specs; None if unknown.
 
     :param specs: None if the cloud shows them only to operators.
     """
@@ -97,9 +97,9 @@ def check_group_of_user(group: GpuGroup, clients: str | None, force: bool) -> No
     """
     if not force and opens_slots(group, clients):
         raise ShareError(
-            f"security group {printable_text(group.name)} lets others reach ports {FIRST_PORT} to "
-            f"{LAST_PORT}, and engines ask nobody who they are: take one that opens what is "
-            "needed alone (such as port 22), or say --force"
+            f"security group {printable_text(group.name)} lets others reach ports {FIRST_PORT} "
+            f"to {LAST_PORT}, and engines accept every client: use one that opens only the "
+            "needed ports (such as port 22), or use --force"
         )
 
 
@@ -119,7 +119,7 @@ def opens_slots(group: GpuGroup, clients: str | None) -> bool:
 def find_meeting(
     share: SharedGpu, client: GpuServer, client_ports: Sequence[GpuPort], subnets: Mapping[str, str]
 ) -> Meeting:
-    """The common subnet of a share and a client; ports with a filter are preferred.
+    """Find the common subnet of a share and a client; ports with a filter are preferred.
 
     :param subnets: id of a subnet -> its CIDR as Neutron writes it.
     :raises ShareError: they have no common subnet, or only one that is too large for the rule that
@@ -210,9 +210,9 @@ def check_way(
     if not meeting.filtered:
         port = meeting.share_port if not meeting.share_port.filtered else meeting.client_port
         raise ShareError(
-            f"port {port.id} has no filter (its type is not normal, or its port security is off), "
-            "so whoever is in its network could use the GPU: say --encrypt, or --force if the "
-            "network is a partition of these servers alone"
+            f"port {port.id} has no filter (its type is not normal, or its port security is "
+            "off), so any host in its network could use the GPU: use --encrypt, or --force if "
+            "the network is a partition of only these servers"
         )
     clients = share.clients_group
     for group in groups:
@@ -280,7 +280,7 @@ def check_announced(
         )
         if others + limit > said.memory:
             raise ShareError(
-                f"{limit} MiB are more than what is left: the GPU of share {share.name} has "
+                f"{limit} MiB are more than the free memory: the GPU of share {share.name} has "
                 f"{said.memory} MiB, and {others} are given"
             )
     for who, engines in ((share.name, said.engines), (client.name, client_said.engines)):
@@ -299,12 +299,12 @@ def check_announced(
 
 
 def format_gpu_command(*words: str) -> str:
-    """A command below ``openstack hpc gpu``, quoted for a shell."""
+    """A command of ``openstack hpc gpu``, quoted for a shell."""
     return shell_command("openstack", "hpc", "gpu", *words)
 
 
 def find_share(shares: Iterable[SharedGpu], name: str) -> SharedGpu:
-    """The share with this name or id.
+    """Find the share with this name or id.
 
     :raises ShareError: there is none, or more than one.
     """
@@ -319,7 +319,7 @@ def find_share(shares: Iterable[SharedGpu], name: str) -> SharedGpu:
         )
     if len(found) > 1:
         ids = ", ".join(share.id for share in found)
-        raise ShareError(f"{len(found)} shares are called {name}: say the ID, of {ids}")
+        raise ShareError(f"{len(found)} shares are called {name}: use the ID, one of {ids}")
     return found[0]
 
 

@@ -51,7 +51,7 @@ class ShareWish:
 
 
 def server_body_of(wish: ShareWish) -> dict[str, Any]:
-    """The body of ``POST /servers``."""
+    """The request body that creates the server of a share (``POST /servers``)."""
     server: dict[str, Any] = {
         "name": wish.record.name,
         "flavorRef": wish.flavor,
@@ -166,8 +166,8 @@ def _close_share(cloud: ShareCloud, share: SharedGpu, wish: ShareWish, pace: Pac
     if unfiltered and not wish.record.encrypted and not wish.force:
         raise ShareError(
             f"port {unfiltered[0].id} has no filter (its type is not normal, or its port security "
-            "is off), so whoever is in its network could use the GPU: delete the share and create "
-            "it with --encrypt, or with --force if the network is a partition of these servers"
+            "is off), so any host in its network could use the GPU: delete the share and create it "
+            "with --encrypt, or with --force if the network is a partition of these servers"
         )
     share = _make_group(cloud, share, True, pace)
     share = _make_group(cloud, share, False, pace)
@@ -221,8 +221,8 @@ def delete_share(
     if used and not force:
         names = ", ".join(printable_text(slot.client.name) for slot in used if slot.client)
         raise ShareError(
-            f"share {share.name} has the clients {names}, whose jobs would end: detach them first, "
-            "or say --force"
+            f"share {share.name} has the clients {names}, whose jobs would end: detach them "
+            "first, or use --force"
         )
     try:
         _end_share(cloud, view, share, pace, said)
@@ -280,7 +280,7 @@ def _take_what_can_be(
 
 
 def format_since(seconds: int) -> str:
-    """The time in a record (Unix time, seconds) in ISO 8601; empty if unknown."""
+    """A time in a record (Unix time, seconds) in ISO 8601; empty if unknown."""
     if not 0 < seconds < 1 << 36:
         return ""
     moment = datetime.datetime.fromtimestamp(seconds, datetime.UTC)

@@ -23,7 +23,7 @@ _BOLD: Final = 0.65
 
 @attrs.frozen
 class Block:
-    """A part of a picture that has its size."""
+    """A part of a picture with a known size, for arranging."""
 
     width: int
     height: int
@@ -31,7 +31,7 @@ class Block:
 
 
 def make_svg_root(width: float, height: float, title: str = "", **attributes: object) -> Element:
-    """The root of a picture of this size, in pixels.
+    """The root element of an SVG picture of this size, in pixels.
 
     :param title: its tooltip, which screen readers read in place of its texts; "" for none.
     """
@@ -46,7 +46,7 @@ def make_svg_root(width: float, height: float, title: str = "", **attributes: ob
 
 
 def make_plain_root(width: float, height: float, title: str, font_size: int = 11) -> Element:
-    """The root of a picture that has a white ground, light or dark, and black text."""
+    """The root element of an SVG picture with a white background and black text."""
     root = make_svg_root(width, height, title, font_family="sans-serif", font_size=font_size)
     add_element(root, "rect", width=width, height=height, fill="#ffffff")
     return root
@@ -60,7 +60,7 @@ def format_svg(root: Element) -> str:
 def add_element(
     parent: Element | None, name: str, text: str = "", /, **attributes: object
 ) -> Element:
-    """Make an element of SVG, below *parent* if there is one.
+    """Create an SVG element, below *parent* if there is one.
 
     :param attributes: ``class_`` and ``stroke_width`` are written as SVG has them.
     """
@@ -90,7 +90,8 @@ def add_text(
     room: float = 0,
     size: int = 11,
 ) -> None:
-    """Write one line; a text that is longer than *room* is cut, and the tooltip has all of it.
+    """Add one line of text. A text that is longer than *room* is cut, and the tooltip has all of
+    it.
 
     :param room: in pixels; 0 for as much as the text takes.
     """
@@ -102,7 +103,7 @@ def add_text(
 
 
 def shorten_to_room(text: str, room: float, size: int = 11, bold: bool = False) -> str:
-    """As much of *text* as fits, with its beginning and its end."""
+    """*text*, cut in the middle if it is wider than *room* pixels."""
     most = max(2, int(room / (size * (_BOLD if bold else _LETTER))))
     if len(text) <= most:
         return text
@@ -116,13 +117,13 @@ def estimate_text_width(text: str, size: int = 11, bold: bool = False) -> float:
 
 
 def place_block(parent: Element, block: Block, x: float, y: float) -> None:
-    """Put a block at its place."""
+    """Add *block* to *parent* at the position (*x*, *y*)."""
     block.element.set("transform", f"translate({_round(x)},{_round(y)})")
     parent.append(block.element)
 
 
 def arrange_blocks(blocks: Iterable[Block], width: int, gap: int) -> Block:
-    """Blocks side by side in columns of equal width; each block goes to the shortest column."""
+    """Arrange blocks in columns of equal width; each block goes to the shortest column."""
     every = list(blocks)
     group = add_element(None, "g")
     widest = max((block.width for block in every), default=0)

@@ -17,11 +17,11 @@ _NUMBERED: Final = re.compile(r"(.*?)(\d{1,9})")
 
 
 class HostListError(ValueError):
-    """A list that cannot be parsed; the text contains the reason."""
+    """A host list such as ``n[1-4],n7`` cannot be parsed. The text contains the reason."""
 
 
 def expand_hostlist(text: str) -> list[str]:
-    """The names that *text* stands for, in its order.
+    """The names in a host list: ``n[1-3],m7`` gives n1, n2, n3 and m7, in the order of the list.
 
     :raises HostListError: brackets do not match, a range is invalid, or there are too many names.
     """
@@ -34,7 +34,7 @@ def expand_hostlist(text: str) -> list[str]:
 
 
 def compress_hostlist(names: Iterable[str]) -> str:
-    """A short list of this form for *names*, each once, in a fixed order.
+    """A host list such as ``n[1-3],m7`` for *names*, each once, in a fixed order.
 
     Only the last number of a name is gathered into ranges: every release of Slurm reads that.
     """

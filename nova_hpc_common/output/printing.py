@@ -29,7 +29,7 @@ _NO_VARIABLE: Final = re.compile(r"[^A-Za-z0-9_]", re.ASCII)
 
 
 class InertOutput:
-    """The output of a command of cliff in its formats."""
+    """Mixin that makes the output of a cliff command safe to print, in all its formats."""
 
     app: Any
 
@@ -75,7 +75,7 @@ def _make_value_inert(value: Any, filtered: Callable[[str], str]) -> Any:
 
 
 class _Shell(shell.ShellFormatter):
-    """Variables in quotes for a shell; the shell would run ``$(...)`` in cliff's own output."""
+    """Shell variables in quotes; cliff's own format would let a shell run ``$(...)``."""
 
     def emit_one(
         self,
@@ -84,7 +84,7 @@ class _Shell(shell.ShellFormatter):
         stdout: Any,
         parsed_args: argparse.Namespace,
     ) -> None:
-        """Write one variable a line."""
+        """Write one shell variable per line."""
         wanted = parsed_args.variables
         for column, value in zip(column_names, data, strict=True):
             name = _NO_VARIABLE.sub("_", column.lower())
@@ -95,14 +95,14 @@ class _Shell(shell.ShellFormatter):
 
 
 class InertConsole(Console):
-    """A console of rich: its own colours reach the terminal, but no escape of a text does."""
+    """A console of rich that replaces escape sequences in texts, but keeps its own colours."""
 
     def __init__(self, *words: Any, **keywords: Any) -> None:
         super().__init__(*words, **{"markup": False, "emoji": False, **keywords})
 
     @property
     def file(self) -> Any:
-        """The stream behind a filter, if there is one: this class filters itself."""
+        """The stream without a filter in between, because this class filters itself."""
         stream = super().file
         return getattr(stream, "unfiltered", stream)
 
@@ -131,7 +131,7 @@ class InertStream:
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
-        """Write several texts."""
+        """Write several texts with control characters replaced."""
         for line in lines:
             self.write(line)
 

@@ -25,7 +25,7 @@ UNWRITTEN: Final = 2
 
 
 class OutletError(BrokenPipeError):
-    """The output has no reader any more, and the command has nothing else to do."""
+    """The reader of the output has gone, and the command has nothing else to do."""
 
 
 class Outlet:
@@ -62,7 +62,7 @@ class Outlet:
         return len(text)
 
     def writelines(self, lines: Any) -> None:
-        """Write several texts."""
+        """Write several texts, as :meth:`write`."""
         for line in lines:
             self.write(line)
 
@@ -93,7 +93,7 @@ class Outlet:
 
 @attrs.define
 class Outlets:
-    """Both streams of a process."""
+    """The wrapped standard output and standard error of a process."""
 
     out: Outlet
     err: Outlet
@@ -121,7 +121,7 @@ class Outlets:
                 if closed
                 else f"could not be written: {_format_os_error(lost)}"
             )
-            done = "" if stopped or status else "; the command has done all that was asked for"
+            done = "" if stopped or status else "; the command has completed its task"
             with contextlib.suppress(OSError):
                 print(f"{name}: the output {what}{done}", file=self.err)
                 self.err.flush()

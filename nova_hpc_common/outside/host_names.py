@@ -26,11 +26,11 @@ _UUID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASC
 
 
 class OutsideError(ValueError):
-    """A text that must not reach another program; the message may be printed."""
+    """A text from outside must not be passed to another program. The message may be printed."""
 
 
 def is_uuid(text: object) -> bool:
-    """Whether it is an id in the form of Nova and Neutron: a UUID in lower case."""
+    """Whether *text* is a UUID in lower case, as the ids of Nova and Neutron."""
     return isinstance(text, str) and _UUID.fullmatch(text) is not None
 
 
@@ -57,7 +57,7 @@ def explain_wrong_host(name: str) -> str | None:
 
 
 def require_host_name(name: str, whose: str) -> str:
-    """*name*, if it is a valid host name.
+    """Return *name* if it is a valid host name.
 
     :param whose: the owner of this name, with the remedy, for the message.
     :raises OutsideError: it is not valid.
@@ -69,7 +69,7 @@ def require_host_name(name: str, whose: str) -> str:
 
 
 def require_ip_address(text: str, whose: str) -> str:
-    """*text* in the standard form of an IP address, if it is one.
+    """Return *text* in the standard form of an IP address.
 
     :param whose: the owner of this address, for the message.
     :raises OutsideError: it is not one, or has a zone, which is valid only on its own host.
@@ -87,6 +87,6 @@ def require_ip_address(text: str, whose: str) -> str:
 
 
 def quote_bad_name(text: str) -> str:
-    """A bad name in quotes for a message."""
+    """An invalid name, made printable and quoted, for a message."""
     shown = printable_text(text)
     return f"'{shown if len(shown) <= _SHOWN else shown[:_SHOWN] + '...'}'"

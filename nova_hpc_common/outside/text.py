@@ -23,7 +23,7 @@ _IN_QUOTES: Final = re.compile(r'([$`"\\])')
 
 
 def printable_text(text: str) -> str:
-    """The text on one line, safe for a terminal and a cell.
+    """A text of others on one line, safe to print on a terminal or in a table cell.
 
     A character that a terminal obeys or does not show is replaced by its number, in JSON's
     notation: controls, line ends, marks of direction, characters without width, half surrogates.
@@ -34,7 +34,7 @@ def printable_text(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """Like :func:`printable_text`, but line ends and tabs stay, for our text around it."""
+    """Like :func:`printable_text`, but line ends and tabs stay."""
     if all(line.isprintable() for line in text.split("\n")):
         return text
     return "".join(
@@ -50,7 +50,7 @@ def _escape_character(letter: str) -> str:
 
 
 def shell_command(*words: str) -> str:
-    """A command that can be printed, and copied into a shell: it runs exactly these words.
+    """A command line that can be printed and copied into a shell; it runs exactly these words.
 
     A word with unprintable characters is shown in escaped form, and then means nothing.
     """

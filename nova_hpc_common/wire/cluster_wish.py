@@ -95,7 +95,7 @@ _TURN: Final = re.compile(r"([a-z]{1,16})-[0-9]{1,10}(?:-([a-zA-Z0-9-]{1,36}))?"
 
 @attrs.frozen
 class Nic:
-    """One network of each member.
+    """One network interface of each member of a cluster.
 
     :ivar network: its id.
     :ivar vnic: type of the port that is made before the server; empty if Nova makes the port.
@@ -107,7 +107,7 @@ class Nic:
 
 @attrs.frozen
 class ClusterWish:
-    """The description of a cluster.
+    """The description of a cluster: the wanted members and their options, stored in Nova.
 
     :ivar members: numbers of the members; NAME-3 is number 3.
     :ivar generation: grows with each change; the highest one counts.
@@ -156,30 +156,37 @@ class ClusterWish:
 
     @property
     def digest(self) -> str:
-        """A digest that is equal for descriptions with only other members, turn or generation."""
+        """A digest that does not change with the members, the turn or the generation.
+
+        It shows whether repeated options are the same.
+        """
         body = _build_wish_body(attrs.evolve(self, members=frozenset({1}), turn="", generation=1))
         return short_digest_of(json.dumps(body, sort_keys=True).encode())
 
     @property
     def order(self) -> tuple[int, str]:
-        """Among two descriptions the one with the greater order counts, for every client alike."""
+        """Sort key of descriptions: the one with the greatest key counts, for every client
+        alike.
+        """
         return self.generation, short_digest_of(write_cluster_wish(self).encode())
 
     @property
     def turn_verb(self) -> str:
-        """The command of the turn; empty if there is none."""
+        """The command of the pending action on all members, such as ``reboot``; empty without
+        one.
+        """
         return self.turn.partition("-")[0]
 
     @property
     def turn_image(self) -> str:
-        """The image that members get by the turn; empty if it changes none."""
+        """The image that members get by the pending rebuild; empty if there is none."""
         match = _TURN.fullmatch(self.turn)
         return (match[2] or "") if match else ""
 
 
 @attrs.frozen
 class Label:
-    """The content of a server group's name.
+    """The parsed name of a cluster's server group.
 
     :ivar attempt: distinguishes this creation from any other one of the same cluster.
     :ivar wish: None if it did not fit; *digest* then shows whether repeated options are the same.
@@ -195,12 +202,12 @@ class Label:
 
 
 def short_digest_of(data: bytes) -> str:
-    """A short digest for comparing equality."""
+    """A short digest of *data*, for comparing equality."""
     return hashlib.sha256(data).hexdigest()[:_DIGEST]
 
 
 def write_cluster_wish(wish: ClusterWish) -> str:
-    """The description as one line of ASCII."""
+    """The description of a cluster as one line of JSON in ASCII."""
     head = {**CLUSTER_WISH.head(), **_version_of(wish)}
     return write_compact_json({**head, "name": wish.name, **_build_wish_body(wish)})
 
@@ -210,7 +217,7 @@ def _version_of(wish: ClusterWish) -> dict[str, int]:
 
 
 def read_cluster_wish(text: object) -> ClusterWish:
-    """Read a description.
+    """Read the description of a cluster.
 
     :raises WireError: it is broken, or of a later release.
     """
@@ -219,7 +226,7 @@ def read_cluster_wish(text: object) -> ClusterWish:
 
 
 def to_metadata(wish: ClusterWish, group: str) -> dict[str, str]:
-    """Items for a member's metadata.
+    """The metadata items that store a cluster's description on a member.
 
     :param group: id of the server group.
     """
@@ -234,12 +241,12 @@ def to_metadata(wish: ClusterWish, group: str) -> dict[str, str]:
 
 
 def group_key_of(adopted: bool) -> str:
-    """The item with the id of the server group."""
+    """The key of the metadata item that contains the id of the server group."""
     return ADOPTED_GROUP_KEY if adopted else GROUP_KEY
 
 
 def from_metadata(metadata: Mapping[str, str]) -> ClusterWish:
-    """Read the description in a member's metadata.
+    """Read the description of a cluster from a member's metadata.
 
     :raises WireError: there is none, or it cannot be read.
     """
@@ -252,7 +259,9 @@ def from_metadata(metadata: Mapping[str, str]) -> ClusterWish:
 
 
 def to_group_name(wish: ClusterWish, attempt: str) -> str:
-    """The name of the server group: with the whole description, or with its digest."""
+    """The name of a cluster's server group: it contains the description, or its digest if too
+    long.
+    """
     head = {**CLUSTER_LABEL.head(), **_version_of(wish), "a": attempt}
     full = f"{PREFIX}{wish.name} {write_compact_json({**head, **_build_wish_body(wish)})}"
     if len(full) <= _LONGEST:

@@ -46,7 +46,7 @@ _CAUSE: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}", re.ASCII)
 
 @attrs.frozen
 class MemberVerdict:
-    """One verdict.
+    """The result of the acceptance test of one member.
 
     :ivar taken: time of the measurement, in seconds since 1970.
     :ivar causes: names of causes; slow probes without a cause are left out.
@@ -63,7 +63,7 @@ class MemberVerdict:
         return self.verdict in REJECTING
 
     def dumps(self) -> str:
-        """The text of the item: ``v1:slow:quick:1764180000:pages-small``.
+        """The verdict as text for the server's metadata: ``v1:slow:quick:1764180000:pages-small``.
 
         Causes that do not fit are left out, the last one first.
         """
@@ -76,7 +76,7 @@ class MemberVerdict:
 
 
 def read_member_verdict(text: object) -> MemberVerdict:
-    """Read a verdict. Within a version fields may be added behind the last one.
+    """Parse a verdict. Within a version fields may be added behind the last one.
 
     :raises LaterError: only a later release reads it.
     :raises WireError: it is broken.

@@ -33,7 +33,7 @@ _KEPT: Final = ("/home", "/tmp")  # nosec B108
 
 
 class MountError(ValueError):
-    """A mount that members cannot have; the text contains the reason and the remedy."""
+    """A mount is not possible for members. The text contains the reason and the remedy."""
 
 
 class Mount(NamedTuple):
@@ -106,8 +106,8 @@ def _check_target(target: str, shown: str) -> None:
         )
     if target in _KEPT or any(target == path or _is_within(target, path) for path in _SYSTEM):
         raise MountError(
-            f"{shown}: {target} would hide what members need; take a directory such as /data, "
-            "/srv/data or /home/shared"
+            f"{shown}: {target} would hide files that members need; use a directory such as "
+            "/data, /srv/data or /home/shared"
         )
 
 

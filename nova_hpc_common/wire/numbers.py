@@ -16,7 +16,7 @@ _PART: Final = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?", re.ASCII)
 
 
 def format_number_ranges(numbers: Collection[int]) -> str:
-    """The shortest text: sorted, neighbours joined; "" if there are none."""
+    """The shortest text for a set of numbers, such as ``1-3,7``; "" for the empty set."""
     parts: list[list[int]] = []
     for number in sorted(set(numbers)):
         if parts and parts[-1][1] == number - 1:
@@ -27,7 +27,7 @@ def format_number_ranges(numbers: Collection[int]) -> str:
 
 
 def parse_number_ranges(text: object, lowest: int = 1) -> frozenset[int]:
-    """The numbers, each from *lowest* to :data:`MOST`.
+    """Parse a text such as ``1-3,7`` into numbers, each from *lowest* to :data:`MOST`.
 
     :raises WireError: *text* is not such a list.
     """

@@ -42,7 +42,7 @@ _MOST_RAILS: Final = 64
 
 @attrs.frozen
 class Position:
-    """The names of the domains that a server is in, by their level; unknown ones are missing.
+    """The place of a server on the fabric: the project's name of each domain, by level.
 
     :ivar rails: names of its adapters' rails; their order has no meaning.
     """
@@ -51,7 +51,7 @@ class Position:
     rails: tuple[str, ...] = ()
 
     def dumps(self) -> str:
-        """The text of the item.
+        """The position as text for the server's metadata.
 
         If rails do not fit, a core above three other tiers is omitted first, then all rails.
         """
@@ -71,7 +71,7 @@ def _compact_position(fields: Mapping[str, Any], without: str = "") -> str:
 
 
 def read_position(text: object) -> Position:
-    """Read a position.
+    """Parse a server's position.
 
     :raises WireError: it is broken, or of a later release.
     """

@@ -41,7 +41,7 @@ _MOST: Final = 4096
 
 @attrs.frozen
 class ServerDevices:
-    """The devices of a server.
+    """The summary of a server's devices that its owner reads in the metadata.
 
     :ivar asked: the level in the flavor, and whether it must be reached; None
         if unknown.
@@ -57,7 +57,9 @@ class ServerDevices:
     groups: tuple[tuple[int, Mapping[str, int]], ...] = ()
 
     def dumps(self) -> str:
-        """The text of the item; the groups are omitted if it would be too long."""
+        """The summary as text for the server's metadata; groups are omitted if it would be too
+        long.
+        """
         body: dict[str, Any] = SERVER_DEVICES.head()
         if self.asked is not None:
             body["asked"] = self.asked.word
@@ -96,7 +98,7 @@ def count_device_groups(roles: Iterable[tuple[str, int | None]]) -> dict[str, An
 
 
 def read_server_devices(text: object) -> ServerDevices:
-    """Read the item.
+    """Parse the summary of a server's devices.
 
     :raises WireError: it is broken, or of a later release.
     """

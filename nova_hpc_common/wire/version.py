@@ -27,11 +27,11 @@ LONGEST_METADATA: Final = 255
 
 
 class WireError(ValueError):
-    """A text that must not be acted on. The error contains the reason, for operators."""
+    """A stored text cannot be used. The error contains the reason, for operators."""
 
 
 class LaterError(WireError):
-    """A text of a *version* that only a later release reads: it is kept unchanged."""
+    """A stored text has a *version* that only a later release reads; it is kept unchanged."""
 
     def __init__(self, text: str, version: int) -> None:
         super().__init__(text)
@@ -40,7 +40,7 @@ class LaterError(WireError):
 
 @attrs.frozen
 class WireDocument:
-    """The common properties of all texts of one kind."""
+    """A kind of stored text: its name, versions, limits, writer and readers."""
 
     name: str
     #: Its place between writing and reading.
@@ -66,7 +66,7 @@ class WireDocument:
     cure: str = ""
 
     def load(self, text: object) -> dict[str, Any]:
-        """The JSON object in *text*, which may be any object.
+        """Parse the JSON object in *text* and check its version.
 
         :raises LaterError: only a later release reads it.
         :raises WireError: it is broken, or of a version that no release reads any more.
@@ -86,7 +86,7 @@ class WireDocument:
         return data
 
     def check(self, version: object) -> int:
-        """The *version* itself, if this release reads it.
+        """Return *version* if this release reads it.
 
         :raises LaterError: only a later one does.
         :raises WireError: no release does.
@@ -98,19 +98,19 @@ class WireDocument:
         stated = f"version {show_json_value(version)}"
         if type(version) is int and version > max(self.reads):
             raise LaterError(
-                f"the {self.name} has {stated}, which is newer than what this release of nova-hpc "
-                f"reads, {readable}: update nova-hpc",
+                f"the {self.name} has {stated}, which is newer than this release of nova-hpc "
+                f"can read, {readable}: update nova-hpc",
                 version,
             )
         raise self.broken(f"has {stated}, and this release of nova-hpc reads {readable}")
 
     def head(self) -> dict[str, Any]:
-        """The first keys of a text of this release."""
+        """The version keys that start a text of this release."""
         schema = {} if self.schema is None else {"schema": self.schema}
         return {**schema, self.key: self.version}
 
     def broken(self, problem: str) -> WireError:
-        """The error for an invalid text."""
+        """The error for an invalid text of this kind."""
         return WireError(f"the {self.name} {problem}{self._cure}")
 
     @property
@@ -119,7 +119,7 @@ class WireDocument:
 
 
 def write_compact_json(data: object) -> str:
-    """One line of ASCII without spaces, for columns that are short."""
+    """*data* as one line of JSON in ASCII without spaces, for short database columns."""
     return json.dumps(data, separators=(",", ":"))
 
 

@@ -65,13 +65,13 @@ class AcceptServer(base.ListCommand):
         how.add_argument(
             "--guest",
             metavar="COMMAND",
-            help="what runs nova-hpc-guest in the guest, as in 'ssh root@10.0.0.5 nova-hpc-guest'; "
-            "host and guest are then measured in turns",
+            help="the command that runs nova-hpc-guest in the guest, as in 'ssh root@10.0.0.5 "
+            "nova-hpc-guest'. Host and guest are then measured in turns",
         )
         how.add_argument(
             "--rounds",
             metavar="FILE",
-            help="what the guest's user gave you: rounds that nova-hpc-guest accept "
+            help="the file from the guest's user: rounds that nova-hpc-guest accept "
             "--save-baseline wrote there",
         )
         parser.add_argument(
@@ -143,7 +143,7 @@ class AcceptServer(base.ListCommand):
 
 
 class _Progress:
-    """Shows the present work in rich's status line."""
+    """Shows the running probe in rich's status line."""
 
     def __init__(self, status: Status) -> None:
         self._status = status
@@ -159,7 +159,7 @@ def _refuse(refused: Refusal, terms: BesideTerms) -> AcceptanceResult:
 
 
 class _CommandWords:
-    """Appends the words of ``nova-hpc-guest`` to the words of another command."""
+    """argparse action that appends the words of ``nova-hpc-guest`` to another command's words."""
 
     def __init__(self, words: Sequence[str]) -> None:
         self._words = tuple(words)

@@ -36,11 +36,11 @@ _MOST_OTHERS: Final = 0.25
 
 
 class BusyHostError(AcceptanceError):
-    """The guest, or another process, used the CPUs while the host was measured."""
+    """The guest or another process used the CPUs while the host was measured."""
 
 
 class SampleSource(Protocol):
-    """The host or the guest, which is measured.
+    """A machine that is measured: the host or the guest.
 
     :ivar scale: part of the full work that its probes of CPU and memory do.
     """
@@ -50,12 +50,12 @@ class SampleSource(Protocol):
     def measure_round(
         self, probes: Sequence[Probe], settings: Mapping[str, str] | None = None
     ) -> Sample:
-        """Run each probe once."""
+        """Run each of *probes* once on the machine."""
 
 
 @attrs.frozen
 class BesideTerms:
-    """The parameters of a measurement.
+    """The parameters of a comparison of guest and host.
 
     :ivar only: names of the probes to run.
     :ivar floors: probe -> ratio below which it is slow, instead of the probe's own.
@@ -73,13 +73,13 @@ class BesideTerms:
 
     @property
     def probes(self) -> list[Probe]:
-        """The probes, in the order of the table."""
+        """The probes to run, in the order of the table of probes."""
         return [probe for name, probe in PROBE_OF.items() if name in self.only]
 
 
 @attrs.frozen
 class _HostAndGuest:
-    """The host as the baseline of the guest, in turns."""
+    """Measures host and guest in turns; the host is the baseline."""
 
     host: SampleSource
     guest: SampleSource
@@ -100,7 +100,7 @@ class _HostAndGuest:
 
 
 def measure_quiet_host(host: SampleSource, probes: Sequence[Probe]) -> Sample:
-    """One round of the host.
+    """Measure one round on the host.
 
     :raises BusyHostError: other processes used its CPUs during the round.
     """
@@ -175,7 +175,7 @@ def measure_against_file(
     test = list(rounds.samples)
     scale = rounds.key.get("scale", 1.0)
     if isinstance(scale, bool) or not isinstance(scale, int | float) or not 0 < scale <= 1:
-        raise AcceptanceError("the rounds of the guest do not say what part of the work they did")
+        raise AcceptanceError("the rounds of the guest do not give their part of the work")
     host.scale = float(scale)
     result = _begin_result(test[-1].facts, FILE, host.scale, terms.findings)
     base: list[Sample] = []

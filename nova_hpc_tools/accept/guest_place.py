@@ -18,7 +18,7 @@ _SET: Final = re.compile(r"[0-9,^-]{1,4096}", re.ASCII)
 
 
 class GuestPlaceError(Exception):
-    """The domain cannot be read, or contains invalid values; the text contains the reason."""
+    """The XML of a guest domain cannot be read, or has invalid values. The text has the reason."""
 
 
 @attrs.frozen
@@ -41,12 +41,12 @@ class GuestPlace:
 
     @property
     def refusal(self) -> Refusal | None:
-        """The reason why its host is not a baseline for it; None if it is one."""
+        """The reason why the host is no baseline for this guest; None if it is one."""
         if self.emulated:
             return Refusal(
                 "emulated",
                 "the guest is emulated by software (a domain of type qemu): a ratio to the host's "
-                "CPU says nothing. Without a baseline nova-hpc-guest accept judges it alone",
+                "CPU has no meaning. Without a baseline nova-hpc-guest accept judges it alone",
             )
         floating = [number for number, cpus in enumerate(self.cpus) if len(cpus) != 1]
         if floating or not self.cpus:
@@ -88,7 +88,7 @@ def read_guest_place(text: str) -> GuestPlace:
         raise GuestPlaceError(f"its XML cannot be read: {error}") from error
     count = (root.findtext("vcpu") or "").strip()
     if root.tag != "domain" or not re.fullmatch(r"[0-9]{1,5}", count, re.ASCII):
-        raise GuestPlaceError("its XML is that of no domain, or says no number of vCPUs")
+        raise GuestPlaceError("its XML describes no domain, or has no number of vCPUs")
     pins = {
         pin.get("vcpu", ""): _read_set(pin.get("cpuset", ""))
         for pin in root.findall("cputune/vcpupin")

@@ -26,7 +26,7 @@ _LAST_BUS: Final = 0xFF
 
 @attrs.frozen
 class Switched:
-    """The number of virtual functions that a physical function has at the start."""
+    """The number of virtual functions that a physical function will have after the next boot."""
 
     count: int
     #: From the declaration; else the number that is switched on now.
@@ -37,7 +37,7 @@ class Switched:
 
 @attrs.frozen
 class Boot:
-    """A node after its next start."""
+    """The node as it will be after its next boot."""
 
     node: Node
     #: Address of each physical function whose virtual functions are switched on.
@@ -57,7 +57,7 @@ def foresee_boot(
     left_out: Collection[str],
     variant: Callable[[PciFunction], str | None] = lambda function: None,
 ) -> Boot:
-    """Compute the functions that the node will have.
+    """Compute the functions that the node will have after its next boot.
 
     A physical function that is left out or given whole stays as it is.
 
@@ -93,7 +93,9 @@ def foresee_boot(
 
 
 def imagine_virtual_function(adapter: PciFunction) -> PciFunction:
-    """A virtual function of *adapter* for the match with roles; its address is not its own yet."""
+    """A virtual function that *adapter* would have, for matching roles. Its address is not right
+    yet.
+    """
     return attrs.evolve(
         adapter,
         product_id=adapter.vf_product,

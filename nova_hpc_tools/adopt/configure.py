@@ -130,7 +130,7 @@ class Configure(ListCommand):
 
 @attrs.frozen
 class NodeOffer:
-    """The offer of a node, and the wishes behind it."""
+    """The devices that a node will offer, and the declared wishes that led to them."""
 
     spec: device_spec.DeviceSpec
     roles: roles.Roles
@@ -142,7 +142,10 @@ class NodeOffer:
 
 @attrs.frozen
 class NodeSetup:
-    """A node with its settings and its declaration; ``doctor`` uses it, too."""
+    """All inputs of ``configure`` for one node: the node, its settings and its declaration.
+
+    ``doctor`` uses it, too.
+    """
 
     args: argparse.Namespace
     node: Node
@@ -219,7 +222,7 @@ class NodeSetup:
         )
 
     def table(self) -> roles.Roles:
-        """The role of each function here."""
+        """The table of roles for the functions of this node."""
         entries = declaration_file.role_entries_of(self.wishes)
         others = [spec_entries.read_spec_entry(text) for text in self.told.other_roles]
         if entries and others and list(map(json.loads, entries)) != others:
@@ -233,7 +236,7 @@ class NodeSetup:
         )
 
     def offer(self) -> NodeOffer:
-        """The node's offer, and the wishes behind it."""
+        """The devices that this node will offer."""
         node, wishes, before = self.node, self.wishes, self.told.configured
         table = self.table()
         sets = nvlink_sets.parse_nvlink_sets(wishes.nvlink_sets or self.told.nvlink_set)
@@ -305,7 +308,7 @@ class NodeSetup:
         return NodeOffer(spec, table, declaration, named, kept_back)
 
     def kept(self, table: roles.Roles) -> dict[str, dict[str, str | None]]:
-        """Address -> keys of a device in an entry of others, which our entry keeps."""
+        """Address -> settings of a device in foreign entries that the new entry has to keep."""
         # A class that was named for the role wins; its change is a separate loss.
         named = {
             role
@@ -322,7 +325,7 @@ class NodeSetup:
         return kept_keys
 
     def judge(self, spec: device_spec.DeviceSpec) -> foreign_entries.EntryJudge:
-        """The judge of the entries of others."""
+        """The check of foreign device_spec entries against the new ones."""
         args = self.args
         return foreign_entries.EntryJudge(
             self.node,
@@ -338,7 +341,7 @@ class NodeSetup:
         )
 
     def to_declare(self, judge: foreign_entries.EntryJudge, table: roles.Roles) -> dict[str, Any]:
-        """Keys of the declaration with the meaning of the entries that hide ours."""
+        """Keys of the declaration that replace foreign entries which hide the new ones."""
         hiding = judge.hiding()
         chosen = {
             role: Form(wish.identity)
@@ -359,7 +362,7 @@ class NodeSetup:
         return {key: value for key, value in (("role_options", options), ("kept", keys)) if value}
 
     def render(self) -> tuple[device_spec.DeviceSpec, settings.NovaSettings]:
-        """The node's offer, and the texts of all files."""
+        """The devices that the node will offer, and the texts of all files."""
         args, node, wishes = self.args, self.node, self.wishes
         offered = self.offer()
         spec, table = offered.spec, offered.roles
@@ -423,7 +426,7 @@ class NodeSetup:
         ]
 
     def files(self, parts: Sequence[str], result: settings.NovaSettings) -> dict[str, str]:
-        """Name -> text of each file, in the layout of the options."""
+        """File name -> text of each file to write, in the chosen layout."""
         if self.args.layout == layout_names.PLAIN:
             return {settings.file_name(part): result.files[part] for part in parts}
         others = self.told.others

@@ -23,13 +23,13 @@ from nova_hpc_tools.wire.node_declaration import NodeDeclaration
 
 
 def add_configure_options(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
-    _add_source_options(parser.add_argument_group("what is read"))
-    _add_output_options(parser.add_argument_group("what is written"))
+    """Add the options of ``configure`` to *parser*."""
+    _add_source_options(parser.add_argument_group("input files"))
+    _add_output_options(parser.add_argument_group("output files"))
 
 
 def parse_as_configure(args: argparse.Namespace, parts: Iterable[str]) -> argparse.Namespace:
-    """The arguments of ``configure`` on the same node: its offer is the expected one."""
+    """Parse the options that ``configure`` would have on the same node."""
     parser = argparse.ArgumentParser()
     add_configure_options(parser)
     words = ["--root", str(args.root)]
@@ -55,7 +55,7 @@ def _add_source_options(source: Any) -> None:
         "--xml",
         type=Path,
         metavar="FILE",
-        help="an lstopo XML instead; it does not tell physical from virtual functions",
+        help="an lstopo XML instead. It does not distinguish physical and virtual functions",
     )
     source.add_argument(
         "--also",
@@ -70,9 +70,9 @@ def _add_source_options(source: Any) -> None:
         "--declaration",
         type=Path,
         metavar="FILE",
-        help="the node's declaration, a YAML file that says all that is decided for the node and "
-        "its cloud (default: /etc/nova-hpc/node.yaml; of a node that is not this machine, "
-        "node.yaml in the directory of --write)",
+        help="the node's declaration, a YAML file with all decisions for the node and its cloud "
+        "(default: /etc/nova-hpc/node.yaml; of a node that is not this machine, node.yaml "
+        "in the directory of --write)",
     )
     source.add_argument(
         "--ask",
@@ -87,7 +87,7 @@ def _add_source_options(source: Any) -> None:
         help="write the roles that count now into the declaration, and this one after them, as "
         "a value of [hpc]device_role; may be repeated",
     )
-    source_options.add_config_options(source, "Nova's services: what it says is added to")
+    source_options.add_config_options(source, "Nova's services: its settings are kept and added to")
     source.add_argument(
         "--enabled-filters",
         metavar="LIST",
@@ -109,16 +109,16 @@ def _add_output_options(output: Any) -> None:
         choices=layout_names.NAMES,
         default=layout_names.PLAIN,
         help="kolla: files below the custom configuration of Kolla-Ansible (/etc/kolla/config); "
-        "osa: variables of OpenStack-Ansible (/etc/openstack_deploy). Give the merged nova.conf "
-        "of the service with --config-file: what it says of others is kept (default: plain, "
-        "include files)",
+        "osa: variables of OpenStack-Ansible (/etc/openstack_deploy). Give the merged "
+        "nova.conf of the service with --config-file: all other settings in it are kept "
+        "(default: plain, include files)",
     )
     output.add_argument(
         "--write",
         type=Path,
         metavar="DIR",
-        help="show the differences to the files in DIR and to what the services are told, then "
-        "write them there",
+        help="show the differences to the files in DIR and to the services' settings, then write "
+        "them there",
     )
     output.add_argument(
         "--dry-run", action="store_true", help="with --write: show the differences only"
@@ -126,7 +126,7 @@ def _add_output_options(output: Any) -> None:
     output.add_argument(
         "--undo",
         action="store_true",
-        help="with --write: remove the files that this command has written there; the "
+        help="with --write: remove the files that this command has written there. The "
         "declaration and files of others stay",
     )
     output.add_argument(
@@ -141,8 +141,8 @@ def _add_output_options(output: Any) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="take away what is configured under this name: an option, or one filter, alias or "
-        "device of it. Otherwise nothing is written when something would be lost; may be repeated",
+        help="remove the setting of this name: an option, or one filter, alias or device of it. "
+        "Without this option, nothing is written if a setting would be lost; may be repeated",
     )
 
 
@@ -160,7 +160,7 @@ def check_removed_options(args: argparse.Namespace) -> None:
     if entries:
         raise CommandError(
             f"--replace {shlex.quote(entries[0])} was removed, because this command edits no file "
-            "of others: run it without this option; it names the line of the entry and what to do"
+            "of others: run it without this option; it names the line of the entry and the cure"
         )
 
 
@@ -200,7 +200,7 @@ def add_roles_to_current(
 
 
 def split_filter_names(text: str | None) -> Sequence[str] | None:
-    """Names of --enabled-filters; None without the option.
+    """The names in ``--enabled-filters``; None without the option.
 
     :raises CommandError: an item is not a name.
     """

@@ -29,12 +29,12 @@ HERE: Final = Path("/etc/nova-hpc/node.yaml")
 
 
 class NodeFileError(Exception):
-    """The declaration cannot be used; the text names the file and the reason."""
+    """The declaration file of the node cannot be used. The text names the file and the reason."""
 
 
 @attrs.frozen
 class NodeFile:
-    """The present file; without a path there is no file, and none is written."""
+    """The declaration file of a node, with its content. Without a path none is read or written."""
 
     path: Path | None
     text: str | None = None
@@ -42,7 +42,7 @@ class NodeFile:
     declaration: NodeDeclaration | None = None
 
     def change(self, declaration: NodeDeclaration) -> include_files.FileChange | None:
-        """The change that writes *declaration*; None if the file has it already."""
+        """The change of the file that writes *declaration*; None if the file has it already."""
         if self.path is None or declaration == self.declaration:
             return None
         return include_files.FileChange(
@@ -134,7 +134,7 @@ def _check_name(check: Callable[[str], str], name: str, where: str) -> None:
 
 @attrs.frozen
 class IdentifiedHardware:
-    """The places of hardware, as far as the node's files show them."""
+    """Address -> hardware identity (serial number) of devices, as far as it can be read."""
 
     #: Address -> the identity of a device, by its serial number; else its slot.
     hardware: Mapping[str, str] = attrs.field(factory=dict, hash=False)
@@ -172,7 +172,9 @@ def identify_devices(root: Path | None, node: Node) -> IdentifiedHardware:
 
 @attrs.frozen
 class UnofferedDevices:
-    """Devices that are not offered without an explicit declaration."""
+    """Devices that are offered only by an explicit declaration: dangerous ones, and those in
+    use.
+    """
 
     #: Address -> why it must never be given.
     never: Mapping[str, str] = attrs.field(factory=dict)
@@ -183,7 +185,9 @@ class UnofferedDevices:
 
     @property
     def reasons(self) -> dict[str, str]:
-        """Address -> the reason, of both kinds, and the key that offers the device anyway."""
+        """Address -> reason, for all of these devices, with the key that offers the device
+        anyway.
+        """
         used_reasons = {
             address: f"{holder}; offer_in_use: ['{address}'] in the declaration offers it all the "
             "same"
@@ -201,7 +205,7 @@ def find_withheld_devices(
     whole: Collection[str],
     anyway: frozenset[str],
 ) -> UnofferedDevices:
-    """Devices that must never be given, and those that the host uses.
+    """Find devices that must never be given, and devices that the host itself uses.
 
     Devices that are offered already are not checked for users: their server uses them.
 

@@ -32,7 +32,7 @@ _MANY_COLUMNS: Final = 1 << 20
 
 
 def translate_configured_interfaces(configuration: Configured, node: Node) -> Configured:
-    """The present entries, with addresses in place of interfaces."""
+    """The present device_spec entries, with PCI addresses in place of interface names."""
     return attrs.evolve(
         configuration,
         device_spec=spec_entries.translate_interfaces(configuration.device_spec, node),
@@ -69,7 +69,7 @@ def functions_on_vendor_driver(device_spec: Iterable[str], node: Node) -> dict[s
 
 @attrs.frozen
 class EntryJudge:
-    """Judges the entries of others together with those that ``configure`` would write."""
+    """Checks foreign device_spec entries against the entries that ``configure`` would write."""
 
     node: Node
     #: Entries of others, one each, unchanged.
@@ -80,7 +80,7 @@ class EntryJudge:
     declaration: str
 
     def hiding(self) -> list[Hiding]:
-        """Find the entries that come before ours."""
+        """Find foreign entries that come first and hide an entry of ``configure``."""
         lines = list(self.spec.lines())
         return list(entry_losses.find_hiding_entries(self.others, lines, lines, self.node))
 
@@ -93,7 +93,7 @@ class EntryJudge:
         for hidden in hiding:
             yield self._refuse_hiding(hidden)
         for key, value in to_declare.items() if hiding else ():
-            text = f"add to {self.declaration} first what these lines say of the devices"
+            text = f"first add the device settings of these lines to {self.declaration}"
             yield Loss(_OPTION, key, text, _format_yaml({key: value}))
         lines = [*self.others, *self.spec.lines()]
         refusals = nova_rules.placement_refusals_of(lines, self.node)

@@ -24,7 +24,7 @@ _SECTION: Final = re.compile(r"\[(.+)\]\s*", re.ASCII)
 
 @attrs.frozen
 class FileLine:
-    """One line of a file."""
+    """One line of a configuration file, with its number."""
 
     path: Path
     #: Counts from 1.
@@ -33,7 +33,7 @@ class FileLine:
 
     @property
     def place(self) -> str:
-        """Path and number."""
+        """The place as ``path:number``."""
         return f"{self.path}:{self.number}"
 
     def __str__(self) -> str:
@@ -86,7 +86,7 @@ def find_option_line(group: str, name: str, paths: Iterable[Path]) -> FileLine |
 
 @attrs.frozen
 class ForeignFiles:
-    """The files of others that configure a service."""
+    """Configuration files of a service that ``configure`` did not write."""
 
     layout: str = PLAIN
     #: Host name of the node; None if it is unknown.
@@ -111,7 +111,7 @@ class ForeignFiles:
         return layout_cures.explain_removal(self.layout, self.host, sources, made)
 
     def name_line_of(self, loss: Loss) -> Loss:
-        """Add the line to a loss that an object of others causes, and its removal as the cure."""
+        """Add the foreign line to a loss that it causes, and its removal as the cure."""
         if loss.foreign is None:
             return loss
         return attrs.evolve(

@@ -27,7 +27,7 @@ from nova_hpc_tools.wire.node_declaration import NodeWishes, page_kib
 
 @attrs.frozen
 class BoundFunction:
-    """A function, and its driver from the start of the host."""
+    """A PCI function, and the driver to which it is bound at boot."""
 
     address: str
     #: Vendor and product: other hardware at the address keeps the driver of the host.
@@ -37,7 +37,7 @@ class BoundFunction:
 
 @attrs.frozen
 class SplitAdapter:
-    """A physical function of the host that has virtual functions."""
+    """A physical function on which the host creates virtual functions at boot."""
 
     address: str
     #: Vendor and product: other hardware at the address gets no virtual functions.
@@ -53,7 +53,7 @@ class SplitAdapter:
 
 @attrs.frozen
 class Pages:
-    """A pool of hugepages of one NUMA node."""
+    """A number of huge pages on one NUMA node, to be allocated at boot."""
 
     numa_node: int
     size: str  # 2M, 1G
@@ -67,7 +67,7 @@ class Pages:
 
 @attrs.frozen
 class HostStart:
-    """The work at the start of the host."""
+    """The work of a host at boot: drivers, virtual functions, huge pages and kernel options."""
 
     #: Functions for guests that exist when the kernel starts.
     vfio: tuple[BoundFunction, ...] = ()
@@ -80,7 +80,7 @@ class HostStart:
 
     @property
     def drivers(self) -> tuple[str, ...]:
-        """The VFIO drivers that are loaded: vfio-pci, and variants of it."""
+        """The VFIO drivers to load at boot: vfio-pci, and variants of it."""
         drivers = {
             bound.driver for bound in (*self.vfio, *(o for a in self.adapters for o in a.bound))
         }
@@ -89,7 +89,7 @@ class HostStart:
 
     @property
     def needed(self) -> bool:
-        """Whether the host has anything for servers."""
+        """Whether there is any work at boot for servers."""
         return bool(self.vfio or self.adapters or self.pages)
 
 
@@ -105,7 +105,7 @@ def plan_host_start(
     iommu: str | None,
     kernel: KernelOptions,
 ) -> HostStart:
-    """Plan the work at the start of the host.
+    """Plan the work of the host at boot.
 
     Only functions that are offered for aliases and their companions
     (:func:`companions_of_devices`) get a driver. The plan names no other functions, except
@@ -136,7 +136,7 @@ def plan_host_start(
     ]
     bare = {function.address for function in whole if _is_bare(function, declaration)}
     notes += [
-        f"{address}: the declaration does not say whether it is given whole (whole_pf: "
+        f"{address}: the declaration does not set whether it is given whole (whole_pf: "
         f"['{address}']) or by virtual functions (vfs: {{'{address}': N}}), so its driver stays."
         for address in sorted(bare, key=address_key)
     ]
@@ -326,9 +326,9 @@ def _plan_unplaced_adapter(
         yield SplitAdapter(address, ids, count, driver=driver)
         return
     notes.append(
-        f"{address}: the kernel does not say where all of its {count} virtual functions will be, "
-        "and one of them may be the host's: they keep its driver. Run the command again when they "
-        "are switched on."
+        f"{address}: the kernel does not report the places of all its {count} virtual "
+        "functions, and one of them may be the host's: they keep its driver. Run the command "
+        "again when they are switched on."
     )
     bound = tuple(_bind_functions(boot.node, offered_vfs if alone else ()))
     yield SplitAdapter(address, ids, count, bound=bound)

@@ -51,7 +51,7 @@ INITRAMFS: Final = ("initramfs-tools", "dracut", "none")
 
 @attrs.frozen
 class File:
-    """One file, below the root of the host."""
+    """A file that ``prepare`` writes, with its path below the root of the host."""
 
     path: str
     text: str
@@ -59,7 +59,7 @@ class File:
 
 
 def build_host_files(host: HostStart, boot_loader: str, initramfs: str) -> tuple[File, ...]:
-    """Build all files, in the order of :data:`ALL`.
+    """Build all files that ``prepare`` writes, in the order of :data:`ALL`.
 
     :param boot_loader: one of :data:`BOOT_LOADERS`: ``grub`` reads ``/etc/default/grub.d``,
         ``grubby`` needs a command.
@@ -88,7 +88,7 @@ def build_host_files(host: HostStart, boot_loader: str, initramfs: str) -> tuple
 def commands_after_writing(
     host: HostStart, changed: frozenset[str], boot_loader: str, initramfs: str
 ) -> list[str]:
-    """The commands to run after writing the files, so that the next start uses them.
+    """The commands to run after the files are written, so that the next boot uses them.
 
     :param changed: paths that were written or removed.
     """

@@ -26,7 +26,7 @@ _PARTS: Final = {
 
 
 def check_folder(folder: Path) -> None:
-    """Check that files may be written there: a mistyped name must not create a directory.
+    """Check that *folder* is a directory for include files, so that a mistyped name creates none.
 
     :raises CommandError: *folder* is not a directory, and not the name of a missing ``conf.d``
         directory in an existing one.
@@ -45,7 +45,7 @@ def check_folder(folder: Path) -> None:
 
 @attrs.frozen
 class IncludeWriter:
-    """Writes files into one directory, and prints each change."""
+    """Writes include files into one directory, and prints each change."""
 
     folder: Path | None
     dry_run: bool
@@ -54,7 +54,7 @@ class IncludeWriter:
     def write(
         self, words: Sequence[str], files: Mapping[str, str], declaration: FileChange | None
     ) -> list[tuple[str, str]]:
-        """Show the differences and write the files.
+        """Print the differences and write the files.
 
         :param words: the ``--config-file=`` and ``--config-dir=`` of Nova's services.
         :param files: name -> text.
@@ -89,7 +89,7 @@ class IncludeWriter:
         if record.exists():
             self.say(
                 f"{record} stays: it has the former texts of all files that earlier releases "
-                "changed, yours included. Put back what you miss, then remove it."
+                "changed, yours included. Restore the lines that you miss, then remove it."
             )
         return rows
 
@@ -128,12 +128,12 @@ class IncludeWriter:
             option_changes = effective.find_option_changes(service, files)
             lines = [line for option_change in option_changes for line in option_change.lines()]
             if lines:
-                self.say(f"What changes for {service.name}:")
+                self.say(f"Changes for {service.name}:")
             for line in lines:
                 self.say(f"  {line}")
 
     def find_hidden_options(self, words: Sequence[str], files: Mapping[str, str]) -> list[str]:
-        """Refusals: options that a file of others, read later, sets to another value."""
+        """Refusals for options that a foreign file, read later, sets to another value."""
         if self.folder is None:
             return []
         services = effective.services_by_part(words)

@@ -47,12 +47,12 @@ print(json.dumps(found))
 
 
 class ShimError(RuntimeError):
-    """A fault of the shim, and its cure."""
+    """A fault of the shim, the file beside Nova that loads the driver. The text has the cure."""
 
 
 @attrs.frozen
 class ShimPlace:
-    """The place of the file for one interpreter."""
+    """The path of the shim in the Nova of one Python interpreter."""
 
     python: str
     target: Path
@@ -63,12 +63,12 @@ class ShimPlace:
 
     @property
     def nova(self) -> Path:
-        """The package ``nova`` of that interpreter."""
+        """The directory of the package ``nova`` of that interpreter."""
         return self.target.parent.parent
 
 
 def find_nova_interpreter() -> str:
-    """The Python of the nova-compute on PATH; without one, the Python of this process."""
+    """The Python of the ``nova-compute`` on PATH; without one, the Python of this process."""
     script = shutil.which("nova-compute")
     if script is None:
         return sys.executable
@@ -83,7 +83,7 @@ def find_nova_interpreter() -> str:
 
 
 def locate_shim(python: str) -> ShimPlace:
-    """Run *python* to find its Nova.
+    """Find the Nova of the interpreter *python*, and the shim's path in it.
 
     :raises ShimError: it cannot be run, or has no Nova, or a folder hides its Nova.
     """
@@ -117,7 +117,7 @@ def locate_shim(python: str) -> ShimPlace:
 
 
 def read_shim_content() -> str:
-    """The text of the file in this release.
+    """The text of the shim in this release.
 
     :raises ShimError: the installation is incomplete.
     """
@@ -130,7 +130,7 @@ def read_shim_content() -> str:
 
 
 def shim_state_of(target: Path, text: str) -> str:
-    """``installed``, ``missing``, ``outdated`` or ``foreign``."""
+    """The state of the shim: ``installed``, ``missing``, ``outdated`` or ``foreign``."""
     try:
         there = target.read_text()
     except FileNotFoundError:
@@ -143,7 +143,7 @@ def shim_state_of(target: Path, text: str) -> str:
 
 
 def write_shim(target: Path, text: str) -> None:
-    """Write the file whole or not at all.
+    """Write the shim whole or not at all.
 
     :raises ShimError: it cannot be written.
     """

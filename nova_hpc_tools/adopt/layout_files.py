@@ -34,14 +34,14 @@ _SOURCES: Final[Mapping[str, Sequence[str]]] = {
 
 
 def declaration_name_of(args: argparse.Namespace, node: Node) -> str:
-    """Name of the node's declaration below the directory of ``--write``."""
+    """The path of the node's declaration below the directory of ``--write``."""
     if args.layout == layout_names.PLAIN:
         return declaration_file.HERE.name
     return f"nova-hpc/{_checked_hostname_of(node)}.yaml"
 
 
 def read_merged_parts(args: argparse.Namespace, node: Node) -> dict[str, str] | None:
-    """Part -> text that this command wrote before; None in the layout with include files.
+    """Part -> text that ``configure`` wrote before; None in the layout with include files.
 
     :raises include_files.IncludeError: a file cannot be read.
     """
@@ -67,7 +67,7 @@ def render_layout_files(
     result: settings.NovaSettings,
     others: Sections,
 ) -> dict[str, str]:
-    """Path below the directory of ``--write`` -> text."""
+    """Path below the directory of ``--write`` -> text of the file."""
     sections_by_part = {
         part: option_changes.parse_config_sections(result.files[part]) for part in settings.PARTS
     }
@@ -101,7 +101,7 @@ def find_source_files(args: argparse.Namespace, node: Node) -> tuple[Path, ...]:
 
 
 def find_winning_variables(args: argparse.Namespace, node: Node, parts: Sequence[str]) -> list[str]:
-    """Refusals: variables that OpenStack-Ansible reads in place of the ones in our files.
+    """Refusals for variables that OpenStack-Ansible reads in place of the ones in our files.
 
     ``openstack-ansible`` gives ``user_*.yml`` to Ansible by ``-e``, which wins over ``group_vars``
     and ``host_vars``.
@@ -145,8 +145,8 @@ def _wanted_overrides(
 def _checked_hostname_of(node: Node) -> str:
     if node.hostname is None:
         raise CommandError(
-            f"{node.source} does not say the node's host name, by which --layout names its files: "
-            "read a capture of sys and proc (nova-hpc inventory --save FILE --keep-names)"
+            f"{node.source} does not contain the node's host name, by which --layout names its "
+            "files: read a capture of sys and proc (nova-hpc inventory --save FILE --keep-names)"
         )
     # Captures and lstopo's XML come from others, and the name becomes the name of a folder.
     wrong = explain_wrong_host(node.hostname.replace("_", "-"))

@@ -33,7 +33,7 @@ _DEVICES: Final = ("left_out", "offer_in_use", "whole_pf")
 
 
 def wishes_for_node(declared: NodeDeclaration, hostname: str | None, source: str) -> NodeWishes:
-    """The wishes in the file for the node of that name.
+    """The declared wishes for the node with that host name.
 
     :raises DeclarationError: the file is for other nodes.
     """
@@ -98,7 +98,7 @@ def _is_same_device(first: DeclaredDevice, second: DeclaredDevice) -> bool:
 def add_to_declaration(
     declared: NodeDeclaration, hostname: str | None, more: NodeWishes
 ) -> NodeDeclaration:
-    """The file with *more*, the wishes from the options of a run."""
+    """The declaration with *more*, the wishes from the options of this run, added."""
     if hostname is not None and hostname in declared.nodes:
         own = add_wishes(declared.nodes[hostname], more)
         return attrs.evolve(declared, nodes={**declared.nodes, hostname: own})
@@ -109,7 +109,7 @@ def add_to_declaration(
 
 
 def without_stand_ins(declared: NodeDeclaration, source: str) -> tuple[NodeDeclaration, list[str]]:
-    """The file without the numbers of a saved node, which name no hardware.
+    """The declaration without stand-in serial numbers from a saved inventory.
 
     :param source: of the file, for the message.
     :returns: the file with only the addresses of such devices, and these addresses.
@@ -152,8 +152,8 @@ def check_replaced(declared: NodeDeclaration, replaced: Collection[str], source:
     """
     if capture.HOST in replaced and (declared.hosts or declared.nodes):
         raise DeclarationError(
-            f"{source} names nodes, and the saved inventory does not say which one it is of: "
-            "save the node again with nova-hpc inventory --save FILE --keep-names"
+            f"{source} names nodes, and the saved inventory does not contain the name of its "
+            "node: save the node again with nova-hpc inventory --save FILE --keep-names"
         )
     named = sorted(
         device.hardware
@@ -164,8 +164,8 @@ def check_replaced(declared: NodeDeclaration, replaced: Collection[str], source:
     )
     if capture.SERIALS in replaced and named:
         raise DeclarationError(
-            f"{source} names {named[0]}, and what is read of the node has no serial number of "
-            "its own, so it does not say where that device is: save the node again with "
+            f"{source} names {named[0]}, and the reading of the node has no real serial "
+            "numbers, so the place of that device is unknown: save the node again with "
             "nova-hpc inventory --save FILE --keep-names --keep-serials"
         )
 
@@ -184,8 +184,8 @@ def devices_named_by_place(
     :param hardware: address -> the identity that a device of the node reports.
     """
     lines = [
-        f"{address}: the declaration had a number for its serial number that stands for one in a "
-        "saved inventory; whatever is there now is taken for what was meant."
+        f"{address}: the declaration had a number for its serial number that stands for one in "
+        "a saved inventory; the device that is there now is used."
         for address in stand_ins
     ]
     devices = (device for key in _DEVICES for device in getattr(wishes, key) or ())
@@ -197,9 +197,9 @@ def devices_named_by_place(
     )
     if where and capture.SERIALS in replaced:
         lines.append(
-            f"{', '.join(where)}: declared by address, because what is read of the node has "
-            "no serial numbers of its own; another device that is put there is taken for it. "
-            "nova-hpc inventory --save FILE --keep-names --keep-serials has them."
+            f"{', '.join(where)}: declared by address, because the reading of the node has no "
+            "real serial numbers; another device that is put there is taken for it. nova-hpc "
+            "inventory --save FILE --keep-names --keep-serials has them."
         )
     lines += [
         f"{address} is declared by its address; to mean this card in whatever slot it is, write "
@@ -212,7 +212,7 @@ def devices_named_by_place(
 
 @attrs.frozen
 class LocatedDevices:
-    """The places of a list of devices."""
+    """The addresses of declared devices on this node, and notes about doubtful ones."""
 
     addresses: frozenset[str]
     #: One sentence for each device that is not at its declared address, or cannot be identified.
@@ -245,14 +245,13 @@ def locate_declared_devices(
             present_id = hardware.get(device.address)
             if device.hardware and present_id and not present_id.startswith("slot:"):
                 notes.append(
-                    f"{device.hardware}, declared at {device.address}, is not in this "
-                    f"node; {present_id} "
-                    "is there and is taken for what was meant."
+                    f"{device.hardware}, declared at {device.address}, is not in this node; "
+                    f"{present_id} is there and is used instead."
                 )
             elif device.hardware and present_id:
                 notes.append(
-                    f"{device.address} does not say whether it is {device.hardware}, which was "
-                    "declared there, and is taken for it; root reads serial numbers."
+                    f"{device.address} does not show whether it is {device.hardware}, which was "
+                    "declared there, and is taken for it; only root can read serial numbers."
                 )
             elif node.function(device.address) is None and device.address != EVERY:
                 notes.append(
@@ -268,7 +267,7 @@ def locate_declared_devices(
 
 
 def role_wishes_of(wishes: NodeWishes) -> Iterator[tuple[str, RoleWish]]:
-    """Each role with its wish."""
+    """Yield each declared role with its options."""
     yield from (wishes.role_options or {}).items()
 
 
@@ -294,7 +293,7 @@ def to_declaration(
     withheld: Mapping[str, str],
     erasers: Erasers,
 ) -> Declaration:
-    """The wishes in terms of addresses, without the present configuration.
+    """Convert the declared wishes into addresses of this node.
 
     :param withheld: address -> why it is not offered without an explicit declaration.
     :param erasers: the roles whose cleaner proves that it erases storage.

@@ -41,7 +41,7 @@ Values = Mapping[Option, tuple[str, ...] | None]
 
 @attrs.frozen
 class OptionChange:
-    """One option whose value would change for a service."""
+    """A change of the value of one option for a service."""
 
     option: Option
     before: tuple[str, ...] | None
@@ -71,7 +71,7 @@ def _format_option_value(value: tuple[str, ...] | None) -> str:
 
 @attrs.frozen
 class ConfiguredService:
-    """A service whose files are compared."""
+    """A service whose configuration files are compared before and after a change."""
 
     #: Its name in messages.
     name: str
@@ -80,7 +80,7 @@ class ConfiguredService:
     words: tuple[str, ...] = ()
 
     def files(self, paths: Iterable[Path] = ()) -> tuple[Path, ...]:
-        """The files that it reads, as if *paths* existed."""
+        """The configuration files that the service would read if *paths* existed."""
         return service_settings.config_files_of(self.words, self.prog, self.project, paths)
 
 
@@ -130,11 +130,11 @@ def find_hidden_options(service: ConfiguredService, files: Mapping[Path, str]) -
                 ):
                     continue  # The run that writes that file corrects it.
                 refusals.append(
-                    f"{line or 'a file of yours'}: [{group}]{name} is read after {path} and hides "
-                    f"it, so {service.name} would be told {_format_option_value(theirs)}: remove "
-                    f"{line.place if line else 'that line'} in your configuration management, or "
-                    f"start {service.name} with --config-dir {path.parent} behind that file, and "
-                    "run this command again"
+                    f"{line or 'a file of yours'}: [{group}]{name} is read after {path} and "
+                    f"hides it, so {service.name} would use {_format_option_value(theirs)}: "
+                    f"remove {line.place if line else 'that line'} in your configuration "
+                    f"management, or start {service.name} with --config-dir {path.parent} "
+                    "behind that file, and run this command again"
                 )
     return refusals
 
@@ -144,7 +144,7 @@ def find_hidden_options(service: ConfiguredService, files: Mapping[Path, str]) -
 
 @attrs.frozen
 class _Draft:
-    """A text that is read as if it were a file."""
+    """The text of a file that was not written yet, for oslo.config's parser."""
 
     text: str
 

@@ -51,14 +51,15 @@ class Prepare(ListCommand):
             "--boot-loader",
             choices=(_AUTO, *host_files.BOOT_LOADERS),
             default=_AUTO,
-            help="what is told the kernel's command line: grub reads /etc/default/grub.d, grubby "
-            "is told by a command; none: it is only said (default: what the host has)",
+            help="the tool that sets the kernel's command line: grub reads /etc/default/grub.d, "
+            "grubby is a command; none: the words are only printed (default: the host's own "
+            "tool)",
         )
         parser.add_argument(
             "--initramfs",
             choices=(_AUTO, *host_files.INITRAMFS),
             default=_AUTO,
-            help="what makes the initramfs (default: what the host has)",
+            help="the tool that builds the initramfs (default: the host's own tool)",
         )
         parser.add_argument(
             "--write",
@@ -141,7 +142,7 @@ class Prepare(ListCommand):
 
 
 def find_host_file_changes(root: Path, wanted: Sequence[File]) -> list[FileChange]:
-    """The files to write below *root*, and files of this command to remove.
+    """The files that ``prepare`` would write or remove below *root*.
 
     :raises IncludeError: this command did not write a file, or the file cannot be read.
     """
@@ -164,7 +165,7 @@ def find_host_file_changes(root: Path, wanted: Sequence[File]) -> list[FileChang
 
 
 def find_host_file_drift(work: NodeSetup) -> tuple[str, ...]:
-    """Files of a prepared host that differ from the ones that this command would write now."""
+    """Files of a prepared host that differ from the ones that ``prepare`` would write now."""
     if work.root is None:
         return ()
     there = [name for name in host_files.ALL if _is_own_host_file(work.root / name)]

@@ -26,7 +26,7 @@ _INFINIBAND: Final = "InfiniBand"
 
 @attrs.frozen
 class LocatedRails:
-    """The rails of one node."""
+    """The physical network of each rail adapter on one node, and notes."""
 
     #: Address of an adapter or of a virtual function of it -> physical network.
     networks: Mapping[str, str] = attrs.field(factory=dict, hash=False)
@@ -37,7 +37,7 @@ class LocatedRails:
 def locate_rails(
     rails: RailWish | None, node: Node, roles: Roles, before: Collection[str]
 ) -> LocatedRails:
-    """Find the adapters of the rails on this node.
+    """Find the adapters of the declared rails on this node.
 
     :param before: physical networks in the entries that the node has already.
     :raises DeclarationError: a name matches no adapter, and no entry has its network; or an
@@ -124,7 +124,7 @@ def networks_of_functions(
     chosen: Mapping[str, str],
     remembered: Mapping[str, Mapping[str, str | None]],
 ) -> dict[str, str]:
-    """Role, or address of a function -> physical network: from the rails, else the present one.
+    """Role, or address of a function -> physical network, from the rails or the present entries.
 
     :param chosen: role -> network, from the operator.
     :param remembered: address -> keys of a removed entry, from the declaration.

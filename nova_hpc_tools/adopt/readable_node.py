@@ -18,7 +18,9 @@ _ONLINE: Final = "echo 1 > /sys/devices/system/cpu/cpu{}/online"
 
 
 def check_has_devices(node: Node) -> None:
-    """Never replace good settings by the settings of an empty directory or a container.
+    """Refuse a node without PCI devices, such as an empty directory or a container.
+
+    So good settings are not replaced by empty ones.
 
     :raises CommandError: *node* has no PCI device.
     """
@@ -26,9 +28,9 @@ def check_has_devices(node: Node) -> None:
         return
     what = "no PCI device" if node.numa_nodes else "no CPU and no PCI device"
     raise CommandError(
-        f"{what} found in {node.source}, so nothing can be said of a node's devices: name the "
-        "directory that holds sys and proc of the node, or what is to be written "
-        "(--part controller, --part placement)"
+        f"{what} found in {node.source}, so a node's devices are unknown: name the directory "
+        "that contains sys and proc of the node, or the part to be written (--part controller, "
+        "--part placement)"
     )
 
 
@@ -44,7 +46,7 @@ def check_cpus_read(node: Node, offered: Iterable[PciFunction] = ()) -> None:
 
 
 def find_unread_cpus(node: Node, offered: Iterable[PciFunction] = ()) -> str | None:
-    """The unknown fact about CPUs and the way to read it, a clause; None if all is known.
+    """The unknown fact about the node's CPUs and the cure, as a clause; None if all is known.
 
     :param offered: devices whose NUMA node needs a socket.
     """
@@ -58,15 +60,16 @@ def find_unread_cpus(node: Node, offered: Iterable[PciFunction] = ()) -> str | N
     if node.unplaced_cpus and bare:
         lost = cpuset.format_list(node.unplaced_cpus)
         return (
-            f"CPUs {lost} are offline, and the kernel does not say whether they are on NUMA node "
-            f"{', '.join(map(str, bare))}: {_ONLINE.format(min(node.unplaced_cpus))}, then again"
+            f"CPUs {lost} are offline, and the kernel does not report whether they are on NUMA "
+            f"node {', '.join(map(str, bare))}: {_ONLINE.format(min(node.unplaced_cpus))}, then "
+            "again"
         )
     homes = {function.numa_node for function in offered}
     for numa in node.numa_nodes:
         if numa.id in homes and numa.socket is None and numa.cpus and numa.cpus == numa.offline:
             return (
-                f"all CPUs of NUMA node {numa.id} are offline, so the kernel does not say on which "
-                f"socket it is: {_ONLINE.format(min(numa.cpus))}, then again"
+                f"all CPUs of NUMA node {numa.id} are offline, so the kernel does not report "
+                f"its socket: {_ONLINE.format(min(numa.cpus))}, then again"
             )
     return None
 

@@ -24,7 +24,7 @@ from nova_hpc_tools.snapshot.direct_ports import DirectPorts
 
 @attrs.frozen
 class NodeCapacity:
-    """The number of servers that fit on one node."""
+    """The number of servers of a flavor that fit on one node, or the reason why none fits."""
 
     #: As it would be then.
     node: SnapshotNode
@@ -38,7 +38,7 @@ class NodeCapacity:
 
 @attrs.frozen
 class Capacity:
-    """The number of servers that fit on each node of a cloud."""
+    """The number of servers of a flavor that fit on each node of a cloud."""
 
     flavor: Flavor
     rooms: tuple[NodeCapacity, ...]
@@ -49,7 +49,7 @@ class Capacity:
 
     @property
     def by_host(self) -> dict[str, int]:
-        """Nova's host -> how many servers; a host may have several nodes."""
+        """Nova host -> number of servers that fit. A host may have several nodes."""
         counts: dict[str, int] = {}
         for room in self.rooms:
             counts[room.node.host] = counts.get(room.node.host, 0) + room.fit
@@ -57,7 +57,7 @@ class Capacity:
 
     @property
     def total(self) -> int:
-        """The number of servers that fit on all of them."""
+        """The number of servers that fit on all nodes together."""
         return sum(room.fit for room in self.rooms)
 
 
@@ -75,7 +75,7 @@ def measure_capacity(
 
 
 def measure_flavor(cloud: Snapshot, flavor: Flavor) -> Capacity:
-    """The same for a flavor that need not be the cloud's, with its ports.
+    """Count the servers that fit on each node, for a flavor that may not be in the cloud.
 
     :raises SnapshotError: no server can be created from it.
     """

@@ -33,7 +33,7 @@ _REASONS: Final = 8
 
 @attrs.frozen
 class _CapacityReport:
-    """The findings of the command."""
+    """The data that ``capacity`` prints."""
 
     capacity: Capacity
     fabric: FabricMap
@@ -49,18 +49,17 @@ class _CapacityReport:
 
     @property
     def fits(self) -> bool:
-        """Whether one more server fits, or one more cluster."""
+        """Whether one more server fits, or with --members one more cluster."""
         return self.levels[-1].clusters > 0
 
 
 class ShowCapacity(ListCommand):
     """Show how many servers of a flavor fit, and how many whole clusters of them.
 
-    Asks the scheduler's own functions for one server after the other until none
-    fits. Where hosts are on the fabric is what nova-hpc fabric sync wrote into
-    Nova, or what --map says. The exit status is 0 if one more server (with
-    --members: one more cluster) fits somewhere, 1 if not, and 2 if the question
-    cannot be answered. Changes nothing.
+    Places one server after the other with the scheduler's own functions until none fits. The places
+    of hosts on the fabric come from Nova's aggregates (nova-hpc fabric sync), or from --map. The
+    exit status is 0 if one more server (with --members: one more cluster) fits somewhere, 1 if not,
+    and 2 if the question cannot be answered. Changes nothing.
     """
 
     acts_with = ()
@@ -90,7 +89,7 @@ class ShowCapacity(ListCommand):
             "--map",
             dest="fabric",
             metavar="FILE",
-            help="where the hosts are on the fabric (default: what Nova's aggregates say)",
+            help="the places of the hosts on the fabric (default: from Nova's aggregates)",
         )
         cloud_readers.add_snapshot_arguments(parser)
         map_files.add_map_arguments(parser)
@@ -134,7 +133,7 @@ class ShowCapacity(ListCommand):
 
 
 def read_synced_map(cloud: Snapshot) -> tuple[FabricMap, tuple[str, ...]]:
-    """The map in Nova's aggregates, and the problems in them."""
+    """The fabric map in Nova's aggregates, and the problems in them."""
     places: dict[str, FabricPlace] = {}
     problems: dict[str, None] = {}
     for node in cloud.hosts:

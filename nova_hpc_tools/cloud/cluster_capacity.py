@@ -13,7 +13,7 @@ from nova_hpc.fabric.model import FabricLevel, FabricMap, FabricPlace
 
 @attrs.frozen
 class AtLevel:
-    """The clusters that fit if each has to lie in one domain of a level."""
+    """The number of clusters that fit if each has to be in one domain of a level."""
 
     #: A value of ``hpc:fabric``, or ``anywhere``.
     level: str

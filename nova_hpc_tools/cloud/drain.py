@@ -32,7 +32,7 @@ _TRIES: Final = 5000
 
 @attrs.frozen
 class DrainedServer:
-    """A server that has to go.
+    """A server that has to leave the drained host.
 
     :ivar apart: hosts that its server groups forbid it.
     :ivar tied: why it cannot leave at all; "" if it can.
@@ -48,7 +48,7 @@ class DrainedServer:
 
 @attrs.frozen
 class Move:
-    """One move of the plan.
+    """One planned move of a server off the drained host.
 
     :ivar target: host that it goes to; None if Nova chooses, since it has no devices that
         could be planned.
@@ -65,7 +65,7 @@ class Move:
 
 @attrs.frozen
 class DrainPlan:
-    """Moves in their order, and the servers without one.
+    """The planned moves in their order, and the servers without a target.
 
     :ivar refusals: UUID of a server -> the reason why it has no place.
     """
@@ -76,7 +76,7 @@ class DrainPlan:
 
 @attrs.frozen
 class _PlannedServer:
-    """A server with devices, in the engine's terms."""
+    """A server with devices that has to move, with its engine request."""
 
     mover: DrainedServer
     flavor: Flavor
@@ -88,7 +88,7 @@ class _PlannedServer:
 
 
 def plan_drain(cloud: Snapshot, host: str, movers: Iterable[DrainedServer]) -> DrainPlan:
-    """Find a place for all *movers*, which are on *host*, or name those that have none.
+    """Plan a target for all *movers* on *host*; if one has none, the plan has the reasons instead.
 
     One server that cannot leave at all ends the plan, so a plan moves all servers or none. Nova
     chooses the host of servers without devices.
@@ -163,7 +163,7 @@ def _find_allowed_hosts(
         return domain, (inside, everywhere - inside)
     if home is None:
         raise SnapshotError(
-            f"its flavor asks for {FABRIC}={word}, and Nova has no {word} of {host}: write a "
+            f"its flavor requests {FABRIC}={word}, and Nova has no {word} of {host}: write a "
             "map into Nova with nova-hpc fabric sync"
         )
     return domain, (inside,)
@@ -183,8 +183,8 @@ def _build_planned_server(
     flavor = find_flavor(cloud, mover.flavor)
     if dict(flavor.extra_specs) != dict(mover.extra_specs):
         raise SnapshotError(
-            f"its flavor {flavor.name} was changed since it was created, so what it needs is not "
-            "known: resize it to a flavor that is there"
+            f"its flavor {flavor.name} was changed since it was created, so its needs are "
+            "unknown: resize it to an existing flavor"
         )
     uses = [
         device
@@ -215,7 +215,7 @@ def _build_planned_server(
 
 
 class _DrainSearch:
-    """Places servers one after the other, and takes choices back."""
+    """Backtracking search: assigns servers to nodes one after the other, and undoes choices."""
 
     def __init__(self, cloud: Snapshot, host: str) -> None:
         self._nodes = [node for node in find_nodes(cloud, None) if node.host != host]
@@ -226,7 +226,7 @@ class _DrainSearch:
         self._stuck: tuple[int, _PlannedServer | None] = (-1, None)
 
     def place(self, wanted: Sequence[_PlannedServer]) -> tuple[Move, ...] | None:
-        """All of them, or None."""
+        """Place all servers in *wanted*; None if there is no way."""
         return self._place(wanted, {node.name: node for node in self._nodes}, 0)
 
     def _place(

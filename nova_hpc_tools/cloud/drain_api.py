@@ -27,7 +27,7 @@ EVACUATION: Final = "evacuation"
 
 @attrs.frozen
 class DrainServer:
-    """A server as the API shows it."""
+    """A server on the drained host, as Nova's API shows it."""
 
     uuid: str
     name: str
@@ -43,7 +43,7 @@ class DrainServer:
 
 @attrs.frozen
 class DrainMigration:
-    """A move away from the host that is not over."""
+    """A migration away from the host that has not finished."""
 
     server: str
     kind: str
@@ -53,7 +53,7 @@ class DrainMigration:
 
 @attrs.frozen
 class BindingGroup:
-    """A server group with a policy that binds.
+    """A server group with a hard policy (affinity or anti-affinity).
 
     :ivar most: how many of its servers a host may have, by anti-affinity.
     """
@@ -65,7 +65,7 @@ class BindingGroup:
 
 
 class DrainCloud(FabricCloud):
-    """Servers, their moves, and the compute service of a host."""
+    """Nova's API for ``drain``: servers, their moves, and the compute service of a host."""
 
     def servers_of(self, host: str) -> list[DrainServer]:
         """The servers that are on *host* now.
@@ -78,7 +78,7 @@ class DrainCloud(FabricCloud):
         return [_parse_drain_server(server) for server in api_servers]
 
     def server(self, uuid: str) -> DrainServer | None:
-        """One server; None if it was deleted.
+        """The server with this UUID; None if it was deleted.
 
         :raises NovaApiError: Nova does not answer, or refuses.
         """
@@ -158,7 +158,7 @@ class DrainCloud(FabricCloud):
         raise NovaApiError(f"there is no nova-compute on a host {host!r}")
 
     def disable(self, service: Mapping[str, Any], reason: str) -> None:
-        """Keep new servers off a host.
+        """Disable a compute service, so that no new servers are scheduled to its host.
 
         :raises NovaApiError: Nova refuses.
         """
@@ -182,7 +182,7 @@ class DrainCloud(FabricCloud):
         self._call("post", f"/servers/{uuid}/action", body, microversion=MICROVERSION)
 
     def confirm(self, uuid: str) -> None:
-        """End a cold migration: the server gives up its resources on the old host.
+        """Confirm a cold migration, so that the server's resources on the old host are freed.
 
         :raises NovaApiError: Nova refuses.
         """
@@ -190,7 +190,7 @@ class DrainCloud(FabricCloud):
         self._call("post", f"/servers/{uuid}/action", body, microversion=MICROVERSION)
 
     def why(self, uuid: str, action: str = "migrate") -> str:
-        """Nova's words on the server's last cold migration, or *action*; "" without one."""
+        """The reason of the server's last failed *action*, from Nova; "" without one."""
         path = f"/servers/{uuid}/os-instance-actions"
         try:
             actions = self._get(path, MICROVERSION)["instanceActions"]

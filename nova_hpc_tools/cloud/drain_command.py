@@ -42,7 +42,7 @@ _SERVICE: Final = "nova-compute"
 
 @attrs.frozen
 class _HostSurvey:
-    """The servers on the host, and those on their way from there."""
+    """The servers on the drained host, and the moves from there that have begun."""
 
     service: Any
     #: Servers that use keys of this project.
@@ -58,14 +58,13 @@ class _HostSurvey:
 class Drain(ListCommand):
     """Move the servers with hpc: keys off a host.
 
-    Plans all moves first, with the scheduler's own functions: each server goes to a host of
-    its domain (hpc:fabric) where its devices are as close as its flavor asks, and its server
-    group allows it. Where one of them has no place, nothing is changed. With --yes the
-    compute service is disabled, and then one server after the other is migrated cold, checked
-    by Nova's scheduler, and confirmed. The first that does not leave ends it, with the state
-    said; running it again goes on. Servers without hpc: keys stay. The exit status is 0 when
-    no server with hpc: keys is left on the host, 1 when some are (yet), 2 when it cannot be
-    done.
+    Plans all moves first, with the scheduler's own functions: each server goes to a host of its
+    domain (hpc:fabric) where its devices are as close as its flavor requires, and which its server
+    group allows. If one of them has no place, nothing is changed. With --yes the compute service is
+    disabled. Then one server after the other is migrated cold, checked by Nova's scheduler, and
+    confirmed. The command ends at the first server that does not leave, and prints its state.
+    Running it again goes on. Servers without hpc: keys stay. The exit status is 0 if no server with
+    hpc: keys is left on the host, 1 if some are (yet), 2 if it cannot be done.
 
     With --dead the host is off and its nova-compute is down. Servers with a place are evacuated:
     Nova builds them again on the host of the plan. The others are left as they are, each with its
@@ -79,7 +78,7 @@ class Drain(ListCommand):
         """Declare the options."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
         parser.add_argument("host", metavar="HOST", help="as Nova calls its compute service")
-        parser.add_argument("--yes", action="store_true", help="do what is shown")
+        parser.add_argument("--yes", action="store_true", help="carry out the shown steps")
         parser.add_argument(
             "--dead",
             action="store_true",
@@ -107,7 +106,7 @@ class Drain(ListCommand):
             "--os-cloud",
             metavar="NAME",
             help="name in clouds.yaml (default: OS_CLOUD, or OS_AUTH_URL and the like in the "
-            "environment); its user needs the admin role",
+            "environment). Its user needs the admin role",
         )
         return parser
 

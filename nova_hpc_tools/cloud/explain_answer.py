@@ -39,7 +39,7 @@ _NO_PATH: tuple[str, ...] = ()
 
 
 def print_explanation(answer: FlavorReport | ServerReport, gang: GroupFit | None = None) -> None:
-    """Print an answer to standard output."""
+    """Print an answer of ``explain`` to standard output."""
     # A file has no width: a tree must not lose words there.
     width = None if sys.stdout.isatty() else _WIDE
     console = InertConsole(soft_wrap=True, highlight=False, width=width)
@@ -54,7 +54,7 @@ def print_explanation(answer: FlavorReport | ServerReport, gang: GroupFit | None
 
 
 def format_chosen_devices(node: SnapshotNode, choice: NodeChoice) -> str:
-    """The devices of a choice: their addresses, and how many functions of one."""
+    """The addresses of chosen devices as text, with the number of functions of each."""
     names = {device.provider: device.address for device in node.devices}
     parts = [
         names[provider] + (f" x{count}" if count > 1 else "")
@@ -98,9 +98,9 @@ def _print_asked_servers(console: Console, asked: UnplacedRequest) -> None:
     if asked.placement:
         text = f"  Placement has no candidate for it now: {asked.placement}"
         console.print(Text(text, style="bold red"))
-        console.print("  Of the devices alone, this is what it would find now:")
+        console.print("  Judged only by the devices, now it would find:")
         return
-    console.print("  This is what it would find now:")
+    console.print("  Now it would find:")
 
 
 def _format_headline(answer: FlavorReport) -> str:
@@ -284,7 +284,7 @@ def _print_past_decision(console: Console, answer: ServerReport, mark: str) -> N
     decision = answer.decision
     if decision is not None:
         console.print(
-            f"Decided: affinity {decision.asked.word} ({decision.policy.value}) was asked for, "
+            f"Decided: affinity {decision.asked.word} ({decision.policy.value}) was requested, "
             f"{decision.reached.word} was reached."
         )
     if answer.level is not None and answer.distance is not None:

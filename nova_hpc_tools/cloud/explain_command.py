@@ -38,10 +38,10 @@ _MISS: Final = 1
 class Explain(ListCommand):
     """Explain where a server of a flavor would go, with which devices, or why nowhere.
 
-    Reads what the scheduler reads (or a snapshot of it) and asks the same
-    functions. The exit status is 0 if the servers fit, 1 if not, and 2 if the
-    question cannot be answered. Changes nothing. JSON and YAML say everything,
-    with a version; lists name the hosts, or with --server its devices.
+    Reads the same data as the scheduler (or a snapshot of it) and calls the same functions. The
+    exit status is 0 if the servers fit, 1 if not, and 2 if the question cannot be answered. Changes
+    nothing. JSON and YAML contain the whole answer, with a version; lists name the hosts, or with
+    --server its devices.
     """
 
     acts_with = ()
@@ -56,8 +56,8 @@ class Explain(ListCommand):
         subject.add_argument(
             "--server",
             metavar="SERVER",
-            help="name or UUID of a server: explain what was decided for it, or of one that found "
-            "no host whether it would find one now",
+            help="name or UUID of a server: explain the decision for it, or whether a server "
+            "that found no host would find one now",
         )
         subject.add_argument(
             "--request",
@@ -132,7 +132,7 @@ class Explain(ListCommand):
 
 
 def direct_ports(text: str) -> DirectPorts:
-    """Read the value of ``--port``."""
+    """argparse type of ``--port``: ``NETWORK`` or ``NETWORK:COUNT``."""
     network, colon, count = text.rpartition(":")
     if not colon:
         network, count = text, "1"

@@ -33,7 +33,7 @@ _ALONE: Final = ("numa", "socket", "host")
 
 @attrs.frozen
 class FamilyFlavor:
-    """One flavor of the family."""
+    """A flavor of a family (for 1, 2, 4 ... GPUs), and how many servers of it fit on a node."""
 
     flavor: Flavor
     #: How many servers of it an empty node holds.
@@ -41,13 +41,13 @@ class FamilyFlavor:
 
     @property
     def level(self) -> str:
-        """The value of hpc:affinity."""
+        """The value of ``hpc:affinity`` in the flavor."""
         return self.flavor.extra_specs[AFFINITY]
 
 
 @attrs.frozen
 class _Share:
-    """The share of one GPU."""
+    """The share of CPUs and memory of one GPU."""
 
     cpus: int
     pages: int
@@ -55,7 +55,7 @@ class _Share:
 
 
 def release_all_servers(cloud: Snapshot, node: SnapshotNode) -> SnapshotNode:
-    """*node* as it is without its servers."""
+    """*node* as it would be without its servers."""
     for server in cloud.servers:
         node = snapshot.release_from_node(node, server)
     return node
@@ -76,7 +76,7 @@ def build_flavor_family(
     gpu_counts = _by_numa(node, gpu)
     total = sum(gpu_counts.values())
     if not total:
-        raise SnapshotError(f"{node.name} has no device that the alias {gpu} asks for")
+        raise SnapshotError(f"{node.name} has no device that matches the alias {gpu}")
     if beside is not None and sum(_by_numa(node, beside).values()) < total:
         raise SnapshotError(
             f"{node.name} has fewer devices of the alias {beside} than of {gpu} ({total}); name "
@@ -115,7 +115,7 @@ def _share_of_gpu(node: SnapshotNode, gpus: Mapping[int | None, int]) -> _Share:
     numa_nodes = {numa.id: numa for numa in node.numa}
     homes = [(numa_nodes.get(numa), count) for numa, count in gpus.items() if numa is not None]
     if not homes or any(home is None for home, _ in homes) or None in gpus:
-        raise SnapshotError(f"{node.name} does not say on which NUMA nodes its GPUs are")
+        raise SnapshotError(f"{node.name} does not report the NUMA nodes of its GPUs")
     cpus = min((home.dedicated_cpus or 0) // count for home, count in homes if home)
     if not cpus:
         raise SnapshotError(

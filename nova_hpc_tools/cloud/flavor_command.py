@@ -39,12 +39,11 @@ class NoDevicesError(CommandError):
 class CreateFlavors(ListCommand):
     """Make flavors for 1, 2, 4, ... and all GPUs of a kind of node.
 
-    Each gets its share of the node's dedicated CPUs and hugepages, so that the
-    last GPU does not strand, and the tightest hpc:affinity at which the node
-    still holds as many of them. Shows them, and makes them only with --yes.
-    A flavor that is there and says the same stays; one that says something
-    else is named, and nothing is made. The exit status is 0, or 1 where they
-    are not made yet, 2 when it cannot be done, and 3 if no host offers a device.
+    Each gets its share of the node's dedicated CPUs and hugepages, so that the last GPU does not
+    strand, and the tightest hpc:affinity at which the node still holds as many of them. Shows the
+    flavors, and creates them only with --yes. An existing flavor with the same settings stays. If
+    one has other settings, it is named, and no flavor is created. The exit status is 0, or 1 if
+    they are not created yet, 2 if it cannot be done, and 3 if no host offers a device.
     """
 
     acts_with = ("yes",)
@@ -57,7 +56,7 @@ class CreateFlavors(ListCommand):
             "--family",
             default="hpc",
             metavar="NAME",
-            help="what the names begin with: hpc makes hpc.gpu1 (default: hpc)",
+            help="prefix of the names: hpc makes hpc.gpu1 (default: hpc)",
         )
         parser.add_argument(
             "--host",
@@ -81,7 +80,7 @@ class CreateFlavors(ListCommand):
             help=f"size of the root disk (default: {_DISK}; with 0, that of the image, Nova "
             "lets only administrators start servers from images)",
         )
-        parser.add_argument("--yes", action="store_true", help="make what is shown")
+        parser.add_argument("--yes", action="store_true", help="create the shown flavors")
         parser.add_argument(
             "--os-cloud",
             metavar="NAME",
@@ -198,8 +197,8 @@ def _make_missing_flavors(compute: Any, members: Sequence[FamilyFlavor], disk: i
         ]
         if wrong:
             raise CommandError(
-                f"{', '.join(wrong)}: there is a flavor of that name that says something else; "
-                "delete it, or name another --family"
+                f"{', '.join(wrong)}: a flavor of that name has other settings; delete it, or "
+                "name another --family"
             )
         return [
             "is there"

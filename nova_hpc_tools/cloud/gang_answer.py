@@ -17,7 +17,7 @@ _SHOWN: Final = 8
 
 
 def print_gang_answer(console: Console, together: GroupFit) -> None:
-    """Print the domain that the members get, or the shortage of each domain."""
+    """Print the domain that the members of a server group get, or the shortage in each domain."""
     gang = together.gang
     console.print()
     many = f"{gang.members} members" if gang.members > 1 else "1 member"
@@ -41,7 +41,7 @@ def print_gang_answer(console: Console, together: GroupFit) -> None:
         )
     if not together.kept_known:
         console.print(
-            Text("  What is kept for other groups a snapshot does not say.", style="yellow")
+            Text("  A snapshot does not contain the places kept for other groups.", style="yellow")
         )
 
 

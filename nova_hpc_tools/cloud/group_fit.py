@@ -22,7 +22,7 @@ from nova_hpc_tools.snapshot.group_fleet import GroupLine
 
 @attrs.frozen
 class DomainFit:
-    """One domain of the wanted level."""
+    """The free and reserved places in one domain of the requested level."""
 
     domain: GroupDomain
     #: Hosts on which a member fits.
@@ -37,7 +37,7 @@ class DomainFit:
 
 @attrs.frozen
 class GroupFit:
-    """The answer for members of one server group."""
+    """The answer for members of one server group: a plan, or the reason why there is none."""
 
     gang: Gang
     answer: GangPlan | GangRefusal

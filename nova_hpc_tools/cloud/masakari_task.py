@@ -81,7 +81,7 @@ def _run_drain_command(host: str, servers: list[str]) -> list[dict[str, Any]]:
         rows = json.loads(out)
         if {row["ID"] for row in rows} <= set(servers):
             return list(rows)
-        reason = "it names servers that it was not asked for"
+        reason = "it names servers outside the request"
     except (OSError, processutils.ProcessExecutionError) as error:
         reason = str(error)
     except (ValueError, TypeError, LookupError) as error:

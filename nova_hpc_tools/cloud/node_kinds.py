@@ -16,7 +16,7 @@ from nova_hpc_tools.snapshot import SnapshotDevice, SnapshotNode
 
 @attrs.frozen
 class FleetKind:
-    """Nodes that are alike."""
+    """Nodes with the same devices."""
 
     #: One that withholds as little as any, with the devices that it withholds.
     model: SnapshotNode
@@ -26,7 +26,7 @@ class FleetKind:
 
 
 def find_node_kinds(nodes: Iterable[SnapshotNode]) -> list[FleetKind]:
-    """The kinds of *nodes*, in the order of their first hosts.
+    """Sort nodes into kinds with the same devices, in the order of their first hosts.
 
     :param nodes: without their servers.
     """
@@ -47,7 +47,7 @@ def find_node_kinds(nodes: Iterable[SnapshotNode]) -> list[FleetKind]:
 
 
 def complete_node(node: SnapshotNode, model: SnapshotNode) -> SnapshotNode | None:
-    """*node* with all that it withholds; None if it is not of the kind of *model*."""
+    """*node* with the devices that it withholds added; None if it is not of the kind of *model*."""
     devices = {device.address: device for device in node.devices}
     # A sick device that a server has is withheld when the server leaves.
     gone = {*node.withheld, *node.ailing}

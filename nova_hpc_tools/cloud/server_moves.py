@@ -26,31 +26,31 @@ _PAUSE: Final = 2.0
 
 
 class DrainStopError(Exception):
-    """A server did not leave; the text gives the reason and its present state."""
+    """A server did not leave the drained host. The text gives the reason and its present state."""
 
 
 class ServerMover(Protocol):
-    """The door to moves of servers."""
+    """The calls to Nova's API that move servers."""
 
     def server(self, uuid: str) -> DrainServer | None:
-        """One server; None if it was deleted."""
+        """The server with this UUID; None if it was deleted."""
 
     def migrate(self, uuid: str, target: str | None) -> None:
-        """Request a cold migration."""
+        """Request a cold migration to *target*; None lets Nova choose."""
 
     def confirm(self, uuid: str) -> None:
-        """End a cold migration."""
+        """Confirm a cold migration, so that resources on the old host are freed."""
 
     def evacuate(self, uuid: str, target: str | None) -> None:
         """Request an evacuation."""
 
     def why(self, uuid: str, action: str = "migrate") -> str:
-        """Nova's words on the server's last cold migration, or *action*."""
+        """The reason of the server's last failed *action*, from Nova."""
 
 
 @attrs.frozen
 class MovePatience:
-    """The time that one server may take."""
+    """The time limit for the move of one server, with the clock."""
 
     seconds: float
     sleep: Callable[[float], None] = time.sleep
@@ -76,7 +76,10 @@ def move_server_off(cloud: ServerMover, host: str, move: Move, patience: MovePat
 
 
 def await_server_move(cloud: ServerMover, host: str, move: Move, patience: MovePatience) -> str:
-    """Wait for a move that is under way, and confirm it; as :func:`move_server_off`."""
+    """Wait for a running move, and confirm it.
+
+    The result and the errors are the same as for :func:`move_server_off`.
+    """
     end = patience.clock() + patience.seconds
     confirmed = False
     while True:

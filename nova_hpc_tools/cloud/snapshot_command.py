@@ -13,11 +13,11 @@ from nova_hpc_tools.snapshot import document as snapshot_document
 
 
 class SaveSnapshot(RecordCommand):
-    """Write what the scheduler knows of the cloud to a file.
+    """Write the scheduler's data about the cloud to a file.
 
-    The file is JSON. It holds host names, PCI addresses, the names and UUIDs
-    of servers with devices, flavors and aliases, but no secrets.
-    nova-hpc explain and nova-hpc simulate read it, here or elsewhere.
+    The file is JSON. It holds host names, PCI addresses, the names and UUIDs of servers with
+    devices, flavors and aliases, but no secrets. nova-hpc explain and nova-hpc simulate read it,
+    here or elsewhere.
     """
 
     errors = (SnapshotError, OSError)

@@ -55,7 +55,7 @@ def _parse_time(text: str) -> float:
 
 @attrs.frozen
 class _SelectedDevice:
-    """One device that was selected."""
+    """A device that the options of a command selected."""
 
     address: str
     state: str
@@ -90,7 +90,7 @@ class _BulkDeviceCommand(base.ListCommand):
             "two hours ago",
         )
         parser.add_argument(
-            "--yes", action="store_true", help="ask nothing; needed with -f and without a terminal"
+            "--yes", action="store_true", help="no question; needed with -f and without a terminal"
         )
         source_options.add_config_options(parser)
         self._parser = parser
@@ -126,7 +126,7 @@ class _BulkDeviceCommand(base.ListCommand):
         return rows
 
     def nothing(self, address: str, place: ManagedNode) -> str:
-        """The reason why nothing is to be done about a device that was named."""
+        """The reason why the command has nothing to do for a device that the user named."""
         raise NotImplementedError
 
     def confirm(
@@ -142,7 +142,7 @@ class _BulkDeviceCommand(base.ListCommand):
             return True
         if not self._people or not sys.stdin.isatty():
             raise CommandError(
-                f"{len(rows)} devices; nobody is there to be asked: look at them without -f, "
+                f"{len(rows)} devices, and no terminal for a question: look at them without -f, "
                 "and give --yes"
             )
         answer = input(f"{self.question.format(len(rows))} [y/N] ")
@@ -170,7 +170,7 @@ class AcceptDevices(_BulkDeviceCommand):
         """Show the devices, wait for a confirmation, and record them."""
         reason = " ".join(parsed_args.reason.split())
         if not reason:
-            raise CommandError("--reason: say why")
+            raise CommandError("--reason: give a reason")
         place = ManagedNode.read_existing(parsed_args.config)
         step = place.step()
         devices = [
@@ -205,7 +205,7 @@ class AcceptDevices(_BulkDeviceCommand):
         return CommandAnswer(columns, done, status)
 
     def nothing(self, address: str, place: ManagedNode) -> str:
-        """It is as it was."""
+        """The text for a device without a change to accept."""
         server = place.ledger.device(address).server
         if server is not None:
             return f"{address} is with server {server}: its changes are judged when it is cleaned"

@@ -61,7 +61,7 @@ ERRORS: Final = (AddressError, LedgerError, service_settings.ConfigError, cleane
 
 @attrs.frozen
 class ManagedNode:
-    """The node, with the configuration and ledger of its nova-compute."""
+    """This node, with the configuration and the ledger of its nova-compute."""
 
     options: Any
     node: Node
@@ -71,7 +71,7 @@ class ManagedNode:
 
     @classmethod
     def read_existing(cls, config: Sequence[str], lost: bool = False) -> ManagedNode:
-        """The same; prints the path of the ledger, and its problems, to standard error.
+        """Like :meth:`read`, but the ledger must exist. Prints its path and problems.
 
         :param lost: the ledger may be lost.
         :raises LedgerError: the ledger does not exist, or is lost.
@@ -86,7 +86,7 @@ class ManagedNode:
 
     @classmethod
     def read(cls, config: Sequence[str]) -> ManagedNode:
-        """Read the configuration, the node and its files; without a ledger it is empty.
+        """Read the configuration, the node and its ledger; a missing ledger counts as empty.
 
         :raises node_config.ConfigError: the configuration cannot be read.
         :raises CommandError: the roles in it cannot be used.
@@ -141,19 +141,19 @@ class ManagedNode:
         return erasers.find_erasers(self.options.hpc)
 
     def spec(self) -> DeviceSpec:
-        """The offer of the node, only by its roles."""
+        """The devices that the node offers by their roles, without a declaration."""
         wishes = Declaration(erasers=self.erasers())
         return device_spec.build_device_spec(self.node, self.table, wishes)
 
     def addresses(self) -> list[str]:
-        """All offered devices, and all devices in the ledger."""
+        """Addresses of all offered devices, and of all devices in the ledger."""
         spec = self.spec()
         addresses = {address for offer in spec.offers for address in offer.functions}
         addresses |= self.ledger.devices.keys()
         return sorted(addresses, key=address_key)
 
     def condition(self, address: str, ill: Mapping[str, str]) -> tuple[str, str]:
-        """One word for the state of a device, and the reason."""
+        """The state of a device as one word, and the reason."""
         function = self.node.function(address)
         parent = function.physical_function if function else None
         reason, server = self.ledger.why(address, parent), self.ledger.device(address).server
@@ -178,14 +178,11 @@ class ManagedNode:
         if told is not None and told.operators >= told.total:
             return "withheld", reserve.BY_OPERATOR
         if self.options.hpc.clean_devices and device.proof is None:
-            return (
-                "withheld",
-                "the ledger does not say that it is clean: the next update cleans it",
-            )
+            return ("withheld", "the ledger does not record it as clean: the next update cleans it")
         return "free", ""
 
     def progress(self, address: str, entry: DeviceStage) -> str:
-        """How far the stage of a device is, and how long it may take."""
+        """A text about the progress of a device's stage, with its time limit."""
         words = device_stage.word_waiting_stage(entry)
         if entry.phase is not StagePhase.BEGUN:
             return words
@@ -196,7 +193,7 @@ class ManagedNode:
         return words if percent is None else f"{words}; {percent} % are erased"
 
     def ill(self) -> dict[str, str]:
-        """Address -> the fault of a device; does not touch the device."""
+        """Address -> fault, for faulty devices; no device is touched."""
         addresses = self.addresses()
         offers = [OfferedFunction(address) for address in addresses]
         anyway = {word.strip().lower() for word in self.options.hpc.offer_anyway}
@@ -215,7 +212,7 @@ class ManagedNode:
         return {address: symptom.reason for address, symptom in symptoms.items()}
 
     def step(self) -> DeviceUpkeep:
-        """The step that cleans and checks devices.
+        """The step of nova-compute that cleans and checks devices, for use by an operator.
 
         :raises cleaner.CleanerError: ``[hpc]cleaners`` cannot be used.
         """
@@ -238,9 +235,9 @@ class ManagedNode:
         """
         if not self.ledger.compared:
             raise CommandError(
-                f"the ledger {self.file.path} is new, or of another release: nova-compute has not "
-                "compared it with Nova's records yet, so it cannot say which devices servers "
-                "have; start nova-compute of this node and wait for its next periodic update"
+                f"the ledger {self.file.path} is new, or of another release: nova-compute has "
+                "not compared it with Nova's records yet, so the devices that servers have are "
+                "unknown; start nova-compute of this node and wait for its next periodic update"
             )
         return DeviceOwners(
             records=lambda: frozenset(self.file.known().marked),
@@ -251,7 +248,7 @@ class ManagedNode:
         )
 
     def candidate(self, address: str) -> DeviceCandidate:
-        """The device at *address*.
+        """The device at *address*, in the form that cleaning and checking use.
 
         :raises CommandError: there is none.
         """
@@ -262,7 +259,7 @@ class ManagedNode:
 
 
 def format_ledger_time(moment: float) -> str:
-    """A time of the ledger, for people and programs."""
+    """A time in the ledger as text (ISO 8601, UTC)."""
     try:
         date_time = datetime.datetime.fromtimestamp(moment, datetime.UTC)
     except (OverflowError, OSError, ValueError):
@@ -271,7 +268,7 @@ def format_ledger_time(moment: float) -> str:
 
 
 class _DeviceCommand(base.RecordCommand):
-    """About the device at one address."""
+    """Base class of commands about the device at one address."""
 
     errors = ERRORS
 
@@ -325,7 +322,7 @@ class _Baseline(FormattableColumn):
         return json.dumps(self._value, sort_keys=True) if self._value else ""
 
     def human_readable(self) -> str:
-        """Not one line of several hundred characters."""
+        """The baseline as several short lines."""
         lines = []
         for kind, value in self._value.items():
             if isinstance(value, dict):
@@ -349,7 +346,7 @@ class CheckDevice(_DeviceCommand):
         """Declare the options."""
         parser = super().get_parser(prog_name)
         parser.add_argument(
-            "--accept", action="store_true", help="make what the device is now its baseline"
+            "--accept", action="store_true", help="take the present state as the baseline"
         )
         return parser
 
@@ -368,7 +365,7 @@ class CheckDevice(_DeviceCommand):
             return self._answer(address, "differs", [*differences, *unknown], _FAILED)
         if unknown:
             raise CommandError(f"{address}: {unknown[0]}")
-        return self._answer(address, "as its baseline says")
+        return self._answer(address, "as in its baseline")
 
     def _answer(
         self, address: str, result: str, differences: Sequence[str] = (), status: int = 0
@@ -398,7 +395,7 @@ class QuarantineDevice(_DeviceCommand):
         address = normalise_address(parsed_args.address)
         reason = " ".join(parsed_args.reason.split())
         if not reason:
-            raise CommandError("--reason: say why")
+            raise CommandError("--reason: give a reason")
         place = ManagedNode.read(parsed_args.config)
         place.candidate(address)
         place.file.quarantine({address: reason})

@@ -47,11 +47,11 @@ class ListDevices(base.ListCommand):
         which.add_argument(
             "--reserved",
             action="store_true",
-            help="what is reserved in Placement, with the commands that lift it; for a node whose "
-            "nova-compute runs another driver",
+            help="list the reservations in Placement, with the commands that lift them. Use it "
+            "on a node whose nova-compute runs another driver",
         )
         which.add_argument(
-            "--all-nodes", action="store_true", help="what all nodes of the cloud withhold"
+            "--all-nodes", action="store_true", help="list the withheld devices of all nodes"
         )
         source_options.add_config_options(parser)
         return parser

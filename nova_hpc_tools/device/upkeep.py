@@ -30,15 +30,18 @@ from nova_hpc.wire.ledger import SOMEBODY, DeviceState, Ledger, LedgerDevice
 
 @attrs.frozen
 class DeviceUpkeep(HygieneStep):
-    """The step that keeps devices clean, with an operator's actions on a device."""
+    """The step that cleans and checks devices, extended by the actions of an operator."""
 
     @classmethod
     def of(cls, step: HygieneStep) -> DeviceUpkeep:
-        """The same step, with an operator's actions."""
+        """Extend *step* by the actions of an operator."""
         return cls(**attrs.asdict(step, recurse=False))
 
     def check(self, device: DeviceCandidate) -> tuple[list[str], list[str]]:
-        """The differences from a device's baseline, and why (a part of) it is not compared."""
+        """Compare a device with its baseline.
+
+        :returns: the differences, and the reasons why parts were not compared.
+        """
         ledger = distrust_damaged_baselines(self.records.ledger.read())
         if ledger.lost:
             return [], [ledger.problems[0]]
@@ -196,7 +199,7 @@ def explain_uncompared(device: LedgerDevice, look: DeviceSnapshot | None) -> str
 
 
 def is_change(device: LedgerDevice) -> bool:
-    """Whether a device is withheld because it has changed."""
+    """Whether a device is withheld because its identity or settings have changed."""
     sign = "" if device.trial is None else device.trial.sign
     return device.state is not DeviceState.OFFERED and sign in (
         HealthSign.CHANGED.value,

@@ -87,7 +87,7 @@ CURES: Final[Mapping[str, DoctorCure]] = {
     "iommu-group": read_cure(
         "Switch the IOMMU on for all devices, in the firmware and for the kernel."
     ),
-    "numa-unknown": read_cure("Update the firmware, or switch on that it tells where devices sit."),
+    "numa-unknown": read_cure("Update the firmware, or switch on its report of device places."),
     "group-shared": read_cure(
         "Bind the other functions of the group to vfio-pci, or move the card."
     ),
@@ -124,7 +124,7 @@ CURES: Final[Mapping[str, DoctorCure]] = {
         RESTART_ALONE, ", which sets the port; its log says why it could not."
     ),
     "peer-lacking": DoctorCure.of(
-        "Change what the finding names, or ", place_option("hpc", "peer_to_peer"), "."
+        "Change the setting in the finding, or ", place_option("hpc", "peer_to_peer"), "."
     ),
     "role-none": DoctorCure.of(
         "Add a role with ",
@@ -142,7 +142,7 @@ CURES: Final[Mapping[str, DoctorCure]] = {
         ".",
     ),
     "nvswitch-idle": DoctorCure.of(
-        "Start what manages the NVSwitches, and set ", _PLACE_NVLINK, "."
+        "Start the manager of the NVSwitches, and set ", _PLACE_NVLINK, "."
     ),
     "nvswitch-hook": DoctorCure.of(
         "Let one tool alone switch partitions: ", _PLACE_NVLINK, ", or the other."
@@ -213,7 +213,7 @@ CURES: Final[Mapping[str, DoctorCure]] = {
     "ledger-closed": DoctorCure.of(
         "Give the folder to the user of nova-compute, and ", RESTART_ALONE, "."
     ),
-    "host-validate": read_cure("Do what virt-host-validate names."),
+    "host-validate": read_cure("Follow the advice of virt-host-validate."),
     "option-unknown": read_cure("Correct the name of the option, or take it out of its file."),
     "not-looked": DoctorCure.of(
         "Make that answer which the finding names, and run ",

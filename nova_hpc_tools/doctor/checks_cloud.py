@@ -40,7 +40,7 @@ _WRITE_PLACEMENT: Final = DoctorCure.of(WRITE_PLACEMENT, ", and ", RESTART_PLACE
 
 @attrs.frozen
 class Controller:
-    """The settings of nova-scheduler and nova-api."""
+    """The settings of nova-scheduler and nova-api on a controller."""
 
     filters: tuple[str, ...] = settings.NOVA_FILTERS
     available: tuple[str, ...] = (_ALL,)
@@ -67,7 +67,7 @@ class PlacementOptions:
 
 
 def check_controller(told: Controller, hosts: int = 1) -> list[DoctorFinding]:
-    """The faults of a controller.
+    """Find faults in the settings of a controller.
 
     :param hosts: the declared number of hosts of the cloud.
     """
@@ -251,7 +251,7 @@ def _check_alias_lines(lines: Iterable[str]) -> Iterator[DoctorFinding]:
 def check_placement(
     told: PlacementOptions, limit: int | None = None, hosts: int = 1
 ) -> list[DoctorFinding]:
-    """The faults of Placement.
+    """Find faults in the settings of Placement.
 
     Its limit has to be at least Nova's, and more than the hosts.
 
@@ -272,7 +272,7 @@ def check_placement(
         findings.append(
             DoctorFinding(
                 "limit-candidates",
-                f"[placement]{settings.PLACEMENT_LIMIT} is {told.limit}, and {most} are asked for.",
+                f"[placement]{settings.PLACEMENT_LIMIT} is {told.limit}, and {most} are requested.",
                 DoctorCure.of(
                     "Set ",
                     place_option(
@@ -296,7 +296,7 @@ def check_placement(
 
 
 def check_fleet(aliases: Mapping[str, Iterable[str]]) -> list[DoctorFinding]:
-    """The faults between nodes: aliases of one name that differ, or that a node lacks.
+    """Find faults between nodes: aliases of one name that differ, or that a node lacks.
 
     :param aliases: node -> values of its ``[pci]alias``.
     """

@@ -28,7 +28,7 @@ _WRITE: Final = DoctorCure.of(WRITE, _RESTART)
 def check_cpu_sets(
     node: Node, cpu_sets: Mapping[str, str], offered: Sequence[PciFunction], nova_switches: bool
 ) -> Iterator[DoctorFinding]:
-    """Find the faults of the sets of CPUs.
+    """Find faults in the CPU sets of ``[compute]``.
 
     :param cpu_sets: option of ``[compute]`` -> its value.
     :param offered: the functions that servers can get.

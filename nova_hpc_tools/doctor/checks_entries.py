@@ -34,7 +34,7 @@ _ID: Final = re.compile(r"[0-9a-f]{4}", re.ASCII)
 
 @attrs.frozen
 class Entries:
-    """The entries and aliases of nova-compute, and Nova's refusals of them."""
+    """The device_spec entries and aliases of nova-compute, and Nova's refusals of them."""
 
     node: Node
     #: Entries of others, one each, unchanged; our entries; and the entries that
@@ -50,7 +50,7 @@ class Entries:
 
 
 def check_entries(facts: Entries) -> Iterator[DoctorFinding]:
-    """The faults of entries and aliases."""
+    """Find faults in device_spec entries and aliases."""
     for refusal in facts.refusals:
         yield _refusal_finding(refusal, facts)
     if facts.unasked is not None:
@@ -59,9 +59,7 @@ def check_entries(facts: Entries) -> Iterator[DoctorFinding]:
             "Nova's own parser has not read entries and aliases that this command did not write: "
             f"{facts.unasked}.",
             DoctorCure.of(
-                "Run ",
-                CommandRun(CuredCommand.DOCTOR_BESIDE_NOVA),
-                ", with what its configuration is.",
+                "Run ", CommandRun(CuredCommand.DOCTOR_BESIDE_NOVA), ", with its configuration."
             ),
         )
     yield from _check_hidden_entries(facts)
@@ -164,7 +162,7 @@ def _check_alias_types(facts: Entries) -> Iterator[DoctorFinding]:
         types = sorted({function.dev_type for function in alike})
         yield DoctorFinding(
             "alias-type",
-            f"[pci]alias {alias['name']} asks for {wanted or 'no device_type'}, and "
+            f"[pci]alias {alias['name']} requests {wanted or 'no device_type'}, and "
             f"{join_first_few([function.address for function in alike])} are "
             f"{' and '.join(types)} here.",
             DoctorCure.of(
@@ -224,7 +222,7 @@ def _means_device(
 
 
 def ours_and_others(lines: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The entries of this project, and foreign entries."""
+    """Divide device_spec entries into nova-hpc's own and foreign ones."""
     texts = spec_entries.split_entries(lines)
     own_lines = tuple(
         line for line in texts if spec_entries.is_own_entry(spec_entries.read_spec_entry(line))

@@ -32,7 +32,7 @@ _CHOOSES: Final = ("intel_pstate", "amd-pstate-epp")
 
 @attrs.frozen
 class Frequency:
-    """The driver and the governor that choose a CPU's frequency."""
+    """The driver and the governor that control a CPU's frequency."""
 
     driver: str
     governor: str
@@ -40,7 +40,7 @@ class Frequency:
 
 @attrs.frozen
 class Rule:
-    """A rule of udev that gives a device a driver."""
+    """A udev rule that binds a device to a driver."""
 
     file: str
     driver: str
@@ -48,7 +48,7 @@ class Rule:
 
 @attrs.frozen
 class HostFacts:
-    """The facts in the files of the host."""
+    """The facts about a host that its files contain, for the checks."""
 
     #: Address -> numbers of the BARs that have no address.
     unassigned: Mapping[str, tuple[int, ...]] = attrs.field(factory=dict, hash=False)
@@ -77,7 +77,7 @@ class HostFacts:
 def check_host(
     host: HostFacts, node: Node, offered: Iterable[PciFunction]
 ) -> Iterator[DoctorFinding]:
-    """The faults of a host.
+    """Find faults of a host.
 
     :param offered: the functions that servers can get.
     """
@@ -87,7 +87,7 @@ def check_host(
             "bar-unassigned",
             f"{address}: the kernel has no address for BAR {', '.join(map(str, bars))}.",
             "Switch Above 4G Decoding on in the firmware, and make its MMIO window larger; the "
-            f"kernel's log says which is missing: dmesg | grep {address}",
+            f"kernel's log shows which is missing: dmesg | grep {address}",
         )
     for address, driver in host.overrides.items():
         if not _suits_guests(node, address, driver):
@@ -148,10 +148,11 @@ def _check_translation(host: HostFacts) -> Iterator[DoctorFinding]:
         return
     yield DoctorFinding(
         "iommu-translated",
-        f"The IOMMU translates what the host's own devices do: {join_first_few(host.translated)}.",
+        "The IOMMU translates the memory accesses of the host's own devices: "
+        f"{join_first_few(host.translated)}.",
         DoctorCure.of(
             PREPARE,
-            ", run what it names, and restart the host when no server is on it. By hand: "
+            ", run its commands, and restart the host when no server is on it. By hand: "
             f"{kernel_words.PASSTHROUGH} (Arm: {kernel_words.ARM_PASSTHROUGH}) on the kernel's "
             "command line.",
         ),

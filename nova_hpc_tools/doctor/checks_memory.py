@@ -55,7 +55,7 @@ def check_shared_memory(facts: SharedMemoryFacts) -> Iterator[DoctorFinding]:
             DoctorCure.of(
                 "Set ",
                 place_option("DEFAULT", "reserved_host_memory_mb"),
-                f" to {total // MIB} and what the host needs itself",
+                f" to {total // MIB} and the host's own needs",
                 _RESTART,
             ),
         )

@@ -42,7 +42,7 @@ _NETWORK: Final = "physical_network"
 
 @attrs.frozen
 class Needless:
-    """An emulated device that every guest of the node gets."""
+    """An emulated device that every guest of the node gets and does not need."""
 
     what: str
     #: The option that adds it, with the recommended value, and the present value.
@@ -52,7 +52,7 @@ class Needless:
 
 @attrs.frozen
 class Facts:
-    """A node, and the settings of its nova-compute."""
+    """All inputs of the checks of a compute node: the node and the settings of nova-compute."""
 
     node: Node
     roles: Roles
@@ -113,7 +113,7 @@ class Facts:
 
 
 def check_compute_node(facts: Facts) -> list[DoctorFinding]:
-    """All faults, in the order in which they have to be fixed."""
+    """Find all faults of a compute node, in the order in which they have to be fixed."""
     ready = readiness.check_readiness(
         facts.node, facts.spec, facts.roles, facts.wishes, facts.host.kernel, facts.users
     )
@@ -157,7 +157,7 @@ def _check_preparation_drift(facts: Facts) -> Iterator[DoctorFinding]:
             "prepare-drift",
             f"The host is prepared otherwise than it would be now: {', '.join(facts.drift)}.",
             DoctorCure.of(
-                PREPARE, ", run what it names, and restart the host when no server is on it."
+                PREPARE, ", run its commands, and restart the host when no server is on it."
             ),
         )
 
@@ -232,7 +232,7 @@ def _free_group(others: Iterable[PciFunction], offered: Iterable[PciFunction]) -
         and not classes.stays_with_host(function.class_code)
     ]
     if movable != list(others):
-        return "Plug the device, or what the host uses, into a slot of its own."
+        return "Plug the device, or the device of the host, into a slot of its own."
     words = "; ".join(f"driverctl set-override {e.address} {e.guest_driver}" for e in movable[:4])
     return f"{words}; or plug the device into a slot of its own"
 
@@ -265,7 +265,7 @@ def _check_peer_paths(facts: Facts) -> Iterator[DoctorFinding]:
             "peer-ports",
             f"{change.port}: its ACS control register is {change.before:#04x}, and as "
             f"[hpc]peer_to_peer = {facts.peer.value} wishes it is {change.after:#04x}.",
-            DoctorCure.of(RESTART_ALONE, ", which sets it; its log says why, where it cannot."),
+            DoctorCure.of(RESTART_ALONE, ", which sets it; its log has the reason if it cannot."),
         )
     place = place_option("hpc", "peer_to_peer", facts.peer.value)
     wish = place.options[0].text
@@ -322,9 +322,8 @@ def _check_declaration(facts: Facts) -> Iterator[DoctorFinding]:
             f"saved inventory.",
             DoctorCure.of(
                 WRITE,
-                " on the node itself, or with --root on its inventory saved with "
-                "--keep-serials, takes it out, so that the address counts, and says the device's "
-                "own number.",
+                " on the node itself, or with --root on its inventory saved with --keep-serials, "
+                "removes it, so that the address counts, and prints the device's own number.",
             ),
         )
     if facts.offered and facts.needless:
@@ -336,7 +335,7 @@ def _check_declaration(facts: Facts) -> Iterator[DoctorFinding]:
             "guest-devices",
             f"Every server gets devices that none with GPUs needs: {named}.",
             DoctorCure.of(
-                "Set ", place, _RESTART, " Images that need one ask for it (hw_input_bus=usb)."
+                "Set ", place, _RESTART, " Images that need one request it (hw_input_bus=usb)."
             ),
         )
 
@@ -382,9 +381,9 @@ def _check_own_entries(
                 )
         stale = _stale_tags_of(entry, expected.get(_address_key_of_entry(entry)))
         if stale:
-            yield DoctorFinding("tags-stale", f"{place}: the tags say {stale}.", _WRITE)
+            yield DoctorFinding("tags-stale", f"{place}: the tags have {stale}.", _WRITE)
         if entry.get("managed") != "no" and _NETWORK not in entry:
-            yield DoctorFinding("managed", f"{place}: its entry does not say managed: no.", _WRITE)
+            yield DoctorFinding("managed", f"{place}: its entry lacks managed: no.", _WRITE)
 
 
 def _stale_tags_of(before: Mapping[str, Any], expected: Mapping[str, Any] | None) -> str:

@@ -37,7 +37,7 @@ _LOG: Final = "look in the log of its nova-compute why it does not update Placem
 
 
 def check_records(records: CloudRecords) -> list[DoctorFinding]:
-    """The faults between the records."""
+    """Find contradictions between the records of Nova, Placement and the fabric map."""
     return [
         *_check_unread_hosts(records),
         *_check_dedicated_cpus(records.hosts),
@@ -59,7 +59,7 @@ def _check_unread_hosts(records: CloudRecords) -> Iterator[DoctorFinding]:
         if host.unread is not None:
             yield DoctorFinding(
                 "not-read",
-                f"What {host.node} says of its devices: {host.unread}.",
+                f"The device report of {host.node}: {host.unread}.",
                 "Bring controllers and nodes to one release of nova-hpc.",
                 host.node,
             )
@@ -201,7 +201,7 @@ def _check_provider_excess(provider: PciProvider, count: int) -> Iterator[Doctor
         yield DoctorFinding(
             "provider-excess",
             f"{provider.address} of {provider.node}: Placement gives {given} of "
-            f"{provider.total}, and Nova knows {count}.",
+            f"{provider.total}, and Nova has {count}.",
             "openstack resource provider inventory set --amend --resource "
             f"{provider.resource_class}:reserved={provider.total - count} {provider.uuid}; and "
             f"{_LOG}.",
@@ -225,8 +225,8 @@ def _check_gone_nodes(records: CloudRecords) -> Iterator[DoctorFinding]:
             f"Placement has {addresses} of {node}, which is no node of Nova's.",
             DoctorCure.of(
                 "openstack resource provider delete, first for "
-                f"{join_first_few(sorted(provider.uuid for provider in providers))}, then "
-                f"for the provider {node}; what is allocated there shows ",
+                f"{join_first_few(sorted(provider.uuid for provider in providers))}, then for "
+                f"the provider {node}; allocations there are listed by ",
                 CommandRun(CuredCommand.NOVA_MANAGE, "placement audit --verbose"),
                 ".",
             ),
@@ -243,7 +243,7 @@ def _check_alias_classes(records: CloudRecords) -> Iterator[DoctorFinding]:
         if alias.resource_class not in classes:
             yield DoctorFinding(
                 "alias-nowhere",
-                f"[pci]alias {alias.name} asks for {alias.resource_class}, which no node has.",
+                f"[pci]alias {alias.name} requests {alias.resource_class}, which no node has.",
                 DoctorCure.of(
                     AliasCopy(AliasSource.OFFERING_NODE),
                     ", and ",

@@ -19,7 +19,7 @@ _READ: Final = 0o4
 
 @attrs.frozen
 class TooOld:
-    """A feature that the present libvirt lacks."""
+    """A configured feature for which the installed libvirt is too old."""
 
     #: The servers that are refused without it; a part of a sentence.
     what: str
@@ -31,7 +31,7 @@ class TooOld:
 
 @attrs.frozen
 class Shim:
-    """A fault of the file that Nova loads the driver from."""
+    """A fault of the shim, the file from which Nova loads the driver."""
 
     seen: str
     cure: DoctorCure = attrs.field(converter=read_cure)
@@ -50,7 +50,7 @@ class User:
 
 @attrs.frozen
 class LedgerPath:
-    """The folder or the file of the ledger, with its owner and permissions."""
+    """The directory or the file of the ledger, with its owner and permissions."""
 
     path: str
     uid: int
@@ -61,7 +61,7 @@ class LedgerPath:
 
 @attrs.frozen
 class ServiceFacts:
-    """The needs of nova-compute when it starts."""
+    """The conditions that nova-compute needs when it starts."""
 
     too_old: tuple[TooOld, ...] = ()
     shim: Shim | None = None
@@ -73,7 +73,7 @@ class ServiceFacts:
 
 
 def check_service(service: ServiceFacts) -> Iterator[DoctorFinding]:
-    """The faults in the needs of nova-compute."""
+    """Find conditions that nova-compute needs and that are not met."""
     for too_old in service.too_old:
         yield DoctorFinding(
             "libvirt-old",

@@ -51,7 +51,7 @@ class Doctor(ListCommand):
         parser.add_argument(
             "--others",
             action="store_true",
-            help="run virt-host-validate and oslo-config-validator, too, and say what they find",
+            help="run virt-host-validate and oslo-config-validator, too, and print their findings",
         )
         other_subject = parser.add_mutually_exclusive_group()
         other_subject.add_argument(
@@ -77,8 +77,8 @@ class Doctor(ListCommand):
         other_subject.add_argument(
             "--restore-nvlink",
             action="store_true",
-            help="send a manager of the NVLink fabric that was restarted the partitions that "
-            "servers have; nova-compute does the same at its next periodic update",
+            help="send the partitions of running servers to an NVLink manager that was "
+            "restarted. nova-compute does the same at its next periodic update",
         )
         return parser
 

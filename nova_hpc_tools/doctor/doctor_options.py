@@ -18,8 +18,8 @@ def add_doctor_options(parser: argparse.ArgumentParser) -> None:
         "--part",
         choices=(NODE, CONTROLLER, PLACEMENT, CLOUD),
         action="append",
-        help="what this machine is; cloud: compare what Nova, Placement and the fabric map have "
-        "of all nodes, where nova-manage runs; may be repeated (default: node)",
+        help="role of this machine; cloud: compare the records of all nodes in Nova, Placement "
+        "and the fabric map, on a machine with nova-manage; may be repeated (default: node)",
     )
 
 
@@ -29,6 +29,6 @@ def add_advice_options(parser: argparse.ArgumentParser) -> None:
         "--layout",
         choices=layout_names.NAMES,
         default=layout_names.PLAIN,
-        help="what deploys the services, as in nova-hpc configure --layout: the cures name the "
-        "files and commands of Kolla-Ansible or OpenStack-Ansible (default: plain)",
+        help="deployment tool of the services, as in nova-hpc configure --layout: the cures name "
+        "the files and commands of Kolla-Ansible or OpenStack-Ansible (default: plain)",
     )

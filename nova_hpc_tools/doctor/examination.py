@@ -79,7 +79,7 @@ _PLACEMENT: Final[Mapping[str, Sequence[cfg.Opt]]] = {
 
 @attrs.frozen
 class MachineFindings:
-    """The examined machine, and its faults."""
+    """The findings of an examination of one machine."""
 
     found: tuple[DoctorFinding, ...]
     #: Its name; None if unknown.
@@ -93,7 +93,7 @@ class MachineFindings:
 
 
 def examine_this_machine(args: argparse.Namespace) -> MachineFindings:
-    """The faults of this machine, in the parts of the options (by default the node).
+    """Find the faults of this machine, in the parts that the options name (by default the node).
 
     The declaration has the number of the cloud's hosts, with which limits of controllers and of
     Placement are compared. The part cloud alone needs neither a node nor a declaration.
@@ -209,7 +209,7 @@ def _find_needless_devices(nova: Any) -> Iterator[Needless]:
     seconds = nova.libvirt.mem_stats_period_seconds
     if seconds > 0:
         # Memory of devices is pinned: a balloon can give nothing back.
-        what = f"a memory balloon that is asked every {seconds} s"
+        what = f"a memory balloon that is queried every {seconds} s"
         yield Needless(what, CuredOption("libvirt", "mem_stats_period_seconds", "0"), str(seconds))
 
 

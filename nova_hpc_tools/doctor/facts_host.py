@@ -49,7 +49,7 @@ _POLICY: Final = re.compile(r"\[(\w+)\]")
 def read_host_facts(
     root: Path | None, node: Node, addresses: Iterable[str], cpus: Iterable[int]
 ) -> HostFacts:
-    """Read the facts; an unreadable file counts as missing.
+    """Read the host's facts for the checks; an unreadable file counts as missing.
 
     :param root: the folder with the host's files; None if unknown.
     :param addresses: the offered functions, and their adapters.

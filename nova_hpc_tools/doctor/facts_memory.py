@@ -14,7 +14,7 @@ from nova_hpc_tools.doctor.checks_memory import SharedMemoryFacts
 def read_shared_memory_facts(
     root: Path | None, nodes: Collection[int], nova: Any, has_dedicated: bool
 ) -> SharedMemoryFacts:
-    """Read the facts; unreadable ones are unknown.
+    """Read the facts about shared memory; unreadable ones are unknown.
 
     :param root: the folder with the host's files; None if unknown.
     :param nodes: the host's NUMA nodes.

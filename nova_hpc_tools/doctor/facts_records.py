@@ -37,7 +37,7 @@ def examine_records_twice(config: Sequence[str], alone: bool = True) -> list[Doc
         return [
             DoctorFinding(
                 _UNREAD,
-                f"Nobody has looked at the cloud: {text}.",
+                f"The cloud was not checked: {text}.",
                 DoctorCure.of(
                     "Run ", CommandRun(CuredCommand.DOCTOR_OF_CLOUD), " where nova-manage runs."
                 ),

@@ -35,7 +35,7 @@ def is_this_machine(root: Path | None) -> bool:
 def read_service_facts(
     root: Path | None, node: Node, offered: Iterable[PciFunction], nova: Any
 ) -> ServiceFacts:
-    """Read the facts; an unreadable file counts as missing.
+    """Read the conditions that nova-compute needs; an unreadable file counts as missing.
 
     :param root: the folder with the host's files; None if unknown.
     :param offered: the functions that servers can get.

@@ -18,7 +18,7 @@ _MOST_NAMES: Final = 12
 def format_finding_lines(
     rows: Sequence[tuple[str | None, WireFinding]], layout: str = layout_names.PLAIN
 ) -> Iterator[str]:
-    """Findings as lines for people, grouped by check and cure.
+    """Format findings as lines for people, grouped by check and cure.
 
     Devices or nodes with the same fault share one line.
 

@@ -20,7 +20,7 @@ _LARGEST: Final = 1 << 24
 
 
 def convert_finding(finding: DoctorFinding, layout: str, node: str | None) -> WireFinding:
-    """The form of a finding for a file.
+    """Convert a finding into the form for a JSON file.
 
     :param layout: the layout of the cure.
     :param node: the machine with the fault; None if unknown.

@@ -51,7 +51,7 @@ class ExplainCheck(RecordCommand):
         self.say(f"  {check.why}")
         cure = render_cure(CURES[name], parsed_args.layout)
         self.say(f"  Cure: {cure}")
-        self.say("  nova-hpc doctor names what it has seen, with the line or the command.")
+        self.say("  nova-hpc doctor names the case, with the line or the command.")
         self.say(f"  Page: {page}")
         values = (name, check.severity.word, check.why, cure, page)
         return CommandAnswer(_COLUMNS, values)

@@ -19,7 +19,7 @@ Answer = TypeVar("Answer")
 
 
 class DomainUnreadError(Exception):
-    """The XML of a domain cannot be read; the text names the cure."""
+    """The XML of a guest domain cannot be read. The text names the cure."""
 
 
 #: The URI of Nova if ``[libvirt]connection_uri`` is not set

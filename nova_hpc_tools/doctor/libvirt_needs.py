@@ -15,7 +15,7 @@ from nova_hpc_tools.site.cures import DoctorCure, place_option, read_cure
 
 @attrs.frozen
 class LibvirtNeed:
-    """A configured or offered feature, and the libvirt that it needs."""
+    """A feature in use, and the libvirt version that it needs."""
 
     #: The servers that are refused; a part of a sentence.
     what: str
@@ -27,7 +27,7 @@ class LibvirtNeed:
 def libvirt_needs_of(
     offered: Iterable[PciFunction], memory: int, clique: bool
 ) -> Iterator[LibvirtNeed]:
-    """The needs of the servers with the highest demands on a node.
+    """The libvirt versions that the largest possible servers of a node need.
 
     :param offered: the devices that servers can get.
     :param memory: of the node, in bytes.

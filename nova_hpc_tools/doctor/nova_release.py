@@ -18,7 +18,7 @@ _FIX: Final = re.compile(r"""startswith\(\s*['"]_nova""")
 
 
 def find_unfixed_nova(nova: Path, version: str | None) -> DoctorFinding | None:
-    """A finding if users of this Nova can make the scheduler skip filters.
+    """A finding if this Nova has the bug by which users can skip the scheduler's filters.
 
     :param nova: the folder of its package.
     :param version: from its metadata; None if unknown.
@@ -39,7 +39,7 @@ def find_unfixed_nova(nova: Path, version: str | None) -> DoctorFinding | None:
 
 
 def find_unfixed_nova_here() -> DoctorFinding | None:
-    """The same for the Nova of this machine; None if there is none."""
+    """Like :func:`find_unfixed_nova`, for the Nova of this machine; None if there is none."""
     try:
         place = install_shim.locate_shim(install_shim.find_nova_interpreter())
     except (install_shim.ShimError, OSError):

@@ -32,7 +32,7 @@ _DIFFERENT: Final = 1
 
 
 def list_partitions(config: Sequence[str]) -> CommandAnswer:
-    """List the partitions: which are active, and which server has each.
+    """List the NVLink partitions: whether each is active, and for which server.
 
     A manager that was restarted is not sent anything.
 
@@ -59,7 +59,7 @@ def list_partitions(config: Sequence[str]) -> CommandAnswer:
 
 
 def compare_partitions(config: Sequence[str]) -> CommandAnswer:
-    """Compare the partitions with the NVLink sets of this node.
+    """Compare the NVLink partitions with the NVLink sets of this node.
 
     People read the lines that ``[hpc]nvlink_set`` needs. The status is 1 if they differ: a server
     that gets a set without a partition is refused.
@@ -91,7 +91,7 @@ def compare_partitions(config: Sequence[str]) -> CommandAnswer:
 
 
 def restore_partitions(config: Sequence[str]) -> CommandAnswer:
-    """Send a manager that was restarted the partitions that servers have.
+    """Send the partitions of running servers to a Fabric Manager that was restarted.
 
     nova-compute does the same at its next periodic update and before the next server starts, but
     NVIDIA's Fabric Manager waits for 60 seconds only. Without a ledger nothing is sent: an empty

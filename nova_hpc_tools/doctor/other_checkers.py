@@ -37,7 +37,9 @@ _PROBE: Final = (
 def run_other_checkers(
     files: Iterable[Path], python: str | None = None, libvirt: str | None = None
 ) -> Iterator[DoctorFinding]:
-    """Run the tools; a tool that is not installed or does not answer is a finding.
+    """Run virt-host-validate and oslo-config-validator, and convert their findings.
+
+    A tool that is not installed or does not answer is a finding, too.
 
     :param files: the files that Nova's services read.
     :param python: the Python of Nova; None for that of the nova-compute on PATH, or this one.

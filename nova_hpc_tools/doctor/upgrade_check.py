@@ -147,16 +147,15 @@ def _check_nova_functions() -> Result:
     if not major.isdigit() or int(major) not in nova_sources.READ:
         releases = ", ".join(map(str, nova_sources.READ))
         return FAILURE, (
-            f"Nova {place.version or 'of an unknown version'} is in {place.nova}, and this release "
-            f"of nova-hpc knows {releases}: install releases that fit together."
+            f"Nova {place.version or 'of an unknown version'} is in {place.nova}, and this "
+            f"release of nova-hpc supports {releases}: install releases that fit together."
         )
     changed_functions = nova_sources.find_changed_functions(place.nova, int(major), DIGESTS)
     if not changed_functions:
         return SUCCESS, None
     return WARNING, (
-        f"{'; '.join(map(str, changed_functions))}. It is used all the same: read what "
-        f"has changed, and run "
-        "the functional tests beside this Nova."
+        f"{'; '.join(map(str, changed_functions))}. It is used anyway: read the changes, and "
+        "run the functional tests with this Nova."
     )
 
 

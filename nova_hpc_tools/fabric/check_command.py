@@ -41,7 +41,7 @@ _KINDS: Final = ("direct", "direct-physical")
 
 @runtime_checkable
 class ComparesFile(Protocol):
-    """A subnet manager that reads its partitions from a file."""
+    """A subnet manager whose partitions file can be compared with the tables in force."""
 
     def compare_with_file(self) -> FileComparison:
         """Compare the tables of all ports with the current file."""
@@ -73,13 +73,14 @@ class CheckFabric(ListCommand):
         parser.add_argument(
             "--os-cloud",
             metavar="NAME",
-            help="name in clouds.yaml of the cloud whose agents and ports are looked at, too; its "
-            "user needs the admin role",
+            help="name in clouds.yaml of the cloud whose agents and ports are looked at, too. "
+            "Its user needs the admin role",
         )
         parser.add_argument(
             "--accept-losses",
             action="store_true",
-            help="accept what ports lose by the first write of the agent, and name it",
+            help="accept the memberships that ports lose by the first write of the agent, and "
+            "list them",
         )
         return parser
 
@@ -101,7 +102,7 @@ class CheckFabric(ListCommand):
 
 @runtime_checkable
 class AcceptsLosses(Protocol):
-    """A subnet manager with a file of other authors, which the agent takes over."""
+    """A subnet manager whose present file the agent's first write would replace."""
 
     def accept_losses(self) -> tuple[str, ...]:
         """Record that the operator accepts the losses of the first write; return them."""
@@ -179,7 +180,7 @@ def is_agent_of_fabric(agent: Any, fabric: str | None) -> bool:
 
 
 def read_agent_group(words: Sequence[str]) -> Any:
-    """The group ``[hpc_fabric_agent]`` as the agent has it.
+    """Read the options ``[hpc_fabric_agent]`` of the fabric agent.
 
     :param words: as :func:`source_options.add_config_options` stores them.
     :raises ConfigError: the configuration cannot be read.
@@ -204,7 +205,7 @@ def is_wrong(row: AuditRow) -> bool:
 
 
 def check_partitions(manager: SubnetManager, path: Path) -> Iterator[AuditRow]:
-    """The rows for the file of partitions, and for the tables that are in force.
+    """The rows for the file of partitions and for the P_Key tables in force.
 
     :param path: the partitions file; unused if the manager reads no file.
     """
@@ -213,7 +214,7 @@ def check_partitions(manager: SubnetManager, path: Path) -> Iterator[AuditRow]:
             "tables",
             _ISOLATION,
             AuditState.UNKNOWN,
-            "this subnet manager is not told by a file that could be compared",
+            "this subnet manager reads no file that could be compared",
             "the agent compares by its interface: see its faults in openstack network agent show",
         )
         return
@@ -225,15 +226,15 @@ def check_partitions(manager: SubnetManager, path: Path) -> Iterator[AuditRow]:
         return
     yield describe_managers(compared)
     if not compared.wrong:
-        found = f"those of {compared.ports} ports are exactly as the file says"
+        found = f"the tables of {compared.ports} ports are exactly as in the file"
         yield AuditRow("tables", _ISOLATION, AuditState.MET, found, needed=True)
         return
     yield AuditRow(
         "tables",
         _ISOLATION,
         AuditState.NOT_MET,
-        f"those of {len(compared.wrong)} of {compared.ports} ports are not as the file says",
-        "is the agent at work? What was changed seconds ago may still be on its way",
+        f"those of {len(compared.wrong)} of {compared.ports} ports are not as in the file",
+        "check that the agent runs; changes of the last seconds may still be on their way",
         needed=True,
     )
     for reason in compared.wrong[:_MOST_ROWS]:
@@ -241,7 +242,7 @@ def check_partitions(manager: SubnetManager, path: Path) -> Iterator[AuditRow]:
 
 
 def describe_managers(compared: FileComparison) -> AuditRow:
-    """The row for the ports with a subnet manager, which may not be members of a network."""
+    """The row for ports with a subnet manager. Such ports may not be members of a network."""
     managers = ", ".join(
         f"{format_guid(guid)} ({state})" for guid, state in sorted(compared.managers.items())
     )
@@ -319,7 +320,7 @@ def describe_agents(agents: Iterable[Any], fabric: str | None) -> list[AuditRow]
             for fault in configuration.get("faults", ())
         ]
     if not lives:
-        found = f"Neutron knows no live agent of the fabric {fabric}: ports cannot be bound"
+        found = f"Neutron has no live agent of the fabric {fabric}: ports cannot be bound"
         rows.append(AuditRow("agent", _ISOLATION, AuditState.NOT_MET, found, f"start {_AGENT}"))
     return rows
 
@@ -332,7 +333,7 @@ def _connect_network(cloud: str) -> Any:
     try:
         return openstack.connect(cloud=cloud).network
     except Exception as error:  # Configuration and catalog have errors of several libraries.
-        raise CommandError(f"the cloud {cloud!r} cannot be asked: {_one_line(error)}") from error
+        raise CommandError(f"the cloud {cloud!r} cannot be queried: {_one_line(error)}") from error
 
 
 def _list_all(ask: Callable[[], Iterable[Any]]) -> list[Any]:

@@ -166,7 +166,7 @@ class ExportFabric(ListCommand):
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
         parser.set_defaults(formatter="json")
         for option, help_text in (
-            ("-f", "what is written (default: json, which nova-hpc itself reads again)"),
+            ("-f", "format of the output (default: json, which nova-hpc itself reads again)"),
             ("-c", argparse.SUPPRESS),
         ):
             parser._option_string_actions[option].help = help_text
@@ -178,19 +178,19 @@ class ExportFabric(ListCommand):
             "--slurm-version",
             type=_parse_slurm_release,
             metavar="RELEASE",
-            help="the release of Slurm that shall load it, e.g. 24.11: what a block may be, and "
-            "whether there are blocks and topology.yaml, depends on it (default: what all load)",
+            help="the release of Slurm that shall load it, e.g. 24.11: blocks and topology.yaml "
+            "depend on it (default: a form that all releases load)",
         )
         parser.add_argument(
             "--block-level",
             choices=[level.word for level in FabricLevel],
-            help="what a block of Slurm is (default: the NVLink domains where there are any, else "
-            "blocks, else leaves)",
+            help="the fabric level of Slurm's blocks (default: NVLink domains if there are any, "
+            "else blocks, else leaves)",
         )
         parser.add_argument(
             "--accept-problems",
             action="store_true",
-            help="write the map although something in it is wrong; what that concerns is left out",
+            help="write the map in spite of its problems, without the parts that they concern",
         )
         map_files.add_map_arguments(parser)
         return parser
@@ -225,7 +225,7 @@ def refuse_problems(count: int, args: argparse.Namespace) -> None:
     if count and not args.accept_problems:
         raise CommandError(
             f"the map has {count} problem{'s' if count > 1 else ''}, and the last good one is "
-            "kept; --accept-problems takes it without what they concern"
+            "kept; --accept-problems takes it without the parts that they concern"
         )
 
 

@@ -33,7 +33,7 @@ class FabricDifference:
 
 @attrs.frozen
 class ClusterSpread:
-    """A cluster that spans more, or fewer, domains by the new map."""
+    """A cluster that spans more or fewer domains by the new map than by the old one."""
 
     cluster: str
     level: FabricLevel
@@ -49,7 +49,7 @@ class ClusterSpread:
 def compare_fabric_maps(
     old: FabricMap, new: FabricMap, cables: bool = True
 ) -> tuple[FabricDifference, ...]:
-    """The differences, sorted by kind and name.
+    """The differences between two maps, sorted by kind and name.
 
     :param cables: also compare the links; Nova's aggregates do not contain them.
     """

@@ -21,7 +21,7 @@ _PLACEHOLDERS: Final = frozenset(
 
 @attrs.frozen
 class Exclusions:
-    """Patterns of the names that are left out; None leaves nothing out.
+    """Patterns for names in a map that are left out. None leaves nothing out.
 
     Hosts, switches and rails match anywhere in their name, placeholders as a whole.
     """

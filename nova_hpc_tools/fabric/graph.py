@@ -65,7 +65,7 @@ _LANE: Final = {
 
 @attrs.frozen
 class HostPort:
-    """A host's cable to a switch."""
+    """A cable from a host to a switch."""
 
     host: str
     switch: str
@@ -87,7 +87,7 @@ class Cables:
 
 @attrs.frozen
 class Graph:
-    """The facts of a source, as read. All names in it are valid."""
+    """The facts of a map source as they were read. All names in it are valid."""
 
     ports: tuple[HostPort, ...] = ()
     cables: tuple[Cables, ...] = ()
@@ -140,7 +140,7 @@ class Graph:
 
 
 def speed_of_rate(rate: str | None) -> float | None:
-    """Gb/s of a rate as ibnetdiscover writes it, e.g. 400.0 for ``4xNDR``; None if unknown."""
+    """Gb/s of a rate in ibnetdiscover's form, such as 400.0 for ``4xNDR``; None if unknown."""
     match = _RATE.fullmatch(rate or "")
     if match is None or match[2] not in _LANE:
         return None
@@ -154,7 +154,7 @@ def build_map_from_graph(
     source: str,
     exclusions: Exclusions = NOTHING,
 ) -> FabricReading:
-    """The map of *graph*; contradictions in it become problems of *collector*.
+    """Build a fabric map from *graph*. Contradictions become problems in *collector*.
 
     The tiers are processed from the hosts upwards. The users of the first tier are hosts; the
     users of each next tier are the domains of the tier below, and hosts or domains that have no
@@ -319,10 +319,10 @@ def _settle_domains(
         others = sorted(switch for switch, domain in groups.domain_of.items() if domain == wider)
         verb, it, they = ("es", "", "they count") if len(others) > 1 else ("", "s", "it counts")
         collector.note(
-            f"switch{verb} {join_first(others, 5)} also serve{it} what is in the "
-            f"{level.noun(len(inside))} {join_first(sorted(inside), 5)}, so {they} for "
-            f"no {level.word} "
-            "there (a network for storage or management? --ignore-switches leaves it out)"
+            f"switch{verb} {join_first(others, 5)} also serve{it} hosts of the "
+            f"{level.noun(len(inside))} {join_first(sorted(inside), 5)}, so {they} for no "
+            f"{level.word} there (a network for storage or management? --ignore-switches leaves "
+            "it out)"
         )
     return settled
 

@@ -27,7 +27,7 @@ _LONGEST_VALUE: Final = 255
 
 @attrs.frozen
 class Aggregate:
-    """A host aggregate of ours."""
+    """A host aggregate that represents one domain of a fabric map in Nova."""
 
     name: str
     #: Key and value, in the order of the keys.
@@ -37,7 +37,7 @@ class Aggregate:
 
 
 def aggregates_of(fabric: FabricMap) -> tuple[Aggregate, ...]:
-    """The aggregates of *fabric*, in the order of their names.
+    """The host aggregates that represent *fabric* in Nova, sorted by name.
 
     A host is in the aggregate of its lowest known domain of the tree, and in those of its NVLink
     levels. Hosts without a domain are in no aggregate.

@@ -33,20 +33,20 @@ _BLOCKS: Final = ("nvlink_domain", "leaf", "block")
 
 
 def add_map_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options for reading a map."""
+    """Add the options for reading a map to *parser*."""
     group = parser.add_argument_group("how a map is read")
     group.add_argument(
         "--from",
         dest="form",
         choices=(*readers.FORMS, "json"),
-        help="what the file is (default: look): topograph's graph JSON or model, Slurm's "
+        help="format of the file (default: recognised): topograph's graph JSON or model, Slurm's "
         "topology.conf or topology.yaml, the output of ibnetdiscover, the plain YAML of the "
-        "operator guide, or what nova-hpc fabric export --format json wrote",
+        "operator guide, or the output of nova-hpc fabric export --format json",
     )
     group.add_argument(
         "--name",
         metavar="NAME",
-        help="name of the map (default: what the file says, or fabric); a cloud with two "
+        help="name of the map (default: the name in the file, or fabric). A cloud with two "
         "fabrics has two maps of different names",
     )
     group.add_argument(
@@ -58,7 +58,7 @@ def add_map_arguments(parser: argparse.ArgumentParser) -> None:
         "--slurm-blocks",
         choices=_BLOCKS,
         default="block",
-        help="what a block of Slurm is; on machines like NVL72 an nvlink_domain (default: block)",
+        help="the level of Slurm's blocks; on machines like NVL72 nvlink_domain (default: block)",
     )
     group.add_argument(
         "--ignore",
@@ -91,7 +91,7 @@ def add_map_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_map_files_argument(parser: argparse.ArgumentParser) -> None:
-    """Declare the maps of a command that reads several as one."""
+    """Add the argument for several map files that are read as one."""
     parser.add_argument(
         "maps",
         metavar="MAP",
@@ -102,12 +102,12 @@ def add_map_files_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def exclusions_of(args: argparse.Namespace) -> Exclusions:
-    """The names that the options leave out."""
+    """The patterns of names that the options leave out."""
     return Exclusions(args.ignore, args.ignore_switches, args.ignore_rails, args.unknown)
 
 
 def read_fabric_file(path: str, args: argparse.Namespace) -> FabricReading:
-    """The map in a file, or on standard input if *path* is ``-``.
+    """Read the map in a file, or on standard input if *path* is ``-``.
 
     :raises FabricMapError: it contains no map; the text names the file.
     """
@@ -128,7 +128,7 @@ def read_fabric_file(path: str, args: argparse.Namespace) -> FabricReading:
 
 
 def read_fabric_files(paths: Sequence[str], args: argparse.Namespace) -> FabricReading:
-    """The maps in several files as one.
+    """Read several map files as one map.
 
     :raises FabricMapError: one of them contains no map; the text names it.
     """

@@ -18,7 +18,7 @@ from nova_hpc_tools.fabric.problems import FabricReading, ProblemCollector, Sour
 
 
 def merge_readings(readings: Sequence[FabricReading], name: str | None = None) -> FabricReading:
-    """One reading of all of them; a domain on which two differ is unknown, and a problem.
+    """Merge several readings into one map. A domain on which they differ is unknown, and a problem.
 
     :param readings: at least one.
     :param name: of the map if there are several readings; None for the first one's name.

@@ -21,7 +21,7 @@ _GROUPS: Final = "2.15"
 
 
 class NovaApiError(FabricMapError):
-    """Nova does not answer, or refuses; one line."""
+    """Nova does not answer, or refuses a request. The text is one line."""
 
     def __init__(self, text: str, status: int | None = None) -> None:
         super().__init__(text)
@@ -30,23 +30,23 @@ class NovaApiError(FabricMapError):
 
 
 def add_cloud_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options that select the cloud."""
+    """Add the options that select the cloud to *parser*."""
     group = parser.add_argument_group("which cloud")
     group.add_argument(
         "--os-cloud",
         metavar="NAME",
         help="name in clouds.yaml (default: OS_CLOUD, or OS_AUTH_URL and the like in the "
-        "environment); its user needs the admin role, as for openstack aggregate",
+        "environment). Its user needs the admin role, as for openstack aggregate",
     )
     group.add_argument(
         "--no-clusters",
         action="store_true",
-        help="do not look which server groups a change concerns; this lists all servers",
+        help="do not search for server groups that a change concerns. The search lists all servers",
     )
 
 
 def connect_fabric_cloud(args: argparse.Namespace) -> FabricCloud:
-    """The cloud that the options name.
+    """Connect to the cloud that the options name.
 
     :raises NovaApiError: there is no such cloud, or openstacksdk is not installed.
     """
@@ -54,7 +54,7 @@ def connect_fabric_cloud(args: argparse.Namespace) -> FabricCloud:
 
 
 def connect_compute_proxy(args: argparse.Namespace) -> Any:
-    """The compute proxy of openstacksdk for the cloud that the options name.
+    """Connect to Nova with openstacksdk, for the cloud that the options name.
 
     :raises NovaApiError: there is no such cloud, or openstacksdk is not installed.
     """
@@ -123,7 +123,7 @@ class FabricCloud:
         return hosts_by_group
 
     def apply(self, step: SyncStep) -> None:
-        """Do one step.
+        """Carry out one step of a synchronisation.
 
         :raises NovaApiError: Nova refuses it, or does not confirm it.
         """

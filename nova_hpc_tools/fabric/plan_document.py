@@ -16,12 +16,15 @@ VERSION: Final = 1
 
 
 def format_plan_document(gang: Gang, answer: GangPlan | GangRefusal) -> str:
-    """The document as text: ASCII, indented, ends with a newline."""
+    """The plan document as JSON text: ASCII, indented, ends with a newline."""
     return json.dumps(build_plan_document(gang, answer), indent=2) + "\n"
 
 
 def build_plan_document(gang: Gang, answer: GangPlan | GangRefusal) -> dict[str, Any]:
-    """Question and answer; the keys after ``fits`` depend on its value."""
+    """The plan document as JSON objects: question and answer.
+
+    The keys after ``fits`` depend on its value.
+    """
     head = {
         "schema": SCHEMA,
         "version": VERSION,

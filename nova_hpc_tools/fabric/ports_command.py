@@ -111,7 +111,9 @@ class ListFabricPorts(ListCommand):
 
 
 def list_node_ports(node: Node, host: str, problems: list[str]) -> Iterator[PhysicalPort]:
-    """The InfiniBand ports of a node; *problems* gets a text for each one that is left out."""
+    """List the InfiniBand ports of a node. *problems* gets a text for each port that is left
+    out.
+    """
     for function in node.functions:
         if function.physical_function is not None:
             continue
@@ -143,14 +145,14 @@ def _explain_missing_guid(function: PciFunction, ports: int) -> str | None:
     if ports == 1:
         return None
     if ports > 1:
-        return f"it has {ports} ports on one function, and an address does not tell them apart"
+        return f"it has {ports} ports on one function, and one address cannot name one of them"
     if function.driver == "vfio-pci":
         return "vfio-pci has it, so its GUID cannot be read: list it before it is given to guests"
     return "no InfiniBand port of it is in sysfs: is its driver loaded?"
 
 
 def merge_ports(ports: Iterable[PhysicalPort]) -> tuple[PhysicalPort, ...]:
-    """All ports in order, each once.
+    """Merge the InfiniBand ports of several hosts, sorted, each once.
 
     :raises PortInventoryError: two ports have the same GUID, or the same function.
     """

@@ -22,12 +22,12 @@ NO_HOST: Final = "the map names no host"
 
 
 class FabricMapError(Exception):
-    """A source that is not a fabric map at all, or a request that cannot be met; one line each."""
+    """A source is not a fabric map at all, or a request cannot be met. The text is one line."""
 
 
 @attrs.frozen
 class SourceProblem:
-    """A fault of a source, for the operator."""
+    """A fault in a map source, with its line, for the operator."""
 
     text: str
     #: Line of the source, from 1; None if the fault is not on a single line.
@@ -39,7 +39,7 @@ class SourceProblem:
 
 @attrs.frozen
 class FabricReading:
-    """The content of a source."""
+    """The result of reading a map source: the map, problems and notes."""
 
     fabric: FabricMap
     #: Damages and contradictions; the part that they concern is unknown in the map.
@@ -50,7 +50,7 @@ class FabricReading:
 
 @attrs.define
 class ProblemCollector:
-    """Collects problems and notes while a source is read."""
+    """Collects problems and notes while a map source is read."""
 
     problems: list[SourceProblem] = attrs.Factory(list)
     notes: list[SourceProblem] = attrs.Factory(list)
@@ -60,7 +60,7 @@ class ProblemCollector:
         self.problems.append(SourceProblem(text, line))
 
     def note(self, text: str, line: int | None = None) -> None:
-        """Add a note."""
+        """Add a note: a remark that is no problem."""
         self.notes.append(SourceProblem(text, line))
 
     def good_name(self, name: object, what: str, line: int | None) -> bool:
@@ -83,7 +83,7 @@ class ProblemCollector:
         return [name for name in names if self.good_name(name, what, line)]
 
     def checked_reading(self, fabric: FabricMap) -> FabricReading:
-        """The reading of a newly made map, after checks of its domains.
+        """The reading of a new map, after checks of its domains.
 
         Contradictions become problems; NVLink domains across leaves become notes.
         """
@@ -94,7 +94,7 @@ class ProblemCollector:
         return self.reading(fabric)
 
     def reading(self, fabric: FabricMap) -> FabricReading:
-        """The reading of *fabric*: problems and notes by line, at most :data:`MOST` of each.
+        """The reading of *fabric*, with problems and notes by line, at most :data:`MOST` of each.
 
         A map without any host is a problem: if accepted, it would undo the last one.
         """

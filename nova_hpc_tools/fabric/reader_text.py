@@ -20,7 +20,7 @@ _DEEPEST: Final = 40
 
 @attrs.frozen
 class LineValue:
-    """One value of the document."""
+    """A value of a YAML or JSON document, with its line number."""
 
     #: A text, None, a dict of texts to values, or a list of values. Numbers are texts, too.
     value: Any
@@ -44,7 +44,7 @@ class LineValue:
 
     @property
     def kind(self) -> str:
-        """The kind of the value, in words."""
+        """The type of the value in words, such as ``a list``."""
         for kind, word in ((dict, "a mapping"), (list, "a list"), (str, "a text")):
             if isinstance(self.value, kind):
                 return word

@@ -47,7 +47,7 @@ _MORE_BESIDE_LARGER: Final = Fraction(1, 3)
 
 @attrs.frozen
 class DomainChoice:
-    """The domain that a user belongs to, and the domains of its other ports."""
+    """The domain chosen for a user of switches, and the domains of its other ports."""
 
     #: None if two domains have the same number of ports.
     domain: str | None
@@ -61,7 +61,9 @@ class DomainChoice:
 
 @attrs.frozen
 class SwitchGroups:
-    """The switches of one tier as domains.
+    """The switches of one tier, grouped into domains.
+
+    A user is a host, or a domain of the tier below.
 
     :ivar domain_of: switch -> name of its domain, the first of its switches by name.
     :ivar users_of: domain -> its users.
@@ -75,7 +77,8 @@ class SwitchGroups:
     disagreeing: tuple[tuple[str, ...], ...] = ()
 
     def choose_domain(self, switches: Collection[str]) -> DomainChoice | None:
-        """The domain of a user with ports on *switches*, one entry a port; None without ports.
+        """Choose the domain of a user with ports on *switches* (one entry per port); None without
+        ports.
 
         A wide domain gives way to a narrower one that has a quarter of the user's ports. A domain
         that is only larger gives way to one that has more than a third. Of the remaining domains
@@ -118,7 +121,7 @@ class SwitchGroups:
 
 
 def group_switches(users: Mapping[str, Iterable[str]]) -> SwitchGroups:
-    """Group the switches of one tier.
+    """Group the switches of one tier into domains by the users that they share.
 
     :param users: user -> the switches that it has ports on.
     """
@@ -151,7 +154,7 @@ def group_switches(users: Mapping[str, Iterable[str]]) -> SwitchGroups:
 
 
 def separate_switches(users: Mapping[str, Iterable[str]]) -> SwitchGroups:
-    """Each switch as a domain of its own, for sources in which a host has one switch.
+    """Make each switch a domain of its own, for sources in which a host has one switch.
 
     No domain is wide or larger here: most ports decide, and one port on each of two is a tie.
 
@@ -170,7 +173,7 @@ def separate_switches(users: Mapping[str, Iterable[str]]) -> SwitchGroups:
 
 @attrs.frozen
 class _Kinds:
-    """Sets of users, by number, and the number of users that two of them share."""
+    """Sets of users, by number, with the number of users that two sets share."""
 
     sets: tuple[frozenset[str], ...]
     #: (smaller number, larger number) -> count of shared users; pairs without any are missing.

@@ -30,7 +30,7 @@ DELETE: Final = "delete"
 
 @attrs.frozen
 class CloudAggregate:
-    """A host aggregate in Nova."""
+    """A host aggregate as it is in Nova."""
 
     id: str
     name: str
@@ -40,7 +40,7 @@ class CloudAggregate:
 
 @attrs.frozen
 class SyncStep:
-    """One call to Nova."""
+    """One call to Nova that makes its aggregates more like the map."""
 
     kind: str
     #: Name of the aggregate after the steps before this one.
@@ -55,7 +55,7 @@ class SyncStep:
 
 @attrs.frozen
 class SyncPlan:
-    """The steps to do, and facts that an operator needs before."""
+    """The calls to Nova for a map, and facts that the operator has to read before."""
 
     steps: tuple[SyncStep, ...] = ()
     #: Reasons to do no step at all.
@@ -106,7 +106,7 @@ def map_as_in_nova(fabric: FabricMap, hosts: Iterable[str]) -> FabricMap:
 def map_of_aggregates(
     aggregates: Iterable[CloudAggregate], name: str
 ) -> tuple[FabricMap, tuple[str, ...]]:
-    """The map *name* in the aggregates, and the problems of their metadata."""
+    """The map *name* as Nova's aggregates represent it, and the problems in their metadata."""
     of_host: dict[str, list[Mapping[str, str]]] = {}
     for aggregate in aggregates:
         if aggregate.metadata.get(ours.MAP_KEY) not in (name, None):
@@ -131,7 +131,7 @@ def map_of_aggregates(
 def plan_sync(
     fabric: FabricMap, aggregates: Sequence[CloudAggregate], hosts: Iterable[str], salt: str = ""
 ) -> SyncPlan:
-    """The steps that turn *aggregates* into those of *fabric*.
+    """Plan the calls that make Nova's *aggregates* represent *fabric*.
 
     :param aggregates: all aggregates of the cloud.
     :param hosts: names of Nova's compute services.
@@ -191,7 +191,7 @@ def plan_sync(
         for host in sorted(set(want.hosts) - before):
             additions.setdefault(host, []).append(SyncStep(ADD, name, id_, host))
     notes += [
-        f"aggregate {name!r} is empty and has no mark: somebody's sync made it and did not go on"
+        f"aggregate {name!r} is empty and has no mark: an interrupted sync created it"
         for name in sorted(sorted_aggregates.begun)
         if name not in wanted
     ]
@@ -235,10 +235,10 @@ def check_removals(
     lost = [place.host for place in old.places if _loses_domain(place, new.place(place.host))]
     if len(lost) <= share * len(old.places) or len(lost) == accepted:
         return None
-    accepted_text = "" if accepted is None else f" (--accept-removals says {accepted})"
+    accepted_text = "" if accepted is None else f" (--accept-removals is {accepted})"
     return (
-        f"by the new map {len(lost)} of {len(old.places)} hosts would lose a domain that Nova has "
-        f"now{accepted_text}: {join_first(lost, 5)}; if that is meant, say "
+        f"by the new map {len(lost)} of {len(old.places)} hosts would lose a domain that Nova "
+        f"has now{accepted_text}: {join_first(lost, 5)}; if that is intended, use "
         f"--accept-removals {len(lost)}"
     )
 
@@ -252,7 +252,7 @@ def _loses_domain(old_place: FabricPlace, will_be: FabricPlace | None) -> bool:
 
 @attrs.frozen
 class _SortedAggregates:
-    """The aggregates, sorted by their owner."""
+    """Nova's aggregates, sorted by owner: this map, other maps, and foreign ones."""
 
     #: Aggregates of this map.
     mine: tuple[CloudAggregate, ...]
@@ -363,9 +363,8 @@ def _plan_aggregate_deletion(
     if not theirs:
         return [SyncStep(DELETE, aggregate.name, aggregate.id)]
     notes.append(
-        f"aggregate {aggregate.name!r} is no domain of the map any more; it stays, "
-        f"without our keys, "
-        f"because somebody has given it {', '.join(theirs)}"
+        f"aggregate {aggregate.name!r} is no domain of the map any more; it stays, without "
+        f"nova-hpc's keys, because it also has {', '.join(theirs)}"
     )
     gone: dict[str, str | None] = {
         key: None for key in aggregate.metadata if key.startswith(ours.PREFIX)

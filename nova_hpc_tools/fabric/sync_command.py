@@ -43,7 +43,7 @@ class SyncFabric(ListCommand):
         """Declare the options."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
         map_files.add_map_files_argument(parser)
-        parser.add_argument("--yes", action="store_true", help="do what is shown")
+        parser.add_argument("--yes", action="store_true", help="carry out the shown steps")
         parser.add_argument(
             "--accept-problems",
             action="store_true",
@@ -75,8 +75,8 @@ class SyncFabric(ListCommand):
         map_files.report_map_problems(reading, args)
         if not reading.fabric.places:
             raise FabricMapError(
-                f"{NO_HOST}, and is not taken for one: what Nova has stays (to take a map out of "
-                "Nova, delete its aggregates)"
+                f"{NO_HOST}, and is not used as one: the map in Nova stays (to take a map out "
+                "of Nova, delete its aggregates)"
             )
         refuse_problems(len(reading.problems), args)
         cloud = self.cloud(args)
@@ -160,7 +160,7 @@ class SyncFabric(ListCommand):
 
     def _end(self, plan: SyncPlan, done: int, yes: bool) -> None:
         if not plan.steps:
-            print("Nova's aggregates say what the map says")
+            print("Nova's aggregates are as in the map")
         elif not yes:
             for step in plan.steps:
                 print(f"to do: {_format_sync_step(step)}")
@@ -185,13 +185,13 @@ def _verify_written_aggregates(cloud: FabricCloud, fabric: FabricMap) -> str | N
     if not left.steps and not left.refusals:
         return None
     return (
-        "all steps are done, but the aggregates are not as they should be: somebody else has "
-        "changed them meanwhile; see that one map is written at a time, and run it again"
+        "all steps are done, but the aggregates differ from the map: another program has "
+        "changed them meanwhile; write only one map at a time, and run the command again"
     )
 
 
 def describe_sync_step(step: SyncStep) -> str:
-    """A step on its aggregate, in words."""
+    """The change that a step makes to its aggregate, in words."""
     if step.kind == sync.METADATA:
         return ", ".join(
             _describe_metadata_item(key, value) for key, value in step.metadata.items()

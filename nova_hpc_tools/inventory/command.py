@@ -58,12 +58,11 @@ class _Colours(RegexHighlighter):
 
 
 class Inventory(ListCommand):
-    """Show what a node has: NUMA nodes, PCIe trees, devices, IOMMU groups.
+    """Show the parts of a node: NUMA nodes, PCIe trees, devices, IOMMU groups.
 
-    Reads this machine, the captured sys and proc of another one, or the XML
-    of lstopo, and needs no privileges; root sees more (ACS, link registers).
-    JSON and YAML say all that is known, with a version; lists name the devices;
-    HTML and SVG draw the node.
+    Reads this machine, the captured sys and proc of another one, or the XML of lstopo, and needs no
+    privileges; root sees more (ACS, link registers). JSON and YAML contain the whole inventory,
+    with a version; lists name the devices; HTML and SVG draw the node.
     """
 
     acts_with = ("save",)
@@ -89,8 +88,8 @@ class Inventory(ListCommand):
             "--save",
             type=Path,
             metavar="FILE.tar.xz",
-            help="write what is read of the node into an archive, for a report of a bug, and "
-            "print nothing else; serial numbers, MACs, GUIDs and the host's name are replaced",
+            help="write the reading of the node into an archive, for a bug report, and print "
+            "nothing else. Serial numbers, MACs, GUIDs and the host's name are replaced",
         )
         parser.add_argument(
             "--keep-names", action="store_true", help="--save: keep the name of the host"
@@ -98,8 +97,8 @@ class Inventory(ListCommand):
         parser.add_argument(
             "--keep-serials",
             action="store_true",
-            help="--save: keep the serial numbers of PCI functions, by which a declaration knows "
-            "a device wherever it is plugged in (nova-hpc configure --root)",
+            help="--save: keep the serial numbers of PCI functions, by which a declaration "
+            "recognises a device in any slot (nova-hpc configure --root)",
         )
         parser.add_argument(
             "--show",

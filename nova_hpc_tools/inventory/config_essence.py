@@ -21,7 +21,7 @@ _EXTENDED_CAP_SERIAL: Final = 0x0003
 
 
 def with_serial(handle: int, data: bytes) -> bytes:
-    """The bytes that :func:`~nova_hpc.topology.confspace.skim_config` read, and the serial."""
+    """Add the device's serial number to the bytes that skim_config() read."""
     offset = serial_at(data)
     if offset is None:
         return data

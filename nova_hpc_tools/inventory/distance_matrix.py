@@ -34,14 +34,14 @@ _LEGEND: Final[Mapping[str, str]] = {
     Distance.NODE.name: "host bridges of one NUMA node",
     Distance.SYS.name: "the link between NUMA nodes, within a socket or between two",
     REDIRECTED: "below one switch, but ACS sends the traffic through the root complex",
-    UNKNOWN: "the kernel does not say where one of them is",
+    UNKNOWN: "the kernel does not report the place of one of them",
 }
 _GAP: Final = "  "
 
 
 @attrs.frozen
 class MatrixDevice:
-    """A device of the matrix.
+    """A GPU or adapter in the distance matrix.
 
     :ivar label: ``GPU0``, ``NIC3``: numbered in the order of addresses.
     :ivar cpus: the local CPUs, as a list in the kernel's form; "" if unknown.
@@ -62,7 +62,7 @@ class MatrixDevice:
 
     @property
     def kernel_names(self) -> tuple[str, ...]:
-        """Names of its kernel devices, those for RDMA first: ``mlx5_0``, ``ib0``."""
+        """Names of the device in the kernel, RDMA devices first: ``mlx5_0``, ``ib0``."""
         names = [device.name for device in self.function.rdma]
         names += [name.partition(" ")[2] for name in self.function.os_devices]
         return tuple(dict.fromkeys(names))
@@ -70,14 +70,14 @@ class MatrixDevice:
 
 @attrs.frozen
 class DistanceMatrix:
-    """The devices, and the distances of each to all of them."""
+    """The distances between the GPUs and adapters of a node."""
 
     devices: tuple[MatrixDevice, ...]
     rows: tuple[tuple[str, ...], ...]
 
 
 def build_distance_matrix(node: Node, everything: bool = False) -> DistanceMatrix:
-    """The distances between all GPUs and adapters of *node*.
+    """Compute the distances between all GPUs and adapters of *node*.
 
     :param everything: include virtual functions, which have the place of their physical function.
     """
@@ -132,7 +132,7 @@ def _format_distance(node: Node, first: PciFunction, second: PciFunction) -> str
 
 
 def format_matrix_lines(matrix: DistanceMatrix) -> Iterator[str]:
-    """The matrix, its devices and its legend, line by line."""
+    """Format the matrix with its devices and legend, line by line."""
     if not matrix.devices:
         yield "no GPU and no adapter"
         return

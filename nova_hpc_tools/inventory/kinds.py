@@ -27,7 +27,7 @@ _KIB_OF_GIB: Final = 1 << 20
 
 @attrs.frozen
 class NodeKind:
-    """Nodes with the same devices.
+    """Nodes with the same numbers of the same products.
 
     :ivar number: from 1, the largest kind first.
     :ivar nodes: their names, in order.
@@ -78,7 +78,7 @@ class KindDifference:
 
 @attrs.frozen
 class NodeFleet:
-    """The common values of nodes, and their differences."""
+    """The kinds of the compared nodes, and the differences inside each kind."""
 
     kinds: tuple[NodeKind, ...]
     differences: tuple[KindDifference, ...]

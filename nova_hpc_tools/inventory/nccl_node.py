@@ -20,7 +20,7 @@ from nova_hpc.topology.nccl import (
 
 
 def from_node(node: Node, processor: Processor | None = None) -> str:
-    """The text of the file: the node's GPUs and adapters without virtual functions.
+    """The NCCL topology file of the node: its GPUs and adapters, without virtual functions.
 
     :raises NcclError: the node has more than NCCL can read.
     """

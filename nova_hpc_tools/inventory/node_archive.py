@@ -55,7 +55,9 @@ _LINES: Final = {
 
 
 class HiddenIdentities:
-    """Identities that must not be disclosed, and their stand-ins."""
+    """The identities (serial numbers, MACs, host name) to hide in an archive, and their
+    stand-ins.
+    """
 
     def __init__(self) -> None:
         self._stand_ins: dict[bytes, bytes] = {}
@@ -80,7 +82,7 @@ class HiddenIdentities:
         return self._stand_ins[identity]
 
     def add_host(self, name: str) -> None:
-        """Replace the name of the host, long and short, by ``node`` from now on."""
+        """Hide the name of the host, long and short, as ``node`` from now on."""
         both = (name, name.partition(".")[0])
         # A name like "10" or "cafe" also occurs in unrelated numbers.
         self._host = tuple(
@@ -119,7 +121,7 @@ class HiddenIdentities:
         return text
 
     def is_in(self, text: str) -> bool:
-        """Whether *text* contains an original that is not also the stand-in of another one."""
+        """Whether *text* still contains an identity that is not also a stand-in."""
         standing = set(self._stand_ins.values())
         for pattern, encoding in zip(self._patterns or (), (None, "latin-1"), strict=False):
             for match in pattern.finditer(text):
@@ -146,7 +148,7 @@ def anonymise_record(
     others: Iterable[bytes] = (),
     keep_serials: bool = False,
 ) -> tuple[dict[str, Entry], HiddenIdentities]:
-    """Replace the identities of the machine and its hardware.
+    """Replace the identities of the machine and its hardware in a record of files.
 
     :param keep_names: keep the name of the host.
     :param others: further MACs and GUIDs, which are not from files of the record.
@@ -272,15 +274,16 @@ def check_hidden(record: Mapping[str, Entry], identities: HiddenIdentities) -> N
             identities.hide_inside(name) != name for name in names
         ):
             raise InventoryError(
-                f"--save: {path if path.isprintable() else ascii(path)} would tell what was to be "
-                "replaced, so nothing was written; please report this with the kind of the file"
+                f"--save: {path if path.isprintable() else ascii(path)} would reveal a value "
+                "that has to be replaced, so nothing was written; please report this with the "
+                "kind of the file"
             )
 
 
 def save_node_archive(
     root: Path, target: Path, keep_names: bool = False, keep_serials: bool = False
 ) -> str:
-    """Write the files that the reader reads below *root* into the archive *target*.
+    """Save the files of the node below *root* as the archive *target*.
 
     :param keep_names: keep the name of the host.
     :param keep_serials: keep the serial numbers of PCI functions.

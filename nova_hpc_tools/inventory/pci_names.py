@@ -22,7 +22,7 @@ _LINE: Final = re.compile(r"(\t?)([0-9a-f]{4})  (\S.*)", re.ASCII)
 def read_product_names(
     wanted: Collection[tuple[str, str]], files: Collection[Path] = FILES
 ) -> Mapping[tuple[str, str], str]:
-    """Vendor and product id -> name, for *wanted* products that the file contains.
+    """Read the names of products from ``pci.ids``: (vendor id, product id) -> name.
 
     :param files: the first readable one is used.
     """

@@ -19,8 +19,8 @@ _WHERE: Final = {
 }
 _WHY: Final = {
     PeerReason.REDIRECT: "ACS redirects all",
-    PeerReason.NO_ATS: "ACS redirects what is not translated, and one has no ATS",
-    PeerReason.ATS: "ACS redirects what is not translated, and both have ATS",
+    PeerReason.NO_ATS: "ACS redirects untranslated traffic, and one has no ATS",
+    PeerReason.ATS: "ACS redirects untranslated traffic, and both have ATS",
     PeerReason.FREE: "ACS redirects nothing",
     PeerReason.UNREADABLE: "only root can read the registers",
 }
@@ -30,7 +30,10 @@ _ATS: Final = {True: ", ATS on", False: ", ATS off now", None: ""}
 
 
 def format_peer_lines(node: Node, wish: PeerWish = PeerWish.KEEP) -> Iterator[str]:
-    """A line for equal pairs, and below it the obstacles to *wish*; no line without pairs."""
+    """Lines about peer-to-peer paths of GPUs and adapters; equal pairs share a line.
+
+    Below each line are the obstacles to *wish*.
+    """
     pairs = list(peer.find_peer_pairs(node))
     if not pairs:
         return

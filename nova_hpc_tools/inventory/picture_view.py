@@ -29,7 +29,7 @@ _STATES: Final = {
 def view_inventory_node(
     node: Node, standings: Mapping[str, FunctionStanding], spec: DeviceSpec
 ) -> NodePicture:
-    """The picture of a node without its servers, which an inventory does not contain.
+    """The picture model of a node without its servers, which an inventory does not contain.
 
     :param standings: address -> role and offer.
     :param spec: the devices that the node offers or could offer.
@@ -56,7 +56,7 @@ def view_inventory_node(
 
 
 def measure_offered_sets(spec: DeviceSpec) -> Largest:
-    """Role -> level -> the largest device set that the node can give without servers."""
+    """Role -> level -> size of the largest device set that the node could give without servers."""
     pools = tuple(
         DevicePool(
             id=str(number),

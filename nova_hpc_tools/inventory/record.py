@@ -28,7 +28,7 @@ _NUMBERED: Final = "/sys/devices/system/"
 
 
 class RecordingTree(FileTree):
-    """Reads like :class:`FileTree`, and keeps the files that it has read."""
+    """A :class:`FileTree` that keeps the files that it has read, for an archive."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
@@ -103,7 +103,7 @@ class RecordingTree(FileTree):
 
 
 class ReplayTree(FileTree):
-    """Reads a record as if its files were there; touches no file."""
+    """A :class:`FileTree` on a record in memory; it touches no file."""
 
     def __init__(self, record: Mapping[str, Entry]) -> None:
         super().__init__(Path("/"))

@@ -25,7 +25,7 @@ from nova_hpc_tools.site.device_spec import DeviceSpec
 
 
 class Offer(enum.Enum):
-    """Whether servers are offered a function; the value is the word for people."""
+    """Whether a function is offered to servers. The value is the word for people."""
 
     #: An entry of ``[pci]device_spec`` names it.
     OFFERED = "offered"
@@ -39,7 +39,7 @@ class Offer(enum.Enum):
 
 @attrs.frozen
 class FunctionStanding:
-    """The use of a function by servers."""
+    """The role of a function, and whether it is offered to servers."""
 
     role: str = ""
     offer: Offer = Offer.NO_ROLE
@@ -48,7 +48,7 @@ class FunctionStanding:
 
     @property
     def words(self) -> str:
-        """Role and offer for people; "" without a role."""
+        """Role and offer as a text for people; "" without a role."""
         if not self.role and self.offer is Offer.NO_ROLE:
             return ""
         reason = f": {self.reason}" if self.reason else ""
@@ -60,7 +60,7 @@ NONE: Final = FunctionStanding()
 
 @attrs.frozen
 class NodeSettings:
-    """The configuration of a node's devices."""
+    """The configured roles and device_spec entries of a node, and its offer."""
 
     roles: Roles
     #: Values of ``[pci]device_spec``.
@@ -103,7 +103,9 @@ def read_node_settings(node: Node, config: Sequence[str]) -> NodeSettings:
 
 
 def make_default_settings(node: Node) -> NodeSettings:
-    """The settings of a node whose configuration is unknown: the default roles, and no entry."""
+    """The default settings for a node whose configuration is unknown: default roles, and no
+    entry.
+    """
     role_table = roles.parse_roles(DEFAULT_ROLES)
     return NodeSettings(role_table, (), device_spec.build_device_spec(node, role_table))
 

@@ -32,7 +32,7 @@ _UNSURE: Final = "?"
 _LEGEND: Final = {
     _NARROW: "link with fewer lanes than it has",
     _SLOW: "link slower than it can be (an idle device may save power)",
-    _SHARED: "IOMMU group shared with other devices: one guest gets all of it, or nobody",
+    _SHARED: "IOMMU group shared with other devices: one guest gets all of it, or no guest",
     _PEER: "peer-to-peer traffic below this switch goes through the root complex (ACS redirect)",
     _UNSURE: "whether peer-to-peer traffic stays below this switch is not known; root can read it",
 }
@@ -46,7 +46,7 @@ _KINDS: Final = {
 
 @attrs.define
 class _NodeBranch:
-    """A line and the branches below it."""
+    """A line of the drawn tree, with the branches below it."""
 
     line: str
     below: list[_NodeBranch] = attrs.Factory(list)
@@ -130,7 +130,7 @@ class _Drawing:
     reasons: dict[str, int]
 
     def trunk(self) -> _NodeBranch:
-        """The machine, its NUMA nodes, and the PCI roots of each."""
+        """The root of the tree: the machine, its NUMA nodes, and the PCI roots of each."""
         homes: dict[int | None, list[str]] = {}
         by_root: dict[str, list[PciFunction]] = {}
         for function in self.node.functions:
@@ -202,7 +202,9 @@ class _Drawing:
         return _DOT.join(parts)
 
     def use(self, function: PciFunction) -> Iterator[str]:
-        """Driver, IOMMU group, virtual functions and kernel devices."""
+        """The words about a function's driver, IOMMU group, virtual functions and kernel
+        devices.
+        """
         if function.driver:
             yield function.driver
         if function.iommu_group is not None:
@@ -217,7 +219,9 @@ class _Drawing:
             yield " ".join(names)
 
     def stand(self, function: PciFunction) -> Iterator[str]:
-        """Role, and whether servers are offered it, or its virtual functions."""
+        """The words about a function's role, and whether it or its virtual functions are
+        offered.
+        """
         counts: dict[tuple[str, str, str], int] = {}
         for address in (function.address, *function.virtual_functions):
             standing = self.standings.get(address)
@@ -245,7 +249,7 @@ class _Drawing:
         return sum(item is None or item.bridge is None for item in members) > 1
 
     def link(self, link: PcieLink, judged: bool) -> str:
-        """Current speed and width, and the highest ones if they are higher.
+        """The words about a link: current speed and width, and the highest ones if they are higher.
 
         :param judged: whether to report fewer lanes or a lower speed than possible.
         """

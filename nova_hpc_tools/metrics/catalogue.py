@@ -14,7 +14,7 @@ import attrs
 
 
 class MetricScope(enum.Enum):
-    """The subject of a metric, which determines the command that gives it."""
+    """The subject of a metric: this node, the cloud, or a fabric. Each has a command of its own."""
 
     NODE = "node"
     CLOUD = "cloud"
@@ -23,7 +23,7 @@ class MetricScope(enum.Enum):
 
 @attrs.frozen
 class MetricKind:
-    """One metric."""
+    """One kind of metric: its name, help text and labels."""
 
     scope: MetricScope
     word: str
@@ -37,7 +37,7 @@ class MetricKind:
 
     @property
     def name(self) -> str:
-        """The name in Prometheus."""
+        """The name of the metric in Prometheus."""
         end = "_total" if self.counter else ""
         return f"nova_hpc_{self.scope.value}_{self.word}{end}"
 
@@ -84,7 +84,7 @@ LEDGER_USABLE: Final = MetricKind(
 NODE_DEVICES: Final = MetricKind(
     _NODE,
     "devices",
-    "Devices of the node by role and state, as nova-hpc device list says",
+    "Devices of the node by role and state, as in nova-hpc device list",
     ("role", "state"),
 )
 NODE_SIGNS: Final = MetricKind(
@@ -108,12 +108,12 @@ NODE_CLEANINGS: Final = MetricKind(
 NODE_ABSENT: Final = MetricKind(
     _NODE,
     "absent_devices",
-    "Hardware that was in the node and is not found, as nova-hpc device list --absent says",
+    "Hardware that was in the node and is not found, as in nova-hpc device list --absent",
 )
 NODE_DIFFERING: Final = MetricKind(
     _NODE,
     "differing_devices",
-    "Devices of which a server's guest differs from what the server was given",
+    "Devices whose presence in the guest differs from the record of the server",
 )
 NODE_LARGEST: Final = MetricKind(
     _NODE,
@@ -135,7 +135,7 @@ NODE_MAINTENANCE: Final = MetricKind(
     _NODE, "maintenance", "1: a time in which devices may change is announced and not over"
 )
 NODE_PROBLEMS: Final = MetricKind(
-    _NODE, "problems", "What could not be read of the node and of its ledger, number of sentences"
+    _NODE, "problems", "Number of errors while the node and its ledger were read"
 )
 NODE_GPU: Final = MetricKind(
     _NODE,
@@ -150,7 +150,7 @@ NODE_GPU: Final = MetricKind(
 CLOUD_TAKEN: Final = MetricKind(
     _CLOUD,
     "snapshot_timestamp_seconds",
-    "Unix time at which the cloud was as the other metrics say; a file may be old",
+    "Unix time of the reading behind the other metrics; a snapshot file may be old",
 )
 CLOUD_HOSTS: Final = MetricKind(
     _CLOUD,
@@ -168,13 +168,13 @@ CLOUD_DEVICES: Final = MetricKind(
 CLOUD_WITHHELD: Final = MetricKind(
     _CLOUD,
     "withheld_devices",
-    "Devices that nodes withhold, as nova-hpc device list --all-nodes says; not from a file",
+    "Devices that nodes withhold, as in nova-hpc device list --all-nodes; not from a file",
     ("state",),
 )
 CLOUD_UNLISTED: Final = MetricKind(
     _CLOUD,
     "unlisted_devices",
-    "Devices that are withheld or ill and did not fit into what their nodes report",
+    "Withheld or faulty devices that did not fit into their nodes' reports",
 )
 CLOUD_AILING: Final = MetricKind(
     _CLOUD, "ailing_devices", "Devices with a fault that a server has; not from a file"
@@ -197,7 +197,7 @@ CLOUD_SETS: Final = MetricKind(
 CLOUD_PROBLEMS: Final = MetricKind(
     _CLOUD,
     "problems",
-    "What is wrong with the cloud as a whole, as nova-hpc explain and nova-hpc capacity warn of it",
+    "Faults of the cloud as a whole, as in the warnings of nova-hpc explain and nova-hpc capacity",
 )
 FLAVOR_UP: Final = MetricKind(
     _CLOUD,
@@ -209,7 +209,7 @@ FLAVOR_UP: Final = MetricKind(
 FLAVOR_FIT: Final = MetricKind(
     _CLOUD,
     "servers_fit",
-    "Servers of the flavor that still fit, as nova-hpc capacity says",
+    "Servers of the flavor that still fit, as in nova-hpc capacity",
     ("flavor",),
     option="--flavor",
 )
@@ -255,7 +255,7 @@ FABRIC_CHECKS: Final = MetricKind(
     ("name", "requirement", "needed", "state"),
 )
 FABRIC_PARTITIONS: Final = MetricKind(
-    _FABRIC, "partitions", "Networks in the file of partitions, where the manager is told by one"
+    _FABRIC, "partitions", "Networks in the file of partitions, if the subnet manager reads one"
 )
 FABRIC_MEMBERS: Final = MetricKind(
     _FABRIC, "members", "Members of all networks in the file of partitions"

@@ -40,7 +40,7 @@ _SIZES: Final = (1, 2, 4, 8, 16)
 
 @attrs.frozen
 class FlavorWish:
-    """The flavors of the wanted numbers, and the sizes of their clusters."""
+    """The flavors, and the cluster sizes, for which metrics are requested."""
 
     flavors: tuple[str, ...] = ()
     members: tuple[int, ...] = ()
@@ -49,7 +49,7 @@ class FlavorWish:
 def read_cloud_samples(
     file: Path | None, config: Sequence[str], wish: FlavorWish
 ) -> tuple[MetricSample, ...]:
-    """Read the cloud, or the snapshot in a file.
+    """Read the metrics of the cloud, or of the snapshot in a file.
 
     :raises SnapshotError: it cannot be read, or not the whole of it; the text names the cure.
     """
@@ -64,7 +64,7 @@ def read_cloud_samples(
 def list_cloud_samples(
     cloud: Snapshot, health: Iterable[NodeHealth] | None, wish: FlavorWish
 ) -> Iterator[MetricSample]:
-    """The metrics of a cloud.
+    """The metrics of a cloud's snapshot.
 
     :param health: None if the withheld devices of nodes are unknown.
     """

@@ -36,7 +36,7 @@ _MOST_SIZES: Final = 8
 
 
 def parse_listen_address(text: str) -> ListenAddress:
-    """An argparse type: ``ADDRESS:PORT``, the address of IPv6 in brackets."""
+    """argparse type for ``ADDRESS:PORT``; an IPv6 address is in brackets."""
     match = _LISTEN.fullmatch(text)
     if match is None or not 0 < int(match[3]) <= _LAST_PORT:
         raise argparse.ArgumentTypeError(
@@ -46,7 +46,7 @@ def parse_listen_address(text: str) -> ListenAddress:
 
 
 class _MetricsCommand(ListCommand):
-    """Common to all: read once and show it or write a file, or read again and again and answer."""
+    """Base class of the metrics commands: read once and print or write a file, or serve scrapes."""
 
     acts_with = ("textfile", "listen")
     scope: ClassVar[MetricScope]
@@ -62,19 +62,20 @@ class _MetricsCommand(ListCommand):
             type=Path,
             metavar="FILE",
             help="write the metrics into this file, whole or not at all, for the textfile "
-            "collector of node_exporter; it ends with .prom",
+            "collector of node_exporter. Its name ends with .prom",
         )
         where.add_argument(
             "--listen",
             type=parse_listen_address,
             metavar="ADDRESS:PORT",
-            help="answer scrapes there until the process is asked to end",
+            help="answer scrapes there until the process gets a signal to end",
         )
         parser.add_argument(
             "--interval",
             type=Count(5),
             metavar="SECONDS",
-            help=f"--listen: read anew so often; a scrape reads nothing (default: {self.interval})",
+            help="--listen: time between two readings. A scrape reads nothing (default: "
+            f"{self.interval})",
         )
         for option, text in (
             ("--tls-certificate", "--listen: answer by TLS with this certificate"),
@@ -111,7 +112,7 @@ class _MetricsCommand(ListCommand):
     def _check_options(self, args: argparse.Namespace) -> None:
         keys = (args.tls_certificate, args.tls_key, args.tls_client_ca)
         if args.listen is None and (args.interval is not None or any(keys)):
-            raise CommandError("--interval and --tls-... say how to answer: give --listen, too")
+            raise CommandError("--interval and --tls-... need --listen")
         if (args.tls_certificate is None) != (args.tls_key is None):
             raise CommandError("--tls-certificate and --tls-key go together")
         if args.tls_client_ca is not None and args.tls_certificate is None:
@@ -208,8 +209,8 @@ class CloudMetrics(_MetricsCommand):
             action="append",
             default=[],
             metavar="FLAVOR",
-            help="name or ID of a flavor of which is said how many servers fit, what strands, and "
-            f"why hosts refuse it; may be repeated ({_MOST_FLAVORS} times at most)",
+            help="name or ID of a flavor for the metrics of fitting servers, stranded devices "
+            f"and refusals by hosts; may be repeated ({_MOST_FLAVORS} times at most)",
         )
         parser.add_argument(
             "--members",
@@ -256,8 +257,8 @@ class FabricMetrics(_MetricsCommand):
         parser.add_argument(
             "--os-cloud",
             metavar="NAME",
-            help="name in clouds.yaml of the cloud whose agents and ports are looked at, too; its "
-            "user needs the admin role",
+            help="name in clouds.yaml of the cloud whose agents and ports are looked at, too. "
+            "Its user needs the admin role",
         )
         source_options.add_config_options(parser, "the agent beside the subnet manager")
         return parser

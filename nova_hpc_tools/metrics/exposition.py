@@ -42,7 +42,7 @@ _LARGEST: Final = 1 << 24
 
 
 def load_prometheus_client() -> Any:
-    """The library, which only these commands need.
+    """Import the library prometheus_client, which only the metrics commands need.
 
     :raises CommandError: it is not installed; the text names the cure.
     """
@@ -61,7 +61,7 @@ def load_prometheus_client() -> Any:
 
 @attrs.frozen
 class _MetricsReading:
-    """The samples of one reading; None if it failed."""
+    """The result of one reading of metrics: its samples, or None if it failed."""
 
     samples: Sequence[MetricSample] | None
     #: End of the reading, by a monotonic clock, in seconds.
@@ -72,7 +72,7 @@ class _MetricsReading:
 
 @attrs.define
 class MetricsKeeper:
-    """The last reading. Threads that answer scrapes see it as a whole."""
+    """Keeps the last reading of metrics for the threads that answer scrapes."""
 
     scope: MetricScope
     read: ReadSamples
@@ -83,7 +83,7 @@ class MetricsKeeper:
     )
 
     def refresh(self, before: float | None = None) -> None:
-        """Read now.
+        """Read the metrics now, and replace the last reading.
 
         :param before: Unix time of the last reading of an earlier process.
         :raises Exception: the error of :attr:`read`; from now on no sample is valid.
@@ -97,7 +97,7 @@ class MetricsKeeper:
         self._last = _MetricsReading(samples, time.monotonic(), time.time())
 
     def list_samples(self) -> tuple[MetricSample, ...]:
-        """The samples that are valid now."""
+        """The samples that are valid now, with those about the reading itself."""
         last = self._last
         late = self.lasts is not None and time.monotonic() - last.ended > self.lasts
         known = () if last.samples is None or late else last.samples
@@ -111,7 +111,7 @@ class MetricsKeeper:
 
 
 def write_exposition(samples: Iterable[MetricSample]) -> bytes:
-    """The text that Prometheus scrapes, in UTF-8.
+    """The samples in Prometheus's text format, in UTF-8.
 
     :raises CommandError: the library is not there.
     """
@@ -124,17 +124,17 @@ def write_exposition(samples: Iterable[MetricSample]) -> bytes:
 
 @attrs.frozen(eq=False)
 class _SamplesCollector:
-    """The collector that a registry of the library calls at each scrape."""
+    """Adapter of the samples to prometheus_client's registry."""
 
     client: Any
     samples: ReadSamples
 
     def describe(self) -> Iterable[Any]:
-        """The library calls this at the start, when nothing has been read."""
+        """Return nothing: the registry calls this at the start, before anything has been read."""
         return ()
 
     def collect(self) -> Iterator[Any]:
-        """One family for each metric, in the order of the catalogue."""
+        """Yield one metric family for each kind, in the order of the catalogue."""
         values: dict[MetricKind, dict[tuple[str, ...], float]] = {}
         for sample in self.samples():
             # Of equal series Prometheus would refuse the whole text.
@@ -154,7 +154,7 @@ class _SamplesCollector:
 
 
 def write_textfile(path: Path, keeper: MetricsKeeper) -> None:
-    """Read, and write the file of node_exporter's textfile collector, whole or not at all.
+    """Read the metrics, and write the file for node_exporter's textfile collector atomically.
 
     If the reading fails, the file reports that, and keeps the time of the last complete reading.
 
@@ -196,7 +196,7 @@ def _find_last_success(path: Path, scope: MetricScope) -> float | None:
 
 @attrs.frozen
 class ListenAddress:
-    """The address of a service."""
+    """The address and port on which scrapes are served."""
 
     host: str
     port: int
@@ -207,7 +207,7 @@ class ListenAddress:
 
 @attrs.frozen
 class TransportKeys:
-    """The files of TLS; None if it is not used."""
+    """The TLS files for serving scrapes; None for plain HTTP."""
 
     certificate: Path | None = None
     key: Path | None = None
@@ -222,11 +222,11 @@ class _ScrapeHandler(simple_server.WSGIRequestHandler):
     timeout = 30
 
     def log_message(self, *args: object) -> None:
-        """Scrapes come all the time: no line for each."""
+        """Log nothing, because scrapes come all the time."""
 
 
 class _ScrapeServer(socketserver.ThreadingMixIn, simple_server.WSGIServer):
-    """Answers scrapes, each in a thread that keeps neither others nor the end of the process."""
+    """HTTP server for scrapes, with one daemon thread per scrape."""
 
     daemon_threads = True
 
@@ -281,7 +281,8 @@ def serve_metrics(
     keys: TransportKeys,
     say: Callable[[str], None],
 ) -> None:
-    """Answer scrapes, and read every *interval* seconds, until a signal ends the process.
+    """Serve scrapes, and read the metrics every *interval* seconds, until a signal ends the
+    process.
 
     Standard error gets a line for a reading that fails, and for the next one that succeeds.
 

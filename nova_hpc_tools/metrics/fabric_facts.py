@@ -23,7 +23,7 @@ _MOST_AGENTS: Final = 16
 
 
 def read_fabric_samples(config: Sequence[str], cloud: str | None) -> tuple[MetricSample, ...]:
-    """Audit the subnet manager of this host.
+    """Check the subnet manager of this host, and return the metrics.
 
     :param config: ``--config-file=FILE`` and ``--config-dir=DIR`` as the agent takes them.
     :param cloud: name in clouds.yaml of the cloud whose agents and ports are read; None for none.
@@ -33,7 +33,7 @@ def read_fabric_samples(config: Sequence[str], cloud: str | None) -> tuple[Metri
 
 
 def list_fabric_samples(findings: FabricFindings) -> Iterator[MetricSample]:
-    """The metrics of the findings."""
+    """The metrics of the findings on a fabric."""
     counts: Counter[tuple[str, ...]] = Counter()
     names: set[str] = set()
     for row in findings.rows:

@@ -45,7 +45,8 @@ def read_kernel_uuids(root: Path, addresses: Iterable[str]) -> dict[str, str]:
 
 
 def read_uuid_file(path: Path) -> Mapping[str, str]:
-    """Hardware, as ``nova-hpc device show`` names it -> UUID of the GPU.
+    """Read the operator's file of GPU UUIDs: hardware, as ``nova-hpc device show`` names it ->
+    UUID.
 
     A line is both, with white space between; ``#`` begins a comment.
 
@@ -70,8 +71,9 @@ def read_uuid_file(path: Path) -> Mapping[str, str]:
         hardware, uuid = words
         if not hardware.startswith(_IDENTITIES):
             raise CommandError(
-                f"{what}: {hardware} is no piece of hardware: give what nova-hpc device show calls "
-                "so, if it begins with serial: or vpd: (a slot may have another card tomorrow)"
+                f"{what}: {hardware} is no piece of hardware: give the value of hardware in "
+                "nova-hpc device show, if it begins with serial: or vpd: (a slot may have "
+                "another card tomorrow)"
             )
         if uuids.setdefault(hardware, uuid) != uuid:
             raise CommandError(f"{what}: {hardware} has another UUID above")

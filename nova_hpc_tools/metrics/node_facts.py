@@ -35,7 +35,7 @@ _SIGNS: Final = frozenset(sign.value for sign in HealthSign)
 
 @attrs.frozen
 class UuidWish:
-    """The permitted sources for UUIDs of GPUs."""
+    """The sources from which the UUIDs of GPUs may be read."""
 
     #: NVIDIA's driver on the host.
     of_kernel: bool = False
@@ -45,7 +45,7 @@ class UuidWish:
 
 @attrs.frozen
 class _ListedDevice:
-    """One line of ``nova-hpc device list``."""
+    """A device with its state, as in ``nova-hpc device list``."""
 
     address: str
     role: str
@@ -54,7 +54,7 @@ class _ListedDevice:
 
 
 def read_node_samples(config: Sequence[str], wish: UuidWish) -> tuple[MetricSample, ...]:
-    """Read this node, with the configuration of its nova-compute.
+    """Read the metrics of this node, with the configuration of its nova-compute.
 
     :param config: ``--config-file=FILE`` and ``--config-dir=DIR`` as for nova-compute.
     :raises Exception: one of ``nova_hpc_tools.device.command.ERRORS``, and CommandError.

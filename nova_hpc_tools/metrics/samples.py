@@ -30,7 +30,7 @@ _MARKED: Final = re.compile(r"~[0-9a-f]{8}$")
 
 
 def bound_label(text: str) -> str:
-    """A text as the value of a label: printable, short, and different from every other text's.
+    """*text* as a value of a label: printable, short, and different from every other text's.
 
     A changed text ends with a part of its hash; so does a text that looks like a changed one.
     """
@@ -47,7 +47,7 @@ def _bound_all_labels(labels: Iterable[str]) -> tuple[str, ...]:
 
 @attrs.frozen
 class MetricSample:
-    """One value of one metric."""
+    """One value of a metric, with its labels."""
 
     kind: MetricKind
     value: float = attrs.field(converter=float)
@@ -61,7 +61,8 @@ class MetricSample:
 
 
 def label_roles(amounts: Mapping[str, int]) -> dict[str, str]:
-    """Role -> its label: the most frequent ones keep their names, and all others are one.
+    """Role -> label value. The most frequent roles keep their names, and all others share one
+    label.
 
     :param amounts: role -> devices.
     """

@@ -43,7 +43,7 @@ _MOST_ROWS: Final = 4
 
 
 def draw_leaf_box(leaf: LeafBox) -> Block:
-    """A leaf with its hosts."""
+    """Draw a leaf of the fabric with its hosts."""
     group = add_element(None, "g", class_="leaf")
     frame = add_element(group, "rect", width=LEAF_WIDTH, rx=5, class_="numa")
     _write_leaf_title(group, leaf)
@@ -73,7 +73,7 @@ def _write_leaf_title(group: Element, leaf: LeafBox) -> None:
 
 
 def draw_host_tile(host: HostTile, width: int) -> Block:
-    """One host: its name, a row for each role, and the sets that still fit."""
+    """Draw one host: its name, a row for each role, and the sets that still fit."""
     group = add_element(None, "g", class_="host")
     add_tooltip(group, list_host_lines(host))
     frame = add_element(group, "rect", width=width, rx=4, class_="card")
@@ -176,7 +176,7 @@ def _mark_of_tile(tile: DeviceTile, letters: Mapping[str, str]) -> str:
 
 
 def count_tile_states(tiles: Sequence[DeviceTile]) -> Counter[TileState]:
-    """Functions by their state."""
+    """Count functions by their state."""
     counts: Counter[TileState] = Counter()
     for tile in tiles:
         counts[TileState.FREE] += tile.free
@@ -189,7 +189,7 @@ def count_tile_states(tiles: Sequence[DeviceTile]) -> Counter[TileState]:
 def draw_state_bar(
     parent: Element, counts: Mapping[TileState, int], x: int, y: int, width: int
 ) -> None:
-    """A bar of the states, as long as their share; the words are in its tooltip."""
+    """Draw a bar of the states, as long as their share; the words are in its tooltip."""
     total = sum(counts.values())
     group = add_element(parent, "g", class_="bar")
     add_tooltip(group, [f"{counts[s]} {s.value}" for s in TileState if counts.get(s)])
@@ -205,7 +205,7 @@ def draw_state_bar(
 
 
 def list_host_lines(host: HostTile) -> Iterator[str]:
-    """All that is known of a host, line by line: its tooltip."""
+    """Everything about a host, line by line, for its tooltip."""
     yield host.name
     if host.out:
         yield f"out of service: {host.out}"
@@ -225,7 +225,7 @@ def list_host_lines(host: HostTile) -> Iterator[str]:
 
 
 def draw_leaf_summary(leaf: LeafBox) -> Block:
-    """A leaf in counts: a bar for each role."""
+    """Draw a leaf of the fabric as counts: a bar for each role."""
     group = add_element(None, "g", class_="leaf")
     frame = add_element(group, "rect", width=LEAF_WIDTH, rx=5, class_="card")
     _write_leaf_title(group, leaf)

@@ -33,7 +33,7 @@ _WITH_REASON: Final = (TileState.WITHHELD, TileState.REFUSED)
 
 
 def draw_place_box(box: PlaceBox, width: int = BOX_WIDTH) -> Block:
-    """A box with all that is in it, in this width."""
+    """Draw a box with its tiles and inner boxes, in this width."""
     group = add_element(None, "g")
     frame = add_element(group, "rect", width=width, rx=5, class_=box.kind)
     title = "ink b" if box.kind == "numa" else "dim"
@@ -103,7 +103,7 @@ def _draw_state_band(group: Element, tile: DeviceTile) -> None:
 
 
 def shorten_address(address: str) -> str:
-    """A PCI address without the domain that nearly all have."""
+    """A PCI address without the domain ``0000:``."""
     return address.removeprefix("0000:")
 
 
@@ -119,7 +119,7 @@ def _format_share(tile: DeviceTile) -> str:
 
 
 def format_tile_state(tile: DeviceTile) -> str:
-    """The state, and the servers that have the device."""
+    """The state of a device, and the servers that have it, as a text."""
     if tile.servers:
         ails = " (ails)" if tile.state is TileState.AILING else ""
         return f"{', '.join(tile.servers)}{ails}"
@@ -129,7 +129,7 @@ def format_tile_state(tile: DeviceTile) -> str:
 
 
 def list_tile_lines(tile: DeviceTile) -> Iterator[str]:
-    """All that is known of a device, line by line: its tooltip."""
+    """Everything about a device, line by line, for its tooltip."""
     yield " ".join(filter(None, [tile.role, tile.address]))
     if tile.product:
         yield tile.product

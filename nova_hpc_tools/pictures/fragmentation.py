@@ -18,7 +18,7 @@ _SIZES: Final = (1, 2, 4, 8, 16, 32)
 
 @attrs.frozen
 class FitTable:
-    """Which sets of one role still fit: a head, and a row for each level."""
+    """A table of the device sets of one role that still fit, with a row for each level."""
 
     title: str
     head: tuple[str, ...]
@@ -26,7 +26,7 @@ class FitTable:
 
 
 def tabulate_node_sets(largest: Largest, empty: bool) -> tuple[FitTable, ...]:
-    """The largest set of each role at each level of one node.
+    """The tables of the largest device sets of one node, by role and level.
 
     :param empty: True for a node whose servers are unknown.
     """
@@ -41,7 +41,7 @@ def tabulate_node_sets(largest: Largest, empty: bool) -> tuple[FitTable, ...]:
 
 
 def tabulate_cloud_sets(hosts: Sequence[HostTile]) -> Iterator[FitTable]:
-    """For each role and level: the largest set, and the number of hosts for each size."""
+    """For each role and level, the largest device set, and the number of hosts for each size."""
     open_hosts = [host for host in hosts if not host.out]
     for role in sorted({role for host in open_hosts for role in host.largest}):
         sizes: dict[Level, Counter[int]] = {level: Counter() for level in Level}

@@ -30,7 +30,7 @@ class TileState(enum.Enum):
 
 @attrs.frozen
 class DeviceTile:
-    """A device, or devices of one provider."""
+    """A device in a picture, or the devices of one provider."""
 
     #: PCI address; for virtual functions the address of their physical function.
     address: str
@@ -51,7 +51,7 @@ class DeviceTile:
 
 @attrs.frozen
 class PlaceBox:
-    """A place of devices: a NUMA node, a root complex, a switch."""
+    """A place in a picture: a NUMA node, a root complex or a switch, with its devices."""
 
     #: ``numa``, ``root`` or ``switch``.
     kind: str
@@ -67,7 +67,7 @@ Largest = Mapping[str, Mapping[Level, int]]
 
 @attrs.frozen
 class NodePicture:
-    """One node."""
+    """The content of the picture of one node."""
 
     name: str
     #: Sentences about it.
@@ -82,7 +82,7 @@ class NodePicture:
 
 @attrs.frozen
 class RoleRow:
-    """The devices of one role on one host."""
+    """The devices of one role on one host in a picture, grouped by NUMA node and switch."""
 
     role: str
     #: Devices of one switch are together, and so are devices of one NUMA node.
@@ -90,23 +90,23 @@ class RoleRow:
 
     @property
     def tiles(self) -> tuple[DeviceTile, ...]:
-        """All of them in one line."""
+        """All devices of the row in one sequence."""
         return tuple(tile for numa in self.places for switch in numa for tile in switch)
 
     @property
     def free(self) -> int:
-        """How many functions are free."""
+        """The number of free functions in the row."""
         return sum(tile.free for tile in self.tiles)
 
     @property
     def total(self) -> int:
-        """How many functions there are."""
+        """The number of all functions in the row."""
         return sum(tile.total for tile in self.tiles)
 
 
 @attrs.frozen
 class HostTile:
-    """One host of a cloud."""
+    """One host in the picture of a cloud."""
 
     name: str
     rows: tuple[RoleRow, ...]
@@ -120,7 +120,7 @@ class HostTile:
 
 @attrs.frozen
 class GroupNote:
-    """A server group that has a domain."""
+    """A server group that has a fabric domain, for the picture of a cloud."""
 
     group: str
     level: str
@@ -131,7 +131,7 @@ class GroupNote:
 
 @attrs.frozen
 class LeafBox:
-    """The hosts of one leaf, or of the tightest domain that is known."""
+    """The hosts of one leaf in a picture, or of the tightest domain that is known."""
 
     #: Level and name of the domains above, widest first; () if the place is unknown.
     path: tuple[tuple[str, str], ...]
@@ -140,13 +140,13 @@ class LeafBox:
 
     @property
     def title(self) -> str:
-        """The innermost domain, or that there is none."""
+        """The name of the tightest domain, or the words that it is unknown."""
         return " ".join(self.path[-1]) if self.path else "place on the fabric unknown"
 
 
 @attrs.frozen
 class CloudPicture:
-    """A cloud, or some leaves of one."""
+    """The content of the picture of a cloud, or of some of its leaves."""
 
     title: str
     facts: tuple[str, ...]
@@ -158,5 +158,5 @@ class CloudPicture:
 
     @property
     def hosts(self) -> tuple[HostTile, ...]:
-        """All of them."""
+        """All hosts of the picture."""
         return tuple(host for leaf in self.leaves for host in leaf.hosts)

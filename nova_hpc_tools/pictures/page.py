@@ -74,7 +74,7 @@ _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
 
 @attrs.frozen
 class _Sheet:
-    """All parts of a picture, in their order."""
+    """The parts of a picture or page, in their order."""
 
     title: str
     facts: tuple[str, ...]
@@ -91,22 +91,22 @@ class _Sheet:
 
 
 def draw_node_page(picture: NodePicture) -> str:
-    """The page of one node."""
+    """Draw the HTML page of one node."""
     return _write_page(_sheet_of_node(picture))
 
 
 def draw_node_svg(picture: NodePicture) -> str:
-    """The drawing of one node."""
+    """Draw the SVG picture of one node."""
     return _write_svg(_sheet_of_node(picture))
 
 
 def draw_cloud_page(picture: CloudPicture) -> str:
-    """The page of a cloud, or of some leaves."""
+    """Draw the HTML page of a cloud, or of some leaves."""
     return _write_page(_sheet_of_cloud(picture))
 
 
 def draw_cloud_svg(picture: CloudPicture) -> str:
-    """The drawing of the same."""
+    """Draw the SVG picture of a cloud, or of some leaves."""
     return _write_svg(_sheet_of_cloud(picture))
 
 

@@ -34,7 +34,7 @@ def build_place_boxes(
     switch_titles: Mapping[str, str],
     empty: Sequence[int] = (),
 ) -> tuple[PlaceBox, ...]:
-    """Boxes of all devices.
+    """Arrange devices in nested boxes: NUMA nodes, root complexes and switches.
 
     :param numa_titles: NUMA node -> its title, in the order in which they are drawn.
     :param switch_titles: address of a switch -> its title; a point of the path without a title
@@ -74,7 +74,7 @@ def _freeze_place(place: _Place) -> PlaceBox:
 def fold_equal_tiles(
     tiles: Iterable[DeviceTile], most: int = _MOST_ALIKE
 ) -> tuple[DeviceTile, ...]:
-    """Devices of one kind and state, if they are many, as one with a count.
+    """Replace many devices of one kind and state by one tile with a count.
 
     Devices that stay with the host, and devices that servers never get, are always folded.
     """

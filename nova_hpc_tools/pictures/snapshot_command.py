@@ -55,7 +55,7 @@ class ShowSnapshot(ListCommand):
             "--map",
             dest="fabric",
             metavar="FILE",
-            help="where the hosts are on the fabric (default: what Nova's aggregates say)",
+            help="the places of the hosts on the fabric (default: from Nova's aggregates)",
         )
         cloud_readers.add_snapshot_arguments(parser)
         map_files.add_map_arguments(parser)

@@ -25,7 +25,7 @@ from nova_hpc_tools.snapshot.group_fleet import (
 
 
 def read_group_lines(arguments: Sequence[str] = ()) -> tuple[GroupLine, ...]:
-    """The records in Placement of every group.
+    """Read the records of every server group from Placement.
 
     :param arguments: as for :func:`nova_hpc_tools.readers.snapshot.read_snapshot`.
     :raises nova_hpc_tools.snapshot.SnapshotError: it cannot be read; the text names the cure.
@@ -39,7 +39,7 @@ def read_group_lines(arguments: Sequence[str] = ()) -> tuple[GroupLine, ...]:
 
 
 def reap_group_domains(arguments: Sequence[str] = ()) -> Reaped:
-    """Take away the records of groups that have no server any more.
+    """Delete the records in Placement of server groups without servers.
 
     :raises nova_hpc_tools.snapshot.SnapshotError: it cannot be read; the text names the cure.
     """
@@ -48,11 +48,11 @@ def reap_group_domains(arguments: Sequence[str] = ()) -> Reaped:
         try:
             return sweep_group_domains(context)
         except PlacementSilentError as error:
-            raise SnapshotError(f"{error}; what was done stays done: try again") from error
+            raise SnapshotError(f"{error}; completed steps stay done: try again") from error
 
 
 def collect_group_lines(context: Any) -> tuple[GroupLine, ...]:
-    """As :func:`read_group_lines`, with the configuration that is in force."""
+    """Like :func:`read_group_lines`, with the Nova configuration that is loaded already."""
     records = fabric_records.open_group_records(context)
     fleet = DomainFleet.of(records.providers())
     return list_group_lines(
@@ -61,7 +61,7 @@ def collect_group_lines(context: Any) -> tuple[GroupLine, ...]:
 
 
 def sweep_group_domains(context: Any) -> Reaped:
-    """As :func:`reap_group_domains`, with the configuration that is in force."""
+    """Like :func:`reap_group_domains`, with the Nova configuration that is loaded already."""
     return reap_all_domains(
         lambda: fabric_records.open_group_records(context), fabric_records.ServerMappings(context)
     )

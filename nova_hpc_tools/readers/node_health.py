@@ -15,7 +15,7 @@ from nova_hpc_tools.snapshot.node_health import NodeHealth
 
 
 def read_node_health(arguments: Sequence[str] = ()) -> tuple[NodeHealth, ...]:
-    """Read every compute node of every cell, by host.
+    """Read the device reports of all compute nodes in all cells, sorted by host.
 
     :param arguments: as for :func:`nova_hpc_tools.readers.snapshot.read_snapshot`.
     :raises nova_hpc_tools.snapshot.SnapshotError: it cannot be read; the text names the cure.
@@ -26,7 +26,7 @@ def read_node_health(arguments: Sequence[str] = ()) -> tuple[NodeHealth, ...]:
 
 
 def collect_node_health() -> tuple[NodeHealth, ...]:
-    """The same, with the configuration that is in force."""
+    """Like :func:`read_node_health`, with the Nova configuration that is loaded already."""
     context = nova_context.get_admin_context()
     nova_context.load_cells()
     health_reports: list[NodeHealth | None] = []

@@ -51,7 +51,7 @@ _USED: Final = (fields.PciDeviceStatus.CLAIMED, fields.PciDeviceStatus.ALLOCATED
 
 
 class _RecordsUnansweredError(Exception):
-    """Placement did not answer; the text is a sentence without its full stop."""
+    """Placement did not answer. The text is a sentence without its full stop."""
 
 
 #: Goes through a sequence, and shows the progress.
@@ -59,7 +59,7 @@ Track = Callable[[Sequence[Any]], Iterable[Any]]
 
 
 def make_records_reader(arguments: Sequence[str] = ()) -> Callable[[Track], CloudRecords]:
-    """Make a function that reads the records; it can be called repeatedly.
+    """Make a function that reads the records of the cloud each time it is called.
 
     The function gets an argument that shows progress: two requests to Placement per device take
     long.
@@ -78,7 +78,7 @@ def make_records_reader(arguments: Sequence[str] = ()) -> Callable[[Track], Clou
 
 
 def collect_records(track: Track = iter) -> CloudRecords:
-    """Read them once, with the configuration that is in force."""
+    """Read the records of the cloud once, with the Nova configuration that is loaded already."""
     context = nova_context.get_admin_context()
     problems: list[str] = []
     placement = _read_placement(problems, track)
@@ -101,7 +101,7 @@ def collect_records(track: Track = iter) -> CloudRecords:
 
 @attrs.frozen
 class _PlacementRecords:
-    """The records that were read of Placement."""
+    """The records that were read from Placement."""
 
     providers: list[PciProvider]
     #: Provider -> consumer -> its resources there.
@@ -194,7 +194,7 @@ def _roles_in_placement() -> frozenset[str] | None:
 
 @attrs.frozen
 class _CellRecords:
-    """The records that were read of one cell."""
+    """The records that were read from one cell of Nova."""
 
     mapping: Any
     hosts: list[RecordedHost]

@@ -30,7 +30,7 @@ _MOST: Final = 2000
 def read_server_request(
     arguments: Sequence[str], name: str | None, request: str | None = None
 ) -> UnplacedRequest:
-    """Read a request from the cloud in Nova's configuration.
+    """Read the stored request of a server without a host, with Nova's configuration.
 
     :param arguments: as for :func:`nova_hpc_tools.readers.snapshot.read_snapshot`.
     :param name: name or UUID of a server without a host.
@@ -43,7 +43,7 @@ def read_server_request(
 
 
 def find_server_request(name: str | None, request: str | None = None) -> UnplacedRequest:
-    """The same with the configuration that is in force.
+    """Like :func:`read_server_request`, with the Nova configuration that is loaded already.
 
     :raises SnapshotError: there is none such.
     """
@@ -118,9 +118,8 @@ def _describe_request(
         spec = objects.RequestSpec.get_by_instance_uuid(context, instance.uuid)
     except exception.RequestSpecNotFound:
         raise SnapshotError(
-            f"what was asked for server {instance.uuid} is not stored any more; ask "
-            f"about its flavor "
-            "with --flavor"
+            f"the request of server {instance.uuid} is not stored any more; use --flavor with "
+            "its flavor"
         ) from None
     image = spec.image if "image" in spec and spec.image else server.no_image()
     named = image.name if "name" in image else None
@@ -176,7 +175,7 @@ def _explain_by_placement(context: Any, spec: objects.RequestSpec) -> str | None
             withheld.count_withheld_by_alias(document, task),
         )
     except (exception.NovaException, shortage.ShortageUnansweredError, ValueError) as error:
-        return f"that cannot be told ({make_printable_text(str(error))})"
+        return f"that is unknown ({make_printable_text(str(error))})"
 
 
 def _server_group_of(spec: objects.RequestSpec) -> str | None:

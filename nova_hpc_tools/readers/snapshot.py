@@ -76,7 +76,7 @@ class _SnapshotHostManager(host_manager.HostManager):
 
 
 def read_snapshot(arguments: Sequence[str] = (), image: str | None = None) -> Snapshot:
-    """Read the cloud in Nova's configuration.
+    """Read a snapshot of the cloud that Nova's configuration names.
 
     :param arguments: ``--config-file=FILE`` and ``--config-dir=DIR`` as for Nova's services;
         empty for the default paths of Nova's own commands.
@@ -90,7 +90,7 @@ def read_snapshot(arguments: Sequence[str] = (), image: str | None = None) -> Sn
 
 @contextlib.contextmanager
 def explain_read_errors() -> Iterator[None]:
-    """Explain the error if the cloud cannot be read.
+    """Turn errors of Nova and its libraries into a SnapshotError with the cure.
 
     :raises SnapshotError: in place of the errors of Nova and its libraries.
     """
@@ -113,7 +113,7 @@ def explain_read_errors() -> Iterator[None]:
 
 
 def configure_nova(arguments: Sequence[str]) -> None:
-    """Read Nova's configuration, as its own commands do.
+    """Load Nova's configuration, as Nova's own commands do.
 
     :raises SnapshotError: the configuration is missing, or is not a scheduler's.
     """
@@ -137,7 +137,7 @@ def configure_nova(arguments: Sequence[str]) -> None:
 
 
 def take_cloud_snapshot(image: str | None = None) -> Snapshot:
-    """Take a snapshot with the configuration that is in force.
+    """Take a snapshot of the cloud, with the Nova configuration that is loaded already.
 
     :raises SnapshotError: Nova is not set up for flavors with ``hpc:`` keys.
     """
@@ -205,7 +205,7 @@ def take_cloud_snapshot(image: str | None = None) -> Snapshot:
 
 
 def read_pci_aliases() -> tuple[tuple[SnapshotAlias, ...], server.ServerTask]:
-    """All aliases of the configuration, and one task that wants one of each.
+    """All PCI aliases of the configuration, and a task that wants one device of each.
 
     The keys of the task's wants are the names of the aliases.
 
@@ -263,7 +263,7 @@ def _read_flavors(context: Any, image: str | None) -> tuple[Flavor, ...]:
 def read_snapshot_flavor(
     flavor: objects.Flavor, image: str | None, meta: objects.ImageMeta
 ) -> Flavor:
-    """One flavor for a snapshot, with an image of these properties.
+    """Read one flavor for a snapshot, with an image of these properties.
 
     :param image: its name; None if *meta* has no requirements.
     """
@@ -334,7 +334,7 @@ def _ask_glance(adapter: Any, url: str, image: str) -> dict[str, Any] | None:
     try:
         answer = adapter.get(url, microversion=None)
     except keystone_exceptions.ClientException as error:
-        raise SnapshotError(f"Glance could not be asked for image {image!r}: {error}") from error
+        raise SnapshotError(f"Glance did not return image {image!r}: {error}") from error
     if answer.status_code == 404:
         return None
     if answer.status_code != 200:

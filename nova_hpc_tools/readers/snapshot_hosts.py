@@ -42,11 +42,10 @@ _TAKEN: Final = (fields.PciDeviceStatus.CLAIMED, fields.PciDeviceStatus.ALLOCATE
 
 
 def ask_free_devices(task: ServerTask) -> tuple[dict[DeviceKind, Free | None], list[str]]:
-    """The free devices of every alias from Placement, and a text for each missing answer."""
+    """Query Placement for the free devices of every alias; each missing answer gives a text."""
     free = {kind: providers.free_providers(kind, providers.MOST) for kind in task.kinds}
     problems = [
-        f"Placement could not be asked which {kind.resource_class} are free; going by "
-        "the hosts' own pools"
+        f"Placement did not report which {kind.resource_class} are free; using the hosts' own pools"
         for kind, amounts in free.items()
         if amounts is None
     ]
@@ -61,7 +60,7 @@ def read_snapshot_host(
     task: ServerTask,
     free: Mapping[DeviceKind, Free | None],
 ) -> tuple[SnapshotNode, list[Server]]:
-    """Read one node.
+    """Read one compute node for a snapshot.
 
     :param context: targeted at the node's cell.
     :param out: why the scheduler gives it no servers.

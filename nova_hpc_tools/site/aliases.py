@@ -14,12 +14,12 @@ from nova_hpc_tools.site.device_spec import DeviceOffer, DeviceSpec
 
 
 class ClashError(ValueError):
-    """Two roles that Nova cannot distinguish; the text names both and the cure."""
+    """Two roles have devices that Nova cannot distinguish. The text names both and the cure."""
 
 
 @attrs.frozen(order=True)
 class _AliasKind:
-    """Devices that one alias can name: Nova accepts one specification for each alias."""
+    """A kind of devices that one alias can name: Nova accepts one specification for each alias."""
 
     role: str
     resource_class: str  # "" stands for Nova's own, made of the ids
@@ -90,9 +90,9 @@ def check_alias_roles(specs: Sequence[DeviceSpec]) -> None:
             if theirs.tags.role != kind.role and alias_asks_for(asked, theirs):
                 raise ClashError(
                     f"the roles {kind.role} ({sample.provider}) and {theirs.tags.role} "
-                    f"({theirs.provider}) cannot be told apart: Nova would give one for the other. "
-                    "Where no server has any of them, declare both by class ("
-                    f"{_identity_line(kind.role, theirs.tags.role, 'class')}); otherwise by "
+                    f"({theirs.provider}) cannot be distinguished: Nova would give one for the "
+                    "other. If no server has any of them, declare both by class "
+                    f"({_identity_line(kind.role, theirs.tags.role, 'class')}); otherwise by "
                     f"trait ({_identity_line(kind.role, theirs.tags.role, 'trait')})"
                 )
 
@@ -111,8 +111,8 @@ def _check_networks(offers: Iterable[DeviceOffer]) -> None:
             pair = " and ".join(sorted((role, networks[offer.network])))
             raise ClashError(
                 f"the roles {pair} would have the same physical network {offer.network}, and "
-                "Nova tells the devices of ports apart by nothing else: change physical_network "
-                "of one of them in the declaration"
+                "Nova distinguishes the devices of ports by nothing else: change "
+                "physical_network of one of them in the declaration"
             )
 
 

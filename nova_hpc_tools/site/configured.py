@@ -41,7 +41,7 @@ STOCK_DRIVER: Final = "libvirt.LibvirtDriver"
 
 @attrs.frozen
 class Loss:
-    """A configured value that would change or disappear."""
+    """A configured value that ``configure`` would change or remove."""
 
     #: The option, and the item of it: both name the loss for ``--replace``.
     option: str
@@ -61,14 +61,14 @@ class Loss:
 
     @property
     def refusal(self) -> str:
-        """The refusal, and how to keep the value or to give it up."""
+        """The text of the refusal, and how to keep the value or to give it up."""
         cure = self.cure or f"--replace {self.name} where it is meant"
         return f"{self.text}: {', or '.join(filter(None, (cure, self.otherwise)))}"
 
 
 @attrs.frozen
 class Configured:
-    """The settings that the services have now; None or empty if the option is not set."""
+    """The present settings of the services; None or empty if an option is not set."""
 
     filters: tuple[str, ...] | None = None
     weighers: tuple[str, ...] | None = None
@@ -101,7 +101,7 @@ class Configured:
 
 
 def losses_of_list(option: str, before: Iterable[str] | None, after: Sequence[str]) -> list[Loss]:
-    """The items that a list has now and would lose."""
+    """A loss for each item that an option's list has now and would lose."""
     gone = [name for name in before or () if name not in after]
     return [Loss(option, name, f"{option} would lose {name}") for name in gone]
 
@@ -192,7 +192,7 @@ def parse_cpus(text: str) -> frozenset[int] | None:
 def device_losses(
     configured: Configured, node: Node, spec: DeviceSpec, told: Collection[str] = ()
 ) -> list[Loss]:
-    """Devices that would be newly offered, offered on other terms, or no longer offered.
+    """The losses of devices: newly offered, offered on other terms, or no longer offered.
 
     :param told: addresses in the operator's list of devices that are left out.
     """
@@ -351,7 +351,7 @@ def networks_of_roles(
 
 
 def keep_names(roles: Roles, node: Node, device_spec: Iterable[str]) -> Roles:
-    """*roles* under the names that the node's devices have already.
+    """The default roles, under the names that the node's devices have already.
 
     The default roles of later releases distinguish more devices. A node that was
     configured before keeps the names of its entries until its operator changes them.
@@ -381,7 +381,7 @@ def _functions_by_role(node: Node, roles: Roles) -> dict[str, list[PciFunction]]
 def identity_forms_of(
     configured: Configured, node: Node, roles: Roles, chosen: Mapping[str, Form]
 ) -> dict[str, Form]:
-    """Role -> the form of its identity: the operator's, else the configured one, else CLASS.
+    """Role -> the form of its identity: the operator's, or the configured one, or CLASS.
 
     The node's own entries decide. If they name no device of a role yet, the role's alias
     decides. So a new node of an old cloud is like the other nodes.

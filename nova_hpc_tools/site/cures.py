@@ -17,7 +17,7 @@ from nova_hpc_tools.site import settings
 
 
 class CuredService(enum.Enum):
-    """The services that cures restart; the values are their names for people."""
+    """A service that a cure restarts. The values are the names for people."""
 
     API = "nova-api"
     CONDUCTOR = "nova-conductor"
@@ -34,7 +34,7 @@ NOVA: Final = (*CONTROLLERS, CuredService.COMPUTE)
 
 
 class CuredCommand(enum.Enum):
-    """The commands in cures that depend on the layout."""
+    """A command in a cure whose words depend on the deployment tool."""
 
     CONFIGURE_NODE = settings.COMPUTE
     CONFIGURE_CONTROLLER = settings.CONTROLLER
@@ -49,7 +49,7 @@ class CuredCommand(enum.Enum):
 
 @attrs.frozen
 class ServiceRestart:
-    """Services to restart, with new settings or with the present ones."""
+    """A part of a cure: services to restart, with new settings or with the present ones."""
 
     services: tuple[CuredService, ...]
     #: Their hosts; None for the examined machine.
@@ -62,7 +62,7 @@ class ServiceRestart:
 
 @attrs.frozen
 class CommandRun:
-    """A command to run."""
+    """A part of a cure: a command to run."""
 
     command: CuredCommand
     #: Options after the command.
@@ -73,7 +73,7 @@ class CommandRun:
 
 @attrs.frozen
 class CuredOption:
-    """An option, with the value that it should have, or an example of one."""
+    """An option in a cure, with the value that it should have, or an example of one."""
 
     section: str
     name: str
@@ -82,12 +82,12 @@ class CuredOption:
 
     @property
     def title(self) -> str:
-        """The section and the name, without the value."""
+        """The option as ``[section]name``."""
         return f"[{self.section}]{self.name}"
 
     @property
     def text(self) -> str:
-        """The option with its value."""
+        """The option as ``[section]name = value``."""
         if self.example is not None:
             return f"{self.title} like {self.example}"
         return self.title if self.value is None else f"{self.title} = {self.value}"
@@ -95,7 +95,7 @@ class CuredOption:
 
 @attrs.frozen
 class OptionPlace:
-    """Options, and the file for them, which depends on the layout."""
+    """A part of a cure: options, and the file for them, which depends on the deployment tool."""
 
     options: tuple[CuredOption, ...]
     #: The services that read the file.
@@ -108,11 +108,11 @@ class OptionPlace:
 
 @attrs.frozen
 class DeclarationFile:
-    """The declaration of the examined node."""
+    """A part of a cure: the declaration file of the examined node."""
 
 
 class AliasSource(enum.Enum):
-    """The source of an alias for nodes that lack it."""
+    """The node from which a cure takes an alias for nodes that lack it."""
 
     #: All nodes get the aliases of one node.
     ONE_NODE = enum.auto()
@@ -124,7 +124,7 @@ class AliasSource(enum.Enum):
 
 @attrs.frozen
 class AliasCopy:
-    """Aliases to copy to the nodes that lack them."""
+    """A part of a cure: aliases to copy to the nodes that lack them."""
 
     source: AliasSource
     #: The nodes that have the line, if they are known; for people.
@@ -140,13 +140,13 @@ CurePart: TypeAlias = (
 
 @attrs.frozen
 class DoctorCure:
-    """Words, and between them data that each layout turns into its own words."""
+    """A cure: words, and parts that each deployment tool renders in its own words."""
 
     parts: tuple[CurePart, ...]
 
     @classmethod
     def of(cls, *parts: CurePart | DoctorCure) -> DoctorCure:
-        """One cure of all *parts*; a cure among them adds its own parts."""
+        """Join *parts* into one cure; the parts of a cure among them are added one by one."""
         flat: list[CurePart] = []
         for part in parts:
             flat += part.parts if isinstance(part, DoctorCure) else (part,)
@@ -154,7 +154,7 @@ class DoctorCure:
 
 
 def read_cure(words: str | DoctorCure) -> DoctorCure:
-    """A cure; one that has only words is the same in each layout."""
+    """Convert words into a cure that is the same for each deployment tool."""
     return words if isinstance(words, DoctorCure) else DoctorCure((words,))
 
 

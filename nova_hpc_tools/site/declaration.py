@@ -32,7 +32,7 @@ _NETWORK: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 
 
 class DeclarationError(ValueError):
-    """The operator's wishes make no sense; the text names the wish and the cure."""
+    """The operator's declaration makes no sense. The text names the wish and the cure."""
 
 
 def check_resource_class(name: str) -> str:
@@ -72,7 +72,7 @@ def check_network(name: str) -> str:
 
 @attrs.frozen
 class Declaration:
-    """The operator's wishes that are not in the inventory."""
+    """The operator's wishes for a node's devices, in terms of its addresses and roles."""
 
     #: Addresses of physical functions that are given whole although virtual
     #: functions are switched on, which are then not offered; or EVERY.
@@ -110,7 +110,7 @@ class Declaration:
         return EVERY in self.whole or address in self.whole
 
     def class_of(self, role: str) -> str | None:
-        """The resource class of a role's devices; None for Nova's own, made of the ids."""
+        """The resource class of a role's devices; None for Nova's own class, made from the ids."""
         own_class = self.resource_classes.get(role)
         return own_class or identity.resource_class(self.identity.get(role, Form.IDS), role)
 
@@ -122,7 +122,7 @@ class Declaration:
         return identity.traits_of_role(form, role, vendor_id, product_id)
 
     def network_of(self, role: str, address: str) -> str | None:
-        """The physical network whose ports use a function; None if it is for aliases."""
+        """The physical network whose ports use a function; None if the function is for aliases."""
         own_network = self.networks.get(address)
         return self.networks.get(role) if own_network is None else own_network
 

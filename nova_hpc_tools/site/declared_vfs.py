@@ -26,7 +26,7 @@ _MELLANOX: Final = "15b3"
 
 @attrs.frozen
 class FirmwareSriov:
-    """SR-IOV in the settings that an adapter's firmware has after its next cold start."""
+    """The SR-IOV settings that an adapter's firmware will have after its next cold start."""
 
     is_on: bool
     vfs: int
@@ -70,7 +70,7 @@ def list_declared_vfs(wishes: NodeWishes, roles: Roles, node: Node) -> dict[str,
 def list_short_adapters(
     node: Node, roles: Roles, wishes: NodeWishes
 ) -> Iterator[tuple[PciFunction, int]]:
-    """Adapters whose firmware does not allow the declared number, and this number."""
+    """Yield adapters whose firmware does not allow the declared number of virtual functions."""
     for address, count in list_declared_vfs(wishes, roles, node).items():
         function = node.function(address)
         if function is None or function.unknown is not None:

@@ -35,7 +35,9 @@ _JUDGED: Final = frozenset({"managed", "resource_class", "traits", spec_entries.
 
 @attrs.frozen
 class DeviceOffer:
-    """A physical device, or VFs of one with the same properties: one resource provider."""
+    """A physical device that the node offers, or equal virtual functions of one device: one
+    provider.
+    """
 
     provider: str  # its address; for VFs the address of the physical function
     functions: tuple[str, ...]  # the functions that can be given, in order
@@ -55,7 +57,9 @@ class DeviceOffer:
 
     @property
     def reported_as(self) -> tuple[str, frozenset[str], bool] | None:
-        """Class and traits of its provider, and whether it migrates live; None without provider."""
+        """Class and traits of the provider, and whether it migrates live; None without a
+        provider.
+        """
         if self.network:
             return None
         entry = self.entries[0]
@@ -81,7 +85,7 @@ class Omitted:
 
 @attrs.frozen
 class DeviceSpec:
-    """``[pci]device_spec`` of one node."""
+    """All values of ``[pci]device_spec`` that one node should have."""
 
     offers: tuple[DeviceOffer, ...] = ()
     omitted: tuple[Omitted, ...] = ()
@@ -89,7 +93,7 @@ class DeviceSpec:
     mixed: tuple[str, ...] = ()
 
     def lines(self) -> Iterator[str]:
-        """The values of the option, one JSON object each."""
+        """The values of ``[pci]device_spec``, one JSON object each."""
         for offer in self.offers:
             for entry in offer.entries:
                 yield json.dumps(entry)
@@ -106,7 +110,7 @@ def format_omitted_lines(omitted: Iterable[Omitted]) -> Iterator[str]:
 
 @attrs.frozen
 class _OfferPool:
-    """An offer in the making."""
+    """Functions that will become one offer."""
 
     role: str
     provider: str
@@ -201,7 +205,7 @@ def _find_contradicting_offers(
                 yield (
                     pool,
                     f"an entry of yours offers {named} of its adapter otherwise, and Placement "
-                    "knows one class and one set of traits of an adapter",
+                    "has one class and one set of traits for an adapter",
                 )
 
 
@@ -220,7 +224,7 @@ class _Sieve:
         }
 
     def omit(self, function: PciFunction, reason: str, unerased: bool = False) -> None:
-        """Remember why *function* is not offered."""
+        """Record the reason why *function* is not offered."""
         role, parent = self._role[function.address], function.physical_function
         self.omitted.append(Omitted(function.address, role, reason, parent, unerased))
 
@@ -307,7 +311,7 @@ def _why_never_given(function: PciFunction) -> str | None:
     if function.vendor_id is None or function.product_id is None:
         return "its ids are not known"
     if not spec_address.is_expressible_address(function):
-        return "Nova knows PCI domains up to ffff only"
+        return "Nova supports PCI domains up to ffff only"
     return None
 
 

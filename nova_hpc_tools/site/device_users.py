@@ -23,7 +23,7 @@ _MOST: Final = 4
 
 @attrs.frozen
 class DeviceUsers:
-    """The users of one device."""
+    """The processes that have one device open."""
 
     #: ``process 1123 (nvidia-persiste) has /dev/nvidia0 open``.
     processes: tuple[str, ...] = ()
@@ -32,7 +32,7 @@ class DeviceUsers:
 
     @property
     def text(self) -> str:
-        """For people, a sentence without its full stop; "" if no process has it open."""
+        """The processes as a sentence without its full stop; "" if none has the device open."""
         words = list(self.processes[:_MOST])
         if len(self.processes) > _MOST:
             words.append(f"and {len(self.processes) - _MOST} more")

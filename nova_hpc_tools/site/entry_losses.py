@@ -23,7 +23,7 @@ _FLAGS: Final = frozenset({"managed", "live_migratable", "one_time_use", "remote
 
 @attrs.frozen
 class KeyLoss:
-    """A property that a function has now and would lose."""
+    """A setting in device_spec that a function has now and would lose."""
 
     address: str
     #: A sentence without its full stop.
@@ -33,7 +33,7 @@ class KeyLoss:
 def losses_of_functions(
     before: Iterable[str], after: Iterable[str], node: Node
 ) -> Iterator[KeyLoss]:
-    """The losses of functions whose entry in Nova is a foreign one.
+    """The settings that functions lose when foreign device_spec entries are replaced.
 
     :param before: one entry each, interfaces translated.
     :param after: the same after the removal.
@@ -82,12 +82,12 @@ def _keeps_value(entry: Mapping[str, Any], key: str, value: object, function: Pc
 
 
 def format_value(value: object) -> str:
-    """A value of an entry, for people."""
+    """A value of a device_spec entry as text for people."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
 def as_tag(value: object) -> str | None:
-    """A value in the form for our entries: Nova's tags are texts, or null."""
+    """A value of a foreign entry as text, because Nova's tags are texts or null."""
     if value is None or isinstance(value, str):
         return value
     return json.dumps(value)
@@ -95,7 +95,7 @@ def as_tag(value: object) -> str | None:
 
 @attrs.frozen
 class Hiding:
-    """An entry of others that Nova takes although one of ours names the device, too."""
+    """A foreign device_spec entry that comes first and hides an entry of nova-hpc."""
 
     line: str
     #: The functions that both entries name.
@@ -107,7 +107,7 @@ class Hiding:
 def find_hiding_entries(
     others: Sequence[str], ours: Iterable[str], instead: Iterable[str], node: Node
 ) -> Iterator[Hiding]:
-    """Find entries of others that come before ours.
+    """Find foreign device_spec entries that come before nova-hpc's own.
 
     :param others: one entry each, unchanged.
     :param ours: the present entries of this project.
@@ -136,7 +136,7 @@ def _losses_between(before: Iterable[str], after: Iterable[str], node: Node) -> 
 def kept_keys(
     lines: Iterable[str], node: Node, remembered: Mapping[str, Mapping[str, str | None]]
 ) -> dict[str, dict[str, str | None]]:
-    """Address -> keys that its entry keeps, copied from the foreign entry that Nova takes now.
+    """Address -> settings from the foreign entry that counts now, which the new entry keeps.
 
     :param lines: the configured entries, one each, interfaces translated.
     :param remembered: the keys of removed entries, from the declaration.

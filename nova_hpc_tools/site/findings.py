@@ -19,7 +19,7 @@ _NAMES: Final = 4
 
 
 class Severity(enum.Enum):
-    """The weight of a finding, and the exit status that it makes."""
+    """The severity of a finding. Its value is the exit status of ``doctor``."""
 
     WARNING = 1
     ERROR = 3
@@ -32,7 +32,7 @@ class Severity(enum.Enum):
 
 @attrs.frozen
 class DoctorCheck:
-    """One check of ``doctor``."""
+    """A check of ``doctor``: its severity, and the harm of its fault."""
 
     severity: Severity
     #: Why it matters, one sentence.
@@ -73,12 +73,12 @@ CHECKS: Final[Mapping[str, DoctorCheck]] = {
         _W, "The next start of the host makes another node of it than servers were promised."
     ),
     "prepare-restart": DoctorCheck(
-        _W, "What was prepared counts when the host has started with it."
+        _W, "The prepared settings take effect at the next boot of the host."
     ),
     "vfs-twice": DoctorCheck(_W, "Two tools switch virtual functions on; the second one fails."),
     "driver-at-boot": DoctorCheck(_E, "After the next start the device is withheld from servers."),
     "driver-rule": DoctorCheck(
-        _E, "Two tools bind the device; neither knows whether it is the last."
+        _E, "Two tools bind the device, and the order in which they run is unknown."
     ),
     "iommu-translated": DoctorCheck(
         _W,
@@ -86,16 +86,16 @@ CHECKS: Final[Mapping[str, DoctorCheck]] = {
         "waits for the IOMMU; guests are kept apart without that.",
     ),
     "aspm-saving": DoctorCheck(
-        _W, "Idle links sleep: what a device sends first waits microseconds."
+        _W, "Idle links sleep: the first transfer of a device waits microseconds."
     ),
     "cpus-slow": DoctorCheck(_W, "Servers with dedicated CPUs run at a fraction of their speed."),
     "peer-ports": DoctorCheck(
         _W, "GPUs and adapters below the switch reach each other through the root complex."
     ),
     "peer-lacking": DoctorCheck(
-        _W, "GPUs and adapters below the switch reach each other otherwise than was wished."
+        _W, "GPUs and adapters below the switch reach each other otherwise than configured."
     ),
-    "role-none": DoctorCheck(_W, "It could be for servers, and no server can ask for it."),
+    "role-none": DoctorCheck(_W, "It could be given to servers, and no server can request it."),
     "storage-kept": DoctorCheck(
         _W, "A server would read the data of the one before: a reset of a disk erases nothing."
     ),
@@ -103,16 +103,16 @@ CHECKS: Final[Mapping[str, DoctorCheck]] = {
         _W, "The GPUs have no NVLinks; on some boards CUDA does not start."
     ),
     "nvswitch-hook": DoctorCheck(
-        _E, "Who links GPUs without the other's knowledge links those of two tenants."
+        _E, "Two programs manage the NVLinks, so one may link the GPUs of two tenants."
     ),
     "declared-stand-in": DoctorCheck(
         _W, "Other hardware that is put there is taken for the device that was meant."
     ),
     "guest-devices": DoctorCheck(
-        _W, "Each server emulates what none needs: interrupts of the host beside its own work."
+        _W, "Each server emulates unneeded devices: interrupts on the host beside its own work."
     ),
     "bar-unassigned": DoctorCheck(_E, "A guest cannot use a device whose memory has no address."),
-    "port-down": DoctorCheck(_W, "Servers with its virtual functions reach nobody."),
+    "port-down": DoctorCheck(_W, "Servers with its virtual functions have no network."),
     "cpus-none": DoctorCheck(_W, "Servers with dedicated CPUs are never scheduled to this node."),
     "cpus-unreadable": DoctorCheck(_E, "nova-compute does not start with it."),
     "cpus-absent": DoctorCheck(_E, "nova-compute refuses CPUs that the host does not have."),
@@ -142,16 +142,16 @@ CHECKS: Final[Mapping[str, DoctorCheck]] = {
     ),
     "shared-reserved": DoctorCheck(_E, "Nova gives the same memory to servers a second time."),
     "shared-tmpfs": DoctorCheck(_E, "Servers get less memory to share than the node promises."),
-    "shared-absent": DoctorCheck(_W, "Memory that nobody can get; a number may be mistyped."),
+    "shared-absent": DoctorCheck(_W, "Memory that no server can get; a number may be mistyped."),
     "shared-cpus": DoctorCheck(
-        _W, "Servers share memory on CPUs of their own alone, so nobody gets any here."
+        _W, "Only servers with dedicated CPUs share memory, so no server gets any here."
     ),
     "link-narrow": DoctorCheck(_W, "The device has a part of its bandwidth; often it sits badly."),
     "reset-none": DoctorCheck(_W, "The next server would find the device as the last one left it."),
-    "unreadable": DoctorCheck(_E, "What cannot be read is never offered."),
-    "offered-gone": DoctorCheck(_E, "Nova is told of a device that the node does not have."),
+    "unreadable": DoctorCheck(_E, "An unreadable device is never offered."),
+    "offered-gone": DoctorCheck(_E, "Nova's options name a device that the node does not have."),
     "offered-never": DoctorCheck(_E, "It must not be in the hands of a server."),
-    "not-offered": DoctorCheck(_W, "Hardware that nobody can use."),
+    "not-offered": DoctorCheck(_W, "Hardware that no server can use."),
     "tags-stale": DoctorCheck(
         _E, "Servers are placed by where the device was, not by where it is."
     ),
@@ -167,30 +167,28 @@ CHECKS: Final[Mapping[str, DoctorCheck]] = {
         _E, "A user's hint skips filters: no device is claimed, so two servers may have it."
     ),
     "driver-stock": DoctorCheck(_E, "Tags are ignored: devices are neither checked nor cleaned."),
-    "pci-report": DoctorCheck(_E, "Placement does not know the devices: no server gets one."),
+    "pci-report": DoctorCheck(_E, "Placement does not have the devices: no server gets one."),
     "libvirt-old": DoctorCheck(_E, "Such servers are refused on this node."),
     "shim": DoctorCheck(_E, "nova-compute does not start: Nova does not find the driver."),
     "ledger-open": DoctorCheck(
-        _E, "Who writes the ledger decides which device is clean and who may have it."
+        _E, "Any writer of the ledger decides which device is clean and which server has it."
     ),
     "ledger-closed": DoctorCheck(_E, "As long as the ledger cannot be kept, no device is offered."),
     # Findings of other tools
     "host-validate": DoctorCheck(_E, "QEMU cannot use the host as servers with devices need it."),
-    "option-unknown": DoctorCheck(_W, "The service ignores it, so it is not as somebody meant it."),
-    "not-looked": DoctorCheck(_W, "Nobody has looked at what it knows."),
+    "option-unknown": DoctorCheck(_W, "The service ignores it, so the setting has no effect."),
+    "not-looked": DoctorCheck(_W, "Its records were not checked."),
     # A controller
     "filter-missing": DoctorCheck(
         _E, "Servers of hpc: flavors get any devices, wherever they sit."
     ),
-    "filter-unknown": DoctorCheck(
-        _E, "nova-scheduler does not start: it does not know the filter."
-    ),
+    "filter-unknown": DoctorCheck(_E, "nova-scheduler does not start: it cannot find the filter."),
     "filter-order": DoctorCheck(
         _E, "Nova's filters judge candidates before the devices are chosen."
     ),
     "filter-last": DoctorCheck(_W, "It counts hosts that later filters take away."),
     "filter-lost": DoctorCheck(
-        _E, "A list in a later file hides another team's filter, with what it kept apart."
+        _E, "A list in a later file hides another team's filter, with its rules."
     ),
     "weigher-missing": DoctorCheck(_W, "Hosts are not packed: large requests find no room."),
     "weigher-lost": DoctorCheck(
@@ -200,10 +198,10 @@ CHECKS: Final[Mapping[str, DoctorCheck]] = {
         _E, "Candidates are made without devices; claims fail on the node."
     ),
     "cache-small": DoctorCheck(
-        _W, "The scheduler forgets hosts before they are asked for again, and is slow."
+        _W, "The scheduler forgets hosts before it needs them again, and is slow."
     ),
     "limit-placement": DoctorCheck(
-        _W, "The scheduler asks Placement for each device, and hosts behind the limit are not seen."
+        _W, "The scheduler requests each device, and hosts behind the limit are not seen."
     ),
     "alias-twice": DoctorCheck(
         _E, "Nova refuses a name with two specifications; every boot fails."
@@ -213,20 +211,18 @@ CHECKS: Final[Mapping[str, DoctorCheck]] = {
     # Placement
     "candidates-depth": DoctorCheck(_E, "The whole limit is spent on the first hosts."),
     "limit-candidates": DoctorCheck(
-        _W, "Hosts may be missing in an answer, and nothing says so; those are not seen."
+        _W, "Hosts may be missing in an answer without a warning; such hosts are not seen."
     ),
     "conflict-retry": DoctorCheck(
         _W, "On MariaDB and MySQL two schedulers can claim one device at the same moment."
     ),
     # The cloud
-    "service-role": DoctorCheck(
-        _E, "Placement refuses what Nova asks of it: no server is scheduled."
-    ),
+    "service-role": DoctorCheck(_E, "Placement refuses Nova's requests: no server is scheduled."),
     "allocation-orphaned": DoctorCheck(_E, "The device is idle, and no server gets it."),
     "provider-missing": DoctorCheck(_E, "Servers are never scheduled to the device."),
     "provider-excess": DoctorCheck(_E, "Servers are scheduled to it, and fail on the node."),
     "node-gone": DoctorCheck(
-        _W, "Requests find candidates on it, which nobody can use and which count for the limit."
+        _W, "Requests find candidates on it, which no server can use and which count for the limit."
     ),
     "alias-nowhere": DoctorCheck(_W, "No server of a flavor that names it is ever scheduled."),
     "map-contradicts": DoctorCheck(
@@ -248,13 +244,13 @@ CHECKS: Final[Mapping[str, DoctorCheck]] = {
 
 
 def join_first_few(names: Iterable[str]) -> str:
-    """The first names of many, and the number of the others."""
+    """The first names of a list, and the number of the others, as text."""
     return join_first(list(names), _NAMES)
 
 
 @attrs.frozen
 class DoctorFinding:
-    """One fault that a check has found."""
+    """A fault that a check of ``doctor`` has found, with its cure."""
 
     check: str
     #: The fault, one sentence.
@@ -267,12 +263,12 @@ class DoctorFinding:
 
     @property
     def severity(self) -> Severity:
-        """The severity of its check."""
+        """The severity of the check that found the fault."""
         return CHECKS[self.check].severity
 
     @property
     def anchor(self) -> str:
-        """The place in the documentation that explains it."""
+        """The address of the documentation that explains the check."""
         return f"{PAGE}#doctor-{self.check}"
 
 

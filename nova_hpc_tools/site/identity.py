@@ -45,7 +45,9 @@ _STANDARD: Final = re.compile(r"(?:COMPUTE|HW|MISC|OWNER|STORAGE)_[A-Z0-9_]+", r
 
 
 class Form(enum.Enum):
-    """The form of the marks that distinguish the devices of one role from others."""
+    """The way to distinguish the devices of one role: a resource class, a trait, or vendor and
+    product ids.
+    """
 
     CLASS = "class"
     TRAIT = "trait"
@@ -98,7 +100,9 @@ def resource_class(form: Form, role: str) -> str | None:
 
 
 def traits_of_role(form: Form, role: str, vendor_id: str, product_id: str) -> frozenset[str]:
-    """The traits that distinguish devices; their alias requires the same traits."""
+    """The traits that distinguish the devices of a role. The role's alias requires the same
+    traits.
+    """
     if form is Form.CLASS:
         return frozenset({product_class(vendor_id, product_id)})
     return frozenset({trait_of_role(role)} if form is Form.TRAIT else ())

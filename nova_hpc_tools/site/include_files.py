@@ -24,12 +24,12 @@ _CONTEXT: Final = 3
 
 
 class IncludeError(Exception):
-    """A file cannot be written or must not be; the text names it and the cure."""
+    """A file cannot be written, or must not be. The text names the file and the cure."""
 
 
 @attrs.frozen
 class FileChange:
-    """One file that has to be written."""
+    """A file to write or remove, with its old and new text."""
 
     path: Path
     old: str | None  # None if the file does not exist
@@ -60,7 +60,7 @@ def has_project_mark(text: str) -> bool:
 
 
 def compare_include_files(folder: Path, files: Mapping[str, str]) -> list[FileChange]:
-    """Compute the changes to write; reads all files and writes nothing.
+    """Compute the changes of the include files; reads all files and writes nothing.
 
     :param folder: the folder of the files; it need not exist yet.
     :param files: file name -> content, see :func:`mark_as_owned`.
@@ -83,7 +83,7 @@ def compare_include_files(folder: Path, files: Mapping[str, str]) -> list[FileCh
 
 
 def write_file_changes(changes: list[FileChange]) -> None:
-    """Write all *changes*: a reader sees the old file or the new one, whole.
+    """Write all changed files; a reader sees the old file or the new one, whole.
 
     All new files are on the disk before the first of them gets its name.
 

@@ -36,7 +36,7 @@ _LONGEST: Final = 40
 
 @attrs.frozen
 class KernelOption:
-    """One option: ``name=value`` and its place."""
+    """One option of the kernel's command line or of modprobe, and the place where it is set."""
 
     #: With ``_`` for ``-``, which are the same for the kernel. Of a module ``module.option``.
     name: str
@@ -55,7 +55,7 @@ class KernelOption:
 
 @attrs.frozen
 class KernelOptions:
-    """The options of this host, now and at its next start."""
+    """The kernel options of this host, now and after the next boot."""
 
     options: tuple[KernelOption, ...] = ()
     #: Features that run now -> the file and value that show it.
@@ -79,7 +79,7 @@ def split_command_line(text: str) -> list[str]:
 
 
 def read_kernel_options(root: Path | None, own: Collection[str] = ()) -> KernelOptions:
-    """Read them below *root*; missing files contribute nothing.
+    """Read the kernel options of the host below *root*; missing files contribute nothing.
 
     :param root: the folder with the host's files; None if unknown.
     :param own: files below it that this project writes; their words are not the operator's.
@@ -150,7 +150,7 @@ def _module_options(path: str, text: str) -> Iterator[KernelOption]:
 
 
 def parse_word(word: str) -> KernelOption:
-    """The option of one word that is not from a file."""
+    """Parse one word of a command line into an option."""
     return _option_of(word, "", word)
 
 

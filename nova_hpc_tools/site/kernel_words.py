@@ -33,7 +33,7 @@ IOMMU_WORDS: Final[Mapping[str, tuple[str, ...]]] = {
 
 @attrs.frozen
 class Exclusion:
-    """A reason why a word is not added."""
+    """A reason why ``prepare`` does not add a word to the kernel's command line."""
 
     #: The option, and the test of a value that excludes the word; with *last* only the last value
     #: of the option is tested.
@@ -59,7 +59,7 @@ def _is_true(option: KernelOption) -> bool:
     return option.is_true
 
 
-_TRANSLATES: Final = "it asks for translation of what the host's own devices do"
+_TRANSLATES: Final = "it requests translation for the host's own devices"
 _OFF: Final = (
     Exclusion("iommu", _has_part("off"), "it switches the IOMMU off"),
     Exclusion("intel_iommu", _has_part("off"), "it switches the IOMMU off"),
@@ -127,7 +127,7 @@ def find_exclusion(word: str, kernel: KernelOptions) -> str | None:
             if feature == exclusion.feature:
                 return f"{feature} is on ({seen}): {exclusion.why}"
     if kernel.unread and any(exclusion.harms for exclusion in EXCLUSIONS[key]):
-        return f"it is unknown what excludes it: {kernel.unread[0]}"
+        return f"it is unknown whether a setting excludes it: {kernel.unread[0]}"
     return None
 
 

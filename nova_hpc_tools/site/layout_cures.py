@@ -94,7 +94,7 @@ _UNITS: Final[Mapping[CuredService, str]] = {
 
 
 def render_cure(cure: DoctorCure, layout: str = PLAIN, node: str | None = None) -> str:
-    """A cure in the words of a layout.
+    """The text of a cure, in the words of a deployment tool.
 
     :param node: the examined machine; None if unknown.
     """
@@ -159,7 +159,7 @@ def _render_copy(copy: AliasCopy, layout: str) -> str:
 def explain_removal(
     layout: str, node: str | None, sources: Sequence[str], made: Sequence[str]
 ) -> str:
-    """Explain how a line of others is removed: a part of a sentence.
+    """Explain how to remove a foreign line, as a part of a sentence.
 
     :param node: host name of the compute node; None if it is unknown.
     :param sources: paths and numbers of the line on the deployment host; empty if not there.

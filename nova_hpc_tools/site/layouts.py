@@ -37,7 +37,7 @@ Sections = Mapping[str, Mapping[str, Sequence[str]]]
 
 @attrs.frozen
 class LayoutFile:
-    """One file of a layout, which contains these parts in this order."""
+    """A file of a deployment tool, with the parts of the settings that it contains."""
 
     path: str
     parts: tuple[str, ...]
@@ -46,7 +46,7 @@ class LayoutFile:
 
 
 def overrides_of_layout(layout: str, hostname: str) -> tuple[LayoutFile, ...]:
-    """The files of a layout, below the folder that the tool reads."""
+    """The files of a deployment tool, below the directory that the tool reads."""
     common, controller = settings.COMMON, settings.CONTROLLER
     if layout == KOLLA:
         return (
@@ -67,7 +67,7 @@ def overrides_of_layout(layout: str, hostname: str) -> tuple[LayoutFile, ...]:
 
 
 def render_override(override: LayoutFile, parts: Mapping[str, Sections], others: Sections) -> str:
-    """The text of one file.
+    """The text of one file of a deployment tool.
 
     :param parts: part -> its options, made by
         :func:`nova_hpc_tools.site.settings.render_settings`.
@@ -95,7 +95,9 @@ def render_override(override: LayoutFile, parts: Mapping[str, Sections], others:
 
 
 def own_lines_of(text: str, override: LayoutFile) -> str:
-    """This project's own options in a file, in the format of oslo.config; "" if it is broken."""
+    """The options that ``configure`` wrote to a file, in oslo.config's format; "" if it is
+    broken.
+    """
     try:
         theirs = _read_repeated(text)
         if override.variable:

@@ -134,7 +134,7 @@ def parse_file(path: Path) -> etree._Element:
 
 @attrs.frozen
 class _Around:
-    """The facts that an object inherits from those that contain it."""
+    """The properties that an object in lstopo's XML inherits from the objects around it."""
 
     cpus: frozenset[int] | None = None
     package: int | None = None
@@ -151,7 +151,7 @@ class _Numa:
 
 
 class _TooManyError(Exception):
-    """More of something than any node has."""
+    """The XML has more objects of a kind than any node has."""
 
 
 @attrs.define
@@ -168,7 +168,7 @@ class _LstopoReader:
 
     @property
     def said(self) -> tuple[str, ...]:
-        """The first problems, and how many more there are."""
+        """The first problems, and the number of further ones."""
         more = len(self.problems) - _TOLD
         rest = (f"and {more} more problems like these",) if more > 0 else ()
         return (*self.problems[:_TOLD], *rest)

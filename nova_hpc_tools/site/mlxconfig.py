@@ -28,7 +28,7 @@ _COUNT: Final = re.compile(r"^\*?\s*NUM_OF_VFS\s(?:.*\s)?(\d{1,4})\s*$", re.MULT
 
 
 def parse_sriov_answer(text: str) -> FirmwareSriov | None:
-    """The settings in an answer; None if it does not have both, so they are unknown."""
+    """Parse the SR-IOV settings in mlxconfig's output; None if one of them is missing."""
     enabled, count = _ENABLED.findall(text), _COUNT.findall(text)
     if len(enabled) != 1 or len(count) != 1:
         return None

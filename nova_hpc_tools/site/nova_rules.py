@@ -34,7 +34,7 @@ class PciSettings:
 
 @attrs.frozen
 class NovaRefusal:
-    """A setting with which nova-compute does not start, or that it cannot use."""
+    """A setting with which nova-compute does not start, or which it cannot use."""
 
     #: ``device_spec`` or ``alias``.
     option: str
@@ -107,7 +107,7 @@ def _refuse_interface_names(lines: Iterable[str]) -> Iterator[NovaRefusal]:
 
 @attrs.frozen
 class _Child:
-    """A function that Nova reports, and the first entry that matches it."""
+    """A function that Nova reports to Placement, and the first entry that matches it."""
 
     function: PciFunction
     line: str
@@ -126,7 +126,7 @@ class _Child:
 
 
 def is_true(value: object) -> bool:
-    """Read a value like bool_from_string of oslo.utils, for the words that Nova accepts."""
+    """Read a value as oslo.utils's bool_from_string does, for the words that Nova accepts."""
     return value is not None and str(value).strip().lower() not in _FALSE
 
 

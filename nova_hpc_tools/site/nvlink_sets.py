@@ -28,12 +28,12 @@ _LONGEST_TAG: Final = 255
 
 
 class NvlinkError(ValueError):
-    """A bad entry of ``[hpc]nvlink_set``; the text names it and the cure."""
+    """An entry of ``[hpc]nvlink_set`` is invalid. The text names it and the cure."""
 
 
 @attrs.frozen
 class NvlinkSet:
-    """Devices that a server may get together, and only together."""
+    """GPUs that a server may get together, and only together."""
 
     name: str
     devices: frozenset[str]  # normalised addresses
@@ -137,7 +137,7 @@ def check_nvlink_sets(sets: Iterable[NvlinkSet], node: Node, roles: Roles) -> No
 
 
 def default_nvlink_sets(node: Node, roles: Roles) -> tuple[NvlinkSet, ...]:
-    """The sets that the inventory shows: the GPUs of a board with NVSwitches, and xGMI hives.
+    """The NVLink sets that the inventory shows: GPUs on a board with NVSwitches, and xGMI hives.
 
     GPUs on a board with NVSwitches have the vendor of the switches and one product. A card in
     another slot has another product. If two products have equally many GPUs, the inventory does
@@ -185,7 +185,7 @@ def _sets_of_hives(node: Node, roles: Roles) -> Iterator[NvlinkSet]:
 
 
 def nvlink_tags_of(sets: Iterable[NvlinkSet]) -> Mapping[str, str]:
-    """Address -> value of the tag ``hpc_nvlink``."""
+    """Address of each GPU -> value of the tag ``hpc_nvlink``."""
     memberships: dict[str, dict[str, int]] = {}
     for nvlink_set in sets:
         for address in nvlink_set.devices:

@@ -201,7 +201,7 @@ def find_idle_nvswitches(
         yield DoctorFinding(
             "nvswitch-hook",
             f"{script} starts NVLink partitions, and nova-compute "
-            f"{'does, too' if backend != NOBODY else 'knows nothing of them'}.",
+            f"{'does, too' if backend != NOBODY else 'has no record of them'}.",
             DoctorCure.of(
                 f"Take the partitions out of {script}, ",
                 *(told if backend == NOBODY else ()),
@@ -230,8 +230,8 @@ def find_idle_nvswitches(
         drivers = " and ".join(sorted({nvswitch.driver or "no driver" for nvswitch in idle}))
         yield DoctorFinding(
             "nvswitch-idle",
-            f"{places}: NVSwitches on {drivers}, and [hpc]nvlink_backend is {NOBODY}: nobody runs "
-            "them.",
+            f"{places}: NVSwitches on {drivers}, and [hpc]nvlink_backend is {NOBODY}: no Fabric "
+            "Manager runs them.",
             DoctorCure.of(
                 "Run NVIDIA Fabric Manager with FABRIC_MODE=1 on the node or in a service machine, "
                 "and set ",

@@ -38,7 +38,7 @@ def check_readiness(
     kernel: KernelOptions,
     users: Mapping[str, DeviceUsers],
 ) -> list[DoctorFinding]:
-    """The work to do on the host before servers get its devices.
+    """Find work that remains on the host before servers can get its devices.
 
     :param node: read from sysfs; lstopo's XML does not contain these facts.
     :param spec: its offer.
@@ -121,7 +121,7 @@ def _check_drivers(
         )
         cure = DoctorCure.of(
             # The unbind waits for these processes, and driverctl waits for the unbind.
-            f"End what has it open first ({held}); then " if held else "",
+            f"First end the programs that have it open ({held}); then " if held else "",
             "; ".join(
                 f"driverctl set-override {address} {wanted}"
                 for address in _first_addresses(addresses)

@@ -70,7 +70,7 @@ _FILES: Final = frozenset(settings.file_name(part) for part in settings.PARTS)
 
 
 class ConfigError(Exception):
-    """The configuration cannot be read; the text contains the reason."""
+    """The configuration of a service cannot be read. The text contains the reason."""
 
 
 def config_files_of(
@@ -79,7 +79,7 @@ def config_files_of(
     project: str = "nova",
     more: Iterable[Path] = (),
 ) -> tuple[Path, ...]:
-    """The files that a service reads, in its order: a later one wins.
+    """The configuration files that a service reads, in its order: a later one wins.
 
     :param words: ``--config-file=`` and ``--config-dir=`` of its command line.
     :param prog: the name of the service: nova-compute also reads ``nova-compute.conf``.
@@ -117,7 +117,7 @@ def _config_files_in(folder: Path, more: Iterable[Path] = ()) -> list[Path]:
 def load_options(
     paths: Iterable[Path], more: Mapping[str, Sequence[cfg.Opt]] | None = None
 ) -> cfg.ConfigOpts:
-    """Load this project's options, and others, from files.
+    """Load nova-hpc's options, and further ones, from configuration files.
 
     :param more: group -> options of the services themselves that are read, too.
     :raises ConfigError: a file cannot be read.
@@ -136,7 +136,7 @@ def load_options(
 
 
 def read_node_options(words: Sequence[str], needed: Iterable[str]) -> cfg.ConfigOpts:
-    """The configuration of this node's nova-compute.
+    """Load the configuration of this node's nova-compute.
 
     :param words: from :func:`source_options.add_config_options`.
     :param needed: options of group ``[hpc]`` that are used later.
@@ -148,7 +148,8 @@ def read_node_options(words: Sequence[str], needed: Iterable[str]) -> cfg.Config
 
 
 def role_table_of(entries: Sequence[str], node: Node, device_spec: Iterable[str] | None) -> Roles:
-    """The roles of *node*; the default roles keep the names that its devices have already.
+    """The table of roles for *node*. The default roles keep the names that its devices have
+    already.
 
     :param entries: ``[hpc]device_role``.
     :param device_spec: the present entries of ``[pci]device_spec``.
@@ -181,7 +182,7 @@ def _build_config_error(error: Exception) -> ConfigError:
 
 @attrs.frozen
 class ServiceSettings:
-    """The settings that the services of this machine have now."""
+    """The present settings of the services on this machine."""
 
     #: ``[hpc]device_role`` without a declaration: *other_roles*, else the default. The roles in
     #: files of ``configure`` come from the declaration, so they do not count here.
@@ -320,7 +321,7 @@ def switches_cpus_off(options: cfg.ConfigOpts) -> bool:
 
 
 def foreign_config_files(words: Sequence[str], folder: Path | None) -> list[Path]:
-    """The files of nova-compute that this project did not write.
+    """The configuration files of nova-compute that ``configure`` did not write.
 
     :param folder: the folder with files of this project.
     """

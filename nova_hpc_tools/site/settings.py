@@ -72,12 +72,12 @@ SINGLE: Final = (*CPU_SETS, NOVA_LIMIT, PLACEMENT_LIMIT, CACHE)
 
 
 class CpuSetError(Exception):
-    """A CPU set cannot be made from the readable facts; the text contains the reason."""
+    """A CPU set cannot be computed from the readable facts. The text contains the reason."""
 
 
 @attrs.frozen
 class SettingsOptions:
-    """The operator's wishes that are not in the inventory."""
+    """The operator's wishes for the settings, which the inventory does not contain."""
 
     #: Number of the cloud's hosts; the limits of candidates are higher.
     hosts: int = 1
@@ -99,7 +99,7 @@ class SettingsOptions:
 
 @attrs.frozen
 class NovaSettings:
-    """The texts of the include files."""
+    """The texts of the include files, with remarks and losses."""
 
     #: Part -> text.
     files: Mapping[str, str] = attrs.field(hash=False)
@@ -125,7 +125,7 @@ def limit_of_candidates(hosts: int) -> int:
 
 
 def results_of(hosts: int) -> int:
-    """``[hpc]cache_size`` with which the stores hold all entries for *hosts* unlike hosts."""
+    """The value of ``[hpc]cache_size`` that suffices for *hosts* unlike hosts."""
     return max(FEWEST_RESULTS, RESULTS_OF_HOST * hosts)
 
 
@@ -136,7 +136,7 @@ def render_settings(
     others: Iterable[DeviceSpec] = (),
     before: Configured | None = None,
 ) -> NovaSettings:
-    """Write the settings for *node* and for a cloud that has it.
+    """Compute the settings for *node* and its cloud, as texts of include files.
 
     :param spec: the offer of *node*.
     :param others: the offers of nodes of other kinds: the aliases are one set of
@@ -177,7 +177,7 @@ def place_own_filters(enabled: Sequence[str]) -> list[str]:
 
 @attrs.define
 class _Files:
-    """The files of one node, and remarks about them."""
+    """Builds the include files of one node, and remarks about them."""
 
     node: Node
     spec: DeviceSpec
@@ -217,7 +217,7 @@ class _Files:
         roles = aliases.roles_of(alias, specs)
         if len(roles) > 1:
             self.remarks.append(
-                f"The alias {alias.get('name')} asks for devices of the roles "
+                f"The alias {alias.get('name')} requests devices of the roles "
                 f"{' and '.join(roles)}: a flavor without hpc: keys gets any of them."
             )
 

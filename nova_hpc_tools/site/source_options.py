@@ -16,7 +16,7 @@ CONFIG_DIR: Final = "--config-dir="
 
 
 def add_node_options(parser: argparse.ArgumentParser) -> None:
-    """Declare the options for the node and its declaration, of a command that only reads."""
+    """Add the options for the node and its declaration to a command that only reads."""
     parser.add_argument(
         "--root",
         type=Path,
@@ -35,7 +35,7 @@ def add_node_options(parser: argparse.ArgumentParser) -> None:
 def add_config_options(
     parser: argparse._ActionsContainer, whose: str = "this node's nova-compute"
 ) -> None:
-    """Declare ``--config-file`` and ``--config-dir``.
+    """Add ``--config-file`` and ``--config-dir`` to *parser*.
 
     ``config`` becomes the words in the order of the command line: as for a service, a later one
     wins.

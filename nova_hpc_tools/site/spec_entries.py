@@ -39,7 +39,9 @@ NOTHING: Final[Mapping[str, Any]] = types.MappingProxyType({})
 
 
 def read_spec_entry(text: str) -> Mapping[str, Any]:
-    """The JSON object in *text*; NOTHING if it is not one, with which Nova would not start."""
+    """Parse the JSON object in *text*; NOTHING if it is not one, with which Nova would not
+    start.
+    """
     parsed = _parse_json_or_none(text)
     return parsed if isinstance(parsed, dict) else NOTHING
 
@@ -52,12 +54,12 @@ def _parse_json_or_none(text: str) -> object:
 
 
 def split_entries(values: Iterable[str]) -> tuple[str, ...]:
-    """Every entry of these values by itself, each once; other texts stay unchanged."""
+    """Each device_spec entry of these values as a text of its own, each once."""
     return tuple(dict.fromkeys(entry for value in values for entry in entries_of_value(value)))
 
 
 def entries_of_value(value: str) -> list[str]:
-    """The entries of one value."""
+    """The entries in one value of ``[pci]device_spec``: a JSON list or a single object."""
     several = _parse_json_or_none(value)
     if isinstance(several, list) and all(isinstance(entry, dict) for entry in several):
         return [json.dumps(entry) for entry in several]
@@ -65,12 +67,12 @@ def entries_of_value(value: str) -> list[str]:
 
 
 def is_own_entry(entry: Mapping[str, Any]) -> bool:
-    """Whether this project wrote the entry."""
+    """Whether ``configure`` wrote the entry."""
     return tags.ROLE in entry
 
 
 def carried_keys_of(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of an entry, without the keys that name its devices and this project's tags."""
+    """The settings of an entry, without the keys that name its devices and nova-hpc's tags."""
     return {
         key: value
         for key, value in entry.items()
@@ -82,7 +84,7 @@ def carried_keys_of(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def entry_by_address(entry: Mapping[str, Any], node: Node) -> Mapping[str, Any]:
-    """The same entry with the address of its interface, if this node has the interface.
+    """The entry with a PCI address in place of its interface, if this node has the interface.
 
     For Nova the address names the same devices: in both forms a physical function stands for its
     virtual ones.
@@ -100,7 +102,7 @@ def entry_by_address(entry: Mapping[str, Any], node: Node) -> Mapping[str, Any]:
 
 
 def translate_interfaces(texts: Iterable[str], node: Node) -> tuple[str, ...]:
-    """Entries with addresses in place of interfaces, as texts."""
+    """Entries as texts, with PCI addresses in place of interface names."""
     translated_texts = []
     for text in texts:
         entry = read_spec_entry(text)
@@ -184,7 +186,7 @@ def entries_of_functions(
 
 
 def hidden_addresses_of(device_spec: Iterable[str], node: Node) -> dict[str, list[str]]:
-    """Entry of others -> addresses that a later entry of ours names, too."""
+    """Foreign entry -> addresses that a later entry of nova-hpc names, too."""
     texts = list(device_spec)
     entries = [read_spec_entry(text) for text in texts]
     addresses: dict[str, list[str]] = {}
@@ -198,7 +200,10 @@ def hidden_addresses_of(device_spec: Iterable[str], node: Node) -> dict[str, lis
 
 
 def addresses_of_entry(entry: Mapping[str, Any]) -> list[str]:
-    """The addresses that an entry of ours names, see :mod:`nova_hpc_tools.site.spec_address`."""
+    """The addresses that an entry of nova-hpc names.
+
+    See :mod:`nova_hpc_tools.site.spec_address`.
+    """
     address = entry.get("address")
     if isinstance(address, str):
         return [address.lower()]

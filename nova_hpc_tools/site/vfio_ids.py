@@ -34,7 +34,7 @@ def find_taken_at_boot(
     left_out: Collection[str],
     kernel: KernelOptions,
 ) -> Iterator[DoctorFinding]:
-    """Find such devices, with one finding for each line and reason.
+    """Find devices of the host that ``vfio-pci.ids`` would take at the next boot.
 
     :param offered: the functions that servers can get.
     :param left_out: addresses that the declaration keeps with the host.

@@ -34,7 +34,7 @@ from nova_hpc_tools.snapshot.direct_ports import DirectPorts, PortAdapter
 
 
 class SnapshotError(Exception):
-    """A snapshot that cannot be read, made or used; the text is for operators."""
+    """A snapshot cannot be read, made or used. The text is for operators."""
 
 
 def make_printable_text(text: str) -> str:
@@ -56,7 +56,7 @@ def _sort_by_name(values: Mapping[str, Mapping[str, str]]) -> dict[str, Mapping[
 
 @attrs.frozen
 class SnapshotAlias:
-    """One PCI alias, as Nova understands it."""
+    """A PCI alias in a snapshot, as Nova understands it."""
 
     name: str
     #: Resource class of its devices in Placement; None if Nova refuses the alias.
@@ -68,7 +68,7 @@ class SnapshotAlias:
 
 @attrs.frozen
 class FlavorWant:
-    """Devices of one alias that a flavor requests."""
+    """The devices of one alias that a flavor requests."""
 
     alias: str
     count: int
@@ -76,7 +76,9 @@ class FlavorWant:
 
 @attrs.frozen
 class Flavor:
-    """A flavor, with or without an image, and the values that Nova derives from it."""
+    """A flavor in a snapshot, with or without an image, and the values that Nova derives from
+    it.
+    """
 
     name: str
     id: str
@@ -98,7 +100,7 @@ class Flavor:
 
     @property
     def server(self) -> ServerSpec:
-        """The needs of a server of this flavor, in the engine's model."""
+        """The requirements of a server of this flavor, for the placement engine."""
         return ServerSpec(
             extra_specs=self.extra_specs,
             wants=tuple(
@@ -114,7 +116,7 @@ class Flavor:
 
 @attrs.frozen
 class FunctionUse:
-    """One function that a server has."""
+    """A function of a device, and the server that has it."""
 
     address: str
     server: str  # UUID
@@ -122,7 +124,7 @@ class FunctionUse:
 
 @attrs.frozen
 class SnapshotDevice:
-    """Devices that are one provider in Placement, and one pool in Nova.
+    """The devices in a snapshot that are one provider in Placement and one pool in Nova.
 
     A physical device, or all virtual functions of one physical function.
     """
@@ -147,7 +149,7 @@ class SnapshotDevice:
 
 @attrs.frozen
 class SnapshotNode:
-    """One compute node."""
+    """A compute node in a snapshot."""
 
     host: str
     node: str
@@ -181,7 +183,7 @@ class SnapshotNode:
 
 @attrs.frozen
 class ServerCell:
-    """A server's share of one host NUMA node."""
+    """The share that a server has of one host NUMA node."""
 
     numa: int
     dedicated_cpus: int = 0
@@ -191,7 +193,7 @@ class ServerCell:
 
 @attrs.frozen
 class Server:
-    """A server that has PCI devices, or a decision of this project."""
+    """A server in a snapshot that has PCI devices or a placement decision."""
 
     uuid: str
     name: str
@@ -205,13 +207,15 @@ class Server:
 
     @property
     def decided(self) -> Decision | None:
-        """The decision; None if there is none, or if this release cannot read it."""
+        """The stored placement decision; None if there is none, or if this release cannot read
+        it.
+        """
         return read_decision(self.decision)
 
 
 @attrs.frozen
 class Snapshot:
-    """A cloud at one moment."""
+    """The state of a cloud at one moment, with everything that the scheduler reads."""
 
     #: When it was taken: ISO 8601, UTC.
     taken: str
@@ -240,7 +244,7 @@ def flavor_with_ports(cloud: Snapshot, flavor: Flavor, ports: Iterable[DirectPor
 
 
 def request_of_flavor(flavor: Flavor, hosts: Iterable[SnapshotNode]) -> Request:
-    """The flavor as a request to the engine, as the scheduler builds it.
+    """Build the request to the placement engine for a flavor, as the scheduler does.
 
     :param hosts: hosts whose devices show the role of each alias.
     :raises nova_hpc.placement.grouping.FlavorError: the scheduler would refuse it.
@@ -270,7 +274,7 @@ def roles_of_wants(hosts: Iterable[SnapshotNode], wants: Sequence[Want]) -> dict
 
 
 def mixed_aliases(hosts: Iterable[SnapshotNode]) -> tuple[str, ...]:
-    """A warning for each alias that Nova serves with devices of several roles."""
+    """A warning for each alias that matches devices of several roles."""
     roles_by_alias: dict[str, set[str]] = {}
     for device in (device for host in hosts for device in host.devices):
         for alias in device.aliases if device.role is not None else ():
@@ -290,7 +294,7 @@ def engine_host(
     roles: Mapping[str, str] | None = None,
     ports: Sequence[DirectPorts] = (),
 ) -> FreeHost:
-    """The free resources of one node, in the engine's model.
+    """The free resources of a node in the placement engine's model.
 
     :param roles: ``Want.key`` -> the role that its devices must have.
     :param ports: direct ports of the server.

@@ -43,7 +43,7 @@ FabricReaper = Callable[[Sequence[str]], Reaped]
 
 
 def add_snapshot_arguments(parser: argparse.ArgumentParser, snapshot: bool = True) -> None:
-    """Declare the options that choose the source of the cloud.
+    """Add the options that choose between a snapshot and the running cloud to *parser*.
 
     :param snapshot: also offer ``--snapshot``.
     """
@@ -53,8 +53,8 @@ def add_snapshot_arguments(parser: argparse.ArgumentParser, snapshot: bool = Tru
             "--snapshot",
             type=Path,
             metavar="FILE",
-            help="a snapshot that was taken with nova-hpc simulate snapshot; without it, the "
-            "cloud itself is read, as nova-manage reads it",
+            help="a snapshot that was taken with nova-hpc simulate snapshot. Without it, the "
+            "running cloud is read, as nova-manage reads it",
         )
     source_options.add_config_options(group, "Nova's scheduler")
 
@@ -62,7 +62,7 @@ def add_snapshot_arguments(parser: argparse.ArgumentParser, snapshot: bool = Tru
 def obtain_snapshot(
     snapshot: Path | None, config: Sequence[str] = (), image: str | None = None
 ) -> Snapshot:
-    """The snapshot in a file, or a fresh one of the cloud.
+    """Read the snapshot in a file, or take one of the running cloud.
 
     :param snapshot: the file; None to read the cloud.
     :param config: ``--config-file=FILE`` and ``--config-dir=DIR`` of Nova's services.
@@ -74,8 +74,8 @@ def obtain_snapshot(
         for word in config:
             option = word.partition("=")[0]
             raise SnapshotError(
-                f"--snapshot and {option} exclude each other: a snapshot is the cloud as it was, "
-                f"and {option} says where the running cloud is read; leave one out"
+                f"--snapshot and {option} exclude each other: a snapshot is the cloud as it "
+                f"was, and {option} sets where the running cloud is read; leave one out"
             )
         return snapshot_document.read_snapshot_file(snapshot)
     return cast(Reader, _load_reader("nova"))(config, image)

@@ -8,7 +8,9 @@ import attrs
 
 @attrs.frozen
 class RecordedDevice:
-    """A device that Nova gives through Placement, or an adapter whose functions are so given."""
+    """A device in Nova's records that is given through Placement, or an adapter of such
+    functions.
+    """
 
     #: PCI address.
     address: str
@@ -41,7 +43,7 @@ class CyborgProvider:
 
 @attrs.frozen
 class Leftover:
-    """An allocation whose consumer has no right to it any more."""
+    """An allocation in Placement whose consumer has no right to it any more."""
 
     consumer: str
     node: str
@@ -52,7 +54,7 @@ class Leftover:
 
 @attrs.frozen
 class RecordedHost:
-    """A compute node."""
+    """A compute node in the records of Nova."""
 
     #: Its name in Nova's services and aggregates (host), and in Placement (node).
     host: str
@@ -78,7 +80,7 @@ class RecordedHost:
 
 @attrs.frozen
 class ServiceAlias:
-    """An alias of devices for flavors, from the settings of this machine's services."""
+    """A PCI alias in the settings of this machine's services."""
 
     name: str
     resource_class: str
@@ -86,7 +88,7 @@ class ServiceAlias:
 
 @attrs.frozen
 class CloudRecords:
-    """The records of a cloud in Nova and in Placement."""
+    """The records of a cloud in Nova and Placement, for contradictions between them."""
 
     hosts: tuple[RecordedHost, ...] = ()
     providers: tuple[PciProvider, ...] = ()

@@ -18,7 +18,7 @@ from nova_hpc.placement.model import Ports
 
 @attrs.frozen
 class PortAdapter:
-    """The use of an adapter whose functions are only for direct ports."""
+    """How an adapter serves direct ports: its network, and whether it is given whole or trusted."""
 
     #: The physical network; None for networks without one.
     network: str | None = None
@@ -32,7 +32,7 @@ class PortAdapter:
 
 @attrs.frozen
 class DirectPorts:
-    """Ports of one server with the same requirements on an adapter."""
+    """Direct ports of one server with the same requirements for an adapter."""
 
     network: str | None
     count: int = 1
@@ -67,7 +67,7 @@ def direct_port_key_of(number: int) -> str:
 
 
 def ports_for_engine(ports: Sequence[DirectPorts], entries: Iterable[str]) -> tuple[Ports, ...]:
-    """The ports in the engine's model.
+    """The direct ports in the placement engine's model.
 
     :param entries: the entries of ``[hpc]port_roles``.
     """
@@ -102,7 +102,7 @@ def merge_equal_ports(ports: Iterable[DirectPorts]) -> tuple[DirectPorts, ...]:
 
 
 def adapter_of(pool: Mapping[str, object]) -> PortAdapter | None:
-    """The adapter behind one of Nova's pools; None if the pool is for flavors.
+    """The adapter behind a PCI pool of Nova; None if the pool is for flavors.
 
     :param pool: a pool with Nova's keys, which are the same in ``[pci]device_spec``.
     """
@@ -118,7 +118,7 @@ def adapter_of(pool: Mapping[str, object]) -> PortAdapter | None:
 
 
 def direct_ports_of_spec(spec: Mapping[str, object], count: int = 1) -> DirectPorts:
-    """The ports of one of Nova's PCI requests.
+    """The direct ports of one PCI request of Nova.
 
     :param spec: a spec of the request, with the same keys as for :func:`adapter_of`.
     """

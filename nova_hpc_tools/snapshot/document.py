@@ -50,12 +50,12 @@ _PLACE: Final = tuple(field.name for field in attrs.fields(Location))
 
 
 def dump_cloud_snapshot(snapshot: Snapshot) -> str:
-    """The document as text: ASCII, indented, with a newline at the end."""
+    """The snapshot as JSON text: ASCII, indented, with a newline at the end."""
     return json.dumps(build_snapshot_document(snapshot), indent=1) + "\n"
 
 
 def build_snapshot_document(snapshot: Snapshot) -> dict[str, Any]:
-    """The document as JSON objects."""
+    """The snapshot as JSON objects."""
     return {**SNAPSHOT.head(), **_CONVERTER.unstructure(snapshot)}
 
 
@@ -76,7 +76,7 @@ def read_snapshot_file(path: Path) -> Snapshot:
 
 
 def load_cloud_snapshot(text: str) -> Snapshot:
-    """Read a snapshot from the text of a document.
+    """Parse a snapshot from JSON text.
 
     :raises SnapshotError: the document is invalid; the text names the host and the wrong field.
     """

@@ -18,7 +18,7 @@ from nova_hpc.cluster.group_domain.records import (
 
 @attrs.frozen
 class DomainFleet:
-    """The trees of all domains."""
+    """The records in Placement of all fabric domains, with their server groups and tickets."""
 
     trees: tuple[DomainTree, ...]
 
@@ -38,13 +38,13 @@ class DomainFleet:
 
     @property
     def tickets(self) -> frozenset[str]:
-        """UUIDs of the servers with a ticket."""
+        """UUIDs of the servers with a ticket in any domain."""
         return frozenset(ticket for tree in self.trees for ticket in tree.tickets)
 
 
 @attrs.frozen
 class GroupLine:
-    """One group, as operators see it."""
+    """A server group with its fabric domain, as operators see it."""
 
     #: The server group's UUID.
     group: str

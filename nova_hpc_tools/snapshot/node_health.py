@@ -10,7 +10,7 @@ import attrs
 
 @attrs.frozen
 class NodeHealth:
-    """The devices of one node that need attention: a healthy device is not in the report."""
+    """The devices of one node that need attention. Healthy devices are not in it."""
 
     host: str
     #: PCI address -> the reason why the device is offered to no server.
@@ -26,6 +26,6 @@ class NodeHealth:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """The notes, and a sentence with the number of devices that are left out."""
+        """The notes of the node, and a sentence with the number of devices that are left out."""
         text = f"{self.left_out} more devices did not fit into the report of the node; nova-hpc "
         return self.notes + (f"{text}device list on the node lists them",) * bool(self.left_out)

@@ -15,7 +15,10 @@ from nova_hpc_tools.snapshot.direct_ports import DirectPorts
 
 @attrs.frozen
 class UnplacedRequest:
-    """One request for one server or several, as Nova stored it."""
+    """A stored request of Nova whose servers found no host.
+
+    One request may be for several servers.
+    """
 
     #: UUIDs of the servers, in their order.
     servers: tuple[str, ...]

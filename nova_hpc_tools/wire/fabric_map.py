@@ -34,7 +34,7 @@ _LONGEST: Final = 1000
 
 
 def build_fabric_document(fabric: FabricMap) -> dict[str, Any]:
-    """The document as plain objects; unknown values are left out."""
+    """The fabric map as JSON objects; unknown values are left out."""
     return {
         **FABRIC_MAP.head(),
         "name": fabric.name,
@@ -48,7 +48,7 @@ def build_fabric_document(fabric: FabricMap) -> dict[str, Any]:
 
 
 def write_fabric_map(fabric: FabricMap) -> str:
-    """The document as text: one line each host, switch and link; ends with a newline."""
+    """The fabric map as JSON text with one line per host, switch and link."""
     document = build_fabric_document(fabric)
     lists = {key: document.pop(key) for key in ("hosts", "switches", "links")}
     head = json.dumps(document)[:-1]
@@ -60,7 +60,7 @@ def write_fabric_map(fabric: FabricMap) -> str:
 
 
 def read_fabric_map(text: object) -> FabricMap:
-    """Read the document.
+    """Parse a fabric map in nova-hpc's JSON form.
 
     :raises WireError: it is broken, or only a later release reads it; no part of it counts.
     """
@@ -88,7 +88,7 @@ def _stated_fields_of(value: Any) -> dict[str, Any]:
 
 @attrs.frozen
 class _MapDocument:
-    """The map in the form of the document."""
+    """The fabric map with the fields of its JSON document."""
 
     hosts: tuple[FabricPlace, ...] = ()
     switches: tuple[FabricSwitch, ...] = ()

@@ -21,7 +21,7 @@ from nova_hpc_tools.wire.documents import FINDINGS
 
 @attrs.frozen
 class WireFinding:
-    """One finding with all its texts for people; its check may be one of a later release."""
+    """A finding of ``doctor`` with all its texts. Its check may be one of a later release."""
 
     check: str
     severity: str
@@ -33,7 +33,7 @@ class WireFinding:
 
 @attrs.frozen
 class Findings:
-    """The findings of one node."""
+    """The findings of ``doctor`` on one node."""
 
     node: str | None = None
     findings: tuple[WireFinding, ...] = ()
@@ -52,7 +52,7 @@ _CONVERTER: Final = strict.make_strict_converter(
 
 
 def write_findings(document: Findings) -> str:
-    """The document as text; ends with a newline."""
+    """The findings of a node as JSON text, which ends with a newline."""
     body = {
         **FINDINGS.head(),
         "node": document.node,
@@ -63,7 +63,7 @@ def write_findings(document: Findings) -> str:
 
 
 def read_findings(text: object) -> Findings:
-    """Read the document.
+    """Parse the findings of a node.
 
     :raises nova_hpc_common.wire.version.WireError: it is broken, or only a later release reads it.
     """

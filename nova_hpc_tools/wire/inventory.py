@@ -23,7 +23,7 @@ from nova_hpc_tools.wire.documents import INVENTORY
 
 @attrs.frozen
 class ServersPart:
-    """A function's meaning for servers, as the command that writes the document has judged it."""
+    """The role of a function, and whether servers can get it, for the inventory document."""
 
     #: "" for a function without one.
     role: str = ""
@@ -38,7 +38,7 @@ def build_inventory(
     wish: PeerWish = PeerWish.KEEP,
     servers: Mapping[str, ServersPart] | None = None,
 ) -> dict[str, Any]:
-    """The document as plain objects.
+    """The inventory of a node as JSON objects.
 
     :param wish: the node's ``[hpc]peer_to_peer``.
     :param servers: address -> role and offer, for functions that have one; None if not judged.
@@ -75,7 +75,7 @@ def write_inventory(
     wish: PeerWish = PeerWish.KEEP,
     servers: Mapping[str, ServersPart] | None = None,
 ) -> str:
-    """The document as text: UTF-8 safe, indented, ends with a newline."""
+    """The inventory of a node as JSON text: indented, ends with a newline."""
     return json.dumps(build_inventory(node, wish, servers), indent=2) + "\n"
 
 

@@ -46,7 +46,7 @@ _UNITS: Final = {"K": 1, "M": 1 << 10, "G": 1 << 20}
 
 @attrs.frozen
 class DeclaredDevice:
-    """A declared device: a piece of hardware, or any hardware at an address."""
+    """A device in the declaration: a piece of hardware, or any hardware at an address."""
 
     address: str | None = None
     #: As in the ledger: ``serial:...`` or ``vpd:...``. It wins over the address.
@@ -57,7 +57,7 @@ class DeclaredDevice:
 
 @attrs.frozen
 class RoleWish:
-    """The offer of the devices of one role."""
+    """The declared settings for the devices of one role."""
 
     identity: str | None = None
     resource_class: str | None = None
@@ -68,14 +68,14 @@ class RoleWish:
 
 @attrs.frozen
 class Cpus:
-    """The CPUs that the host keeps."""
+    """The declared number of CPUs that the host keeps."""
 
     housekeeping_cores: int | None = None
 
 
 @attrs.frozen
 class DeclaredLimits:
-    """The size of the cloud."""
+    """The declared size of the cloud."""
 
     hosts: int | None = None
 
@@ -108,7 +108,7 @@ class NodeWishes:
 
 @attrs.frozen
 class NodeDeclaration:
-    """The file."""
+    """The content of a declaration file: settings for all its nodes, and for single ones."""
 
     wishes: NodeWishes = attrs.field(factory=NodeWishes)
     #: Patterns of the host names that may use it; if empty, every host may.
@@ -117,14 +117,14 @@ class NodeDeclaration:
     nodes: Mapping[str, NodeWishes] = attrs.field(factory=dict, hash=False)
 
     def is_for(self, hostname: str | None) -> bool:
-        """Whether a node of that name may use it; a node without a name may."""
+        """Whether the file is for a node of that name. A node without a name may use any file."""
         if hostname is None or not self.hosts:
             return True
         return any(fnmatch.fnmatchcase(hostname, pattern) for pattern in self.hosts)
 
 
 def page_kib(size: str) -> int:
-    """The size of a page in KiB: ``1G`` -> 1048576."""
+    """The size of a huge page in KiB: 1048576 for ``1G``."""
     return int(size[:-1]) * _UNITS[size[-1]]
 
 
@@ -132,7 +132,7 @@ def page_kib(size: str) -> int:
 
 
 def read_declaration(text: object) -> NodeDeclaration:
-    """Read the file.
+    """Parse a declaration file.
 
     :raises nova_hpc_common.wire.version.LaterError: only a later release reads it.
     :raises WireError: it is broken; the text names the place. No part of it counts.
@@ -315,12 +315,12 @@ _CONVERTER: Final = strict.make_strict_converter(
 
 
 class _Loader(yaml.SafeLoader):
-    """Plain objects: texts, whole numbers, true, false and null, as YAML 1.2 writes them."""
+    """A YAML loader for plain data: texts, whole numbers, true, false and null, as in YAML 1.2."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, Any]]] = {}
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """Refuse references: a file for people does not need them."""
+        """Refuse YAML references, which a file for people does not need."""
         if self.check_event(yaml.events.AliasEvent):
             mark = self.peek_event().start_mark
             raise yaml.YAMLError(f"line {mark.line + 1}: references (*) are not allowed")
@@ -351,10 +351,10 @@ _Loader.add_implicit_resolver(
 # --- writing --------------------------------------------------------------------------
 
 _HEAD: Final = """\
-# What is decided for this node, or for all nodes of its kind. nova-hpc configure reads it
-# whenever it runs. Edit it, then run nova-hpc configure again; it shows what changes. Comments
-# of yours are lost when it adds to the file (--add-device-role); a "why:" stays. A key that is
-# not there says nothing.
+# The decisions for this node, or for all nodes of its kind. nova-hpc configure reads them
+# whenever it runs. Edit it, then run nova-hpc configure again; it shows the changes. Comments
+# of yours are lost when it adds to the file (--add-device-role); a "why:" stays. A
+# missing key has no effect.
 """
 
 #: Key -> its purpose, and an example for a key without a value.
@@ -379,8 +379,8 @@ _COMMENTS: Final[Mapping[str, tuple[str, str]]] = {
         "rails: {physical_network: 'ibrail{n}', adapters: ['0000:1a:00.0', '0000:3c:00.0']}",
     ),
     "left_out": (
-        "Never offered, nor are their virtual functions; with hardware (configure says which),\n"
-        "wherever that card is plugged in.",
+        "Never offered, nor are their virtual functions; with hardware (configure prints "
+        "it),\nin any slot.",
         "left_out: [{address: '0000:18:00.0', why: manages the NVSwitches}]",
     ),
     "offer_in_use": (
@@ -406,13 +406,13 @@ _COMMENTS: Final[Mapping[str, tuple[str, str]]] = {
         "cpus: {housekeeping_cores: 1}",
     ),
     "hugepages": (
-        "Pages that each NUMA node with CPUs has to have; what is missing is said, and\n"
-        "nova-hpc prepare makes them at boot.",
+        "Pages that each NUMA node with CPUs has to have; missing ones are reported, "
+        "and\nnova-hpc prepare makes them at boot.",
         "hugepages: {1G: 40}",
     ),
     "vfs": (
-        "Virtual functions that each physical function has to have, by role or address; what is\n"
-        "missing is said, and nova-hpc prepare makes them at boot.",
+        "Virtual functions that each physical function has to have, by role or address; "
+        "missing\nones are reported, and nova-hpc prepare makes them at boot.",
         "vfs: {pf: 8}",
     ),
     "limits": (
@@ -420,19 +420,19 @@ _COMMENTS: Final[Mapping[str, tuple[str, str]]] = {
         "limits: {hosts: 400}",
     ),
     "kept": (
-        "What removed entries of device_spec have said of functions, whose entries go on saying\n"
-        "it: configure names what to add.",
+        "Settings of functions from removed entries of device_spec, which stay in the "
+        "new\nentries: configure names the lines to add.",
         "kept: {'0000:18:00.0': {trusted: 'true'}}",
     ),
     "nodes": (
-        "What is different on single nodes. Lists of devices are added to, all else replaces.",
+        "Settings of single nodes. Lists of devices are added to, everything else is replaced.",
         "nodes: {node17: {cpus: {housekeeping_cores: 2}}}",
     ),
 }
 
 
 def build_declaration(declaration: NodeDeclaration) -> dict[str, Any]:
-    """The document as plain objects; settings without a value are left out."""
+    """The declaration as plain objects; settings without a value are left out."""
     document = {**NODE_DECLARATION.head(), **_stated_items_of(declaration.wishes)}
     if declaration.hosts:
         document["for"] = list(declaration.hosts)
@@ -444,7 +444,7 @@ def build_declaration(declaration: NodeDeclaration) -> dict[str, Any]:
 
 
 def write_declaration(declaration: NodeDeclaration) -> str:
-    """The file, with a comment for every key; ends with a newline."""
+    """The text of a declaration file, with a comment for every key."""
     document = build_declaration(declaration)
     lines = [_HEAD]
     lines += [f"{key}: {document[key]}\n" for key in NODE_DECLARATION.head()]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 PAIR: Final = {"pci_passthrough:alias": "gpu:2", "hpc:affinity": "switch"}
 REQUIRED: Final = {"hw:pci_numa_affinity_policy": "required"}
 PINNED: Final = {"hw:cpu_policy": "dedicated"} | REQUIRED
-OPERATOR: Final = "; ask the cloud's operator"
+OPERATOR: Final = "; contact the cloud's operator"
 
 Change = Callable[["CausesTest"], contextlib.AbstractContextManager[None]]
 
@@ -258,7 +258,7 @@ CAUSES: Final = (
     ),
     Cause(
         "a request group of the flavor's own that no host has",
-        "No host has 1 CUSTOM_FPGA free; ask the cloud's operator",
+        "No host has 1 CUSTOM_FPGA free; contact the cloud's operator",
         SHORT + r"1 CUSTOM_FPGA",
         specs=PAIR | {"resources_FPGA:CUSTOM_FPGA": "1", "group_policy": "none"},
     ),
@@ -303,7 +303,7 @@ CAUSES: Final = (
     ),
     Cause(
         "the host that was asked for has too few",
-        "No host that was asked for has 2 gpu free; another host may help",
+        "No host that was requested has 2 gpu free; another host may help",
         SHORT + r"gamma",
         # Nova does not store which host was asked for; there is room elsewhere.
         "it fits",

@@ -159,7 +159,7 @@ class ClusterHostsTest(base.ClusterClientTest):
     def test_a_mount_that_harms_is_refused_before_anything_is_made(self) -> None:
         self.front.requests.clear()
         for texts, status, why in (
-            (("nfs:/x:/etc",), 2, "would hide what members need"),
+            (("nfs:/x:/etc",), 2, "would hide files that members need"),
             (("6f0c:/data",), 2, "a share of Manila is attached by hand"),
             (("nfs:/x:/d", "nfs:/y:/d"), 1, "/d is mounted twice"),
         ):

@@ -264,7 +264,7 @@ class FaultTest(CloudTest):
         before = list(CONF.pci.alias)
         other = json.dumps({"name": "other", "vendor_id": "1002", "product_id": "740f"})
         self.flags(alias=[*before, other], group="pci")
-        self.assertIn("other asks for CUSTOM_PCI_1002_740F", self.found("alias-nowhere").seen)
+        self.assertIn("other requests CUSTOM_PCI_1002_740F", self.found("alias-nowhere").seen)
         self.flags(alias=[each for each in before if '"gpu"' in each], group="pci")
         self.gone("alias-nowhere")
 
@@ -372,7 +372,7 @@ class FaultTest(CloudTest):
         before = dict(node.stats)
         node.stats = before | {stats.KEY: '{"v": 99}'}
         node.save()
-        self.assertIn("What alpha says of its devices", self.found("not-read").seen)
+        self.assertIn("The device report of alpha", self.found("not-read").seen)
         node.stats = before
         node.save()
         self.gone("not-read")

@@ -218,7 +218,7 @@ class PositionTest(DriverTest):
         # For the metadata, and for the guest.
         self.assertEqual(2, ask.call_count)
         self.assertEqual({server_devices.KEY}, set(self.metadata(server)))
-        (line,) = self.log_lines("are not told where they are on the fabric")
+        (line,) = self.log_lines("do not get their place on the fabric")
         self.assertIn("no API database here", line)
 
     def test_nova_compute_asks_the_conductor(self) -> None:

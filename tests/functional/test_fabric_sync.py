@@ -147,7 +147,7 @@ class FabricSyncTest(integrated_helpers.ProviderUsageBaseTestCase):
         self.assertNotIn(salt, out + err)
         # Again: nothing is left to do.
         status, out, err = self.run_command("sync", "--yes", given=OLD)
-        self.assertEqual((0, "Nova's aggregates say what the map says\n"), (status, out[-40:]), err)
+        self.assertEqual((0, "Nova's aggregates are as in the map\n"), (status, out[-36:]), err)
         # A map that has changed.
         status, out, err = self.run_command("diff", "--format", "json", given=NEW)
         self.assertEqual(1, status, err)
@@ -238,7 +238,7 @@ class FabricSyncTest(integrated_helpers.ProviderUsageBaseTestCase):
         with mock.patch.object(nova_aggregates.FabricCloud, "apply", other):
             status, _, err = self.run_command("sync", "--yes", given=OLD)
         self.assertEqual(1, status)
-        self.assertIn("somebody else has changed them meanwhile", err)
+        self.assertIn("another program has changed them meanwhile", err)
 
     def test_a_cluster_that_a_new_map_tears_apart_is_named_and_not_moved(self) -> None:
         self.run_command("sync", "--yes", given=OLD)

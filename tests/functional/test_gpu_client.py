@@ -200,7 +200,7 @@ class GpuTest(base.GpuClientTest):
         say = announcements.format_announcements
         consoles = base.TalkingFakeDriver.consoles
         said = self.gpu("attach", "sim", "one", "--timeout", "1", status=1)
-        self.assertIn("has said no key on its console", said.err)
+        self.assertIn("has printed no key on its console", said.err)
         self.assertEqual({}, self.metadata(one))
         consoles[one] = "\n".join(say(BOOT, KEYS[0], {"pocl": "6.0"}, 0))
         consoles[share] = "\n".join([*say(BOOT, KEYS[1], {}, 0), *say(BOOT, KEYS[0], {}, 0)])

@@ -140,7 +140,7 @@ drain_command = {sys.executable},{script}
         for broken, reason in (
             ("import sys; sys.exit(2)", "Exit code: 2"),
             ("print(7)", "its output cannot be read"),
-            ('print(\'[{{"ID": "7"}}]\')', "it names servers that it was not asked for"),
+            ('print(\'[{{"ID": "7"}}]\')', "it names servers outside the request"),
         ):
             told = self.recover(broken)
             self.assertIn(reason, told["failure"])

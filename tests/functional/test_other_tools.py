@@ -32,7 +32,7 @@ CONFS = Path(__file__).parents[1] / "data/others"
 PF = "0000:40:02.0"
 SHAPE = fixtures.Shape((fixtures.Switch(gpus=2, pfs=1, vfs=3),))
 _NAME = re.compile(r": --replace (\S+) where it is meant")
-_KEY = re.compile(r"first what these lines say of the devices: (.*)")
+_KEY = re.compile(r"first add the device settings of these lines to \S+: (.*)")
 #: The line of the operator's file with which a refusal begins.
 _LINE = re.compile(r"nova-hpc configure: (\S+/nova\.conf):([0-9]+): ")
 _OPTIONS = {

@@ -105,7 +105,7 @@ def test_an_unknown_function_is_refused() -> None:
         attrs.evolve(first, target=f"{first.module}:NoSuchClass.{first.name}"),
         attrs.evolve(first, parameters=("no_such_parameter",)),
     ):
-        with pytest.raises(exception.InvalidConfiguration, match="is not as nova-hpc knows it"):
+        with pytest.raises(exception.InvalidConfiguration, match="is not as nova-hpc needs it"):
             changed.function()
 
 
@@ -161,7 +161,7 @@ def test_one_function_that_is_not_known_leaves_nova_as_it_is(monkeypatch) -> Non
     # Of the class itself: put back whatever happens.
     monkeypatch.setattr(moves, "bind_claims", lambda: None)
     manager = _manager()
-    with pytest.raises(exception.InvalidConfiguration, match="is not as nova-hpc knows it"):
+    with pytest.raises(exception.InvalidConfiguration, match="is not as nova-hpc needs it"):
         patches.install_all_wraps(SimpleNamespace(_compute=manager), lambda *_: None, {}, None)
     assert vars(manager) == {"rt": manager.rt}
     assert vars(manager.rt) == {}

@@ -57,7 +57,7 @@ class TagsTest(base.HpcServersTest):
 
     def test_numa_node_that_nova_contradicts(self) -> None:
         self.start_with("one", hpc_numa="1")
-        self.assert_not_used("hpc_numa is 1, but Nova says NUMA node 0")
+        self.assert_not_used("hpc_numa is 1, but Nova's record has NUMA node 0")
 
     def test_nonsense_number(self) -> None:
         self.start_with("one", hpc_numa="many")
@@ -168,9 +168,9 @@ class StatsTest(base.HpcServersTest):
         ):
             self.set_stats(text)
             server = self.boot(flavor, state="ERROR")
-            self.assertIn("ask the cloud's operator", self.fault(server))
+            self.assertIn("contact the cloud's operator", self.fault(server))
             line = self.log_lines("HpcTopologyFilter rejects one, one")[-1]
-            self.assertIn("what the node holds back is unknown", line)
+            self.assertIn("the node's withheld devices are unknown", line)
             self.assertIn(why, line)
         self.assertEqual([], self.log_lines(r"ERROR \[scheduler_filters"))
         # Nova alone places other flavors.
@@ -294,7 +294,7 @@ class UnexpectedTest(base.HpcServersTest):
         for server in (first, second):
             self.assertIs(Level.SWITCH, self.level_of(server))
             self.assertEqual(4, len(self.devices_of(server)))
-        self.assertTrue(self.log_lines("Placement could not be asked"))
+        self.assertTrue(self.log_lines("Placement did not report"))
         self.assert_given_once()
 
 

@@ -105,7 +105,7 @@ class BadFlavorTest(base.HpcServersTest):
     def test_device_profile_of_cyborg(self) -> None:
         self.useFixture(nova_fixtures.CyborgFixture())
         profile = nova_fixtures.CyborgFixture.dp_name
-        self.assert_refused(PAIR | {"accel:device_profile": profile}, "asks Cyborg for devices")
+        self.assert_refused(PAIR | {"accel:device_profile": profile}, "requests Cyborg devices")
 
     def test_socket_policy_with_switch(self) -> None:
         self.assert_refused(
@@ -177,7 +177,7 @@ class WrongOrderTest(base.HpcServersTest):
     def test_refused(self) -> None:
         self.start_host("one", fixtures.two_switches(gpus=2))
         server = self.boot(self.make_flavor(PAIR), state="ERROR")
-        self.assertIn("ask its operator to put HpcTopologyFilter before", self.fault(server))
+        self.assertIn("contact its operator to put HpcTopologyFilter before", self.fault(server))
         lines = self.log_lines("put HpcTopologyFilter before NUMATopologyFilter")
         self.assertTrue(lines)
         self.assertIn("enabled_filters", lines[0])
@@ -196,7 +196,7 @@ class PlacementOffTest(base.HpcServersTest):
         self.start_host("one", shape, shape.device_spec(classes=False))
         server = self.boot(self.make_flavor(PAIR), state="ERROR")
         self.assertIn(
-            "This cloud is not set up for hpc: flavors; ask its operator to set "
+            "This cloud is not set up for hpc: flavors; contact its operator to set "
             "[filter_scheduler]pci_in_placement = True",
             self.fault(server),
         )

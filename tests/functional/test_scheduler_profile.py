@@ -196,7 +196,7 @@ class ProfileTest(test.TestCase):
         self.assertEqual(32, len(shapes))
         self.assertEqual(40 * 9 + 1, sum(each.weight for each in shapes))
         self.assertIn(FlavorShape({"gpu": 8}), shapes)
-        self.assertEqual(1, self.stdlog.logger.output.count("41 flavors ask for different devices"))
+        self.assertEqual(1, self.stdlog.logger.output.count("41 flavors request different devices"))
 
     def test_weights_are_checked(self) -> None:
         self.assertRaises(ValueError, CONF.set_override, "flavor_weights", "a:-1", group="hpc")

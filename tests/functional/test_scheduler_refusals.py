@@ -105,7 +105,9 @@ class NoCandidateTest(base.HpcServersTest):
             )
         (line,) = self.log_lines("Placement has no candidate")
         self.assertIn(f"flavor {flavor} ", line)
-        self.assertIn("asked for 4 gpu (CUSTOM_HPC_GPU), 1 DISK_GB, 256 MEMORY_MB, 1 VCPU; ", line)
+        self.assertIn(
+            "requested are 4 gpu (CUSTOM_HPC_GPU), 1 DISK_GB, 256 MEMORY_MB, 1 VCPU; ", line
+        )
         self.assertIn("free are 4 gpu on 2 hosts; ", line)
         self.assertIn("the nearest is near with 3 of 4 gpu", line)
 

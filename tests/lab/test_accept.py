@@ -181,7 +181,7 @@ def test_a_bad_member_is_named_and_replaced(lab, host):
     assert done.returncode == 0, f"{done.stderr}\n{lab.tail()}"
     (bad,) = room.spoiled
     # What was printed before the member was replaced: it, its cause, and no other.
-    rejected, _, _ = done.stderr.partition("what is rejected is replaced, once")
+    rejected, _, _ = done.stderr.partition("a rejected member is replaced, once")
     assert f"cluster {CLUSTER} is not accepted: slow" in rejected
     # The experiment is of three runs, too few to prove it of a guest that is emulated twice.
     named = rf"^{BAD}: slow: {CAUSE} \((proved|indicated)\)"

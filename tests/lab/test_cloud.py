@@ -120,7 +120,7 @@ def test_the_devices_of_a_deleted_server_are_free(lab):
     )
     checked = lab.inside(f"{DEVICE} check {mine[0]}")
     print(f"RESULT: {checked}")
-    assert "as its baseline says" in checked
+    assert "as in its baseline" in checked
 
 
 @pytest.mark.slow

@@ -93,7 +93,7 @@ READING = (
     Row("flavor create --host hpc1", ("gpu:1",), status=1),
     Row("fabric show {folder}/map.yaml", ("2 hosts, 1 leaf", "hpc[1-2]"), configured=False),
     Row("fabric diff {folder}/map.yaml", ("nothing differs",), configured=False),
-    Row("fabric sync {folder}/map.yaml", ("say what the map says",), configured=False),
+    Row("fabric sync {folder}/map.yaml", ("are as in the map",), configured=False),
     Row(
         "fabric export {folder}/map.yaml -f slurm-tree",
         ("SwitchName=l1 Nodes=hpc[1-2]",),

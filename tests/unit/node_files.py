@@ -198,9 +198,10 @@ def declare_as_told(at_home, err):
     """Add to the declaration what the refusals name, as they name it."""
     told = {}
     for line in err.splitlines():
-        head, marker, text = line.partition("first what these lines say of the devices: ")
+        head, marker, text = line.partition(f" to {at_home.folder}/node.yaml: ")
         if marker:
-            assert head == f"nova-hpc configure: add to {at_home.folder}/node.yaml "
+            expected = "nova-hpc configure: first add the device settings of these lines"
+            assert head == expected
             told |= yaml.safe_load(text)
     at_home.declare(**told)
     return told

@@ -44,7 +44,7 @@ def _run_migrations(**target: Any) -> None:
 
 
 def run_branch() -> None:
-    """Migrate, or write the SQL of the migration if alembic runs offline."""
+    """Migrate the database, or print the SQL of the migration if alembic runs offline."""
     database = context.config.neutron_config.database
     if context.is_offline_mode():
         where = (

@@ -38,7 +38,7 @@ _NONE: Final[Mapping[str, int]] = {}
 
 @attrs.frozen
 class FabricSeat:
-    """A host, and how many servers of the request fit on it now."""
+    """A host's place on the fabric, and the number of servers of the request that fit on it now."""
 
     place: FabricPlace
     #: The name of the fabric map with this host; "" if no map has it.
@@ -67,7 +67,7 @@ class FabricSeat:
 
 @attrs.frozen(eq=False, slots=False)
 class Ground:
-    """The hosts of one request."""
+    """The hosts of one scheduling request, from which the domain of a server group is chosen."""
 
     seats: tuple[FabricSeat, ...]
 
@@ -83,7 +83,7 @@ class Ground:
         return host_counts
 
     def free(self, level: FabricLevel) -> Mapping[GroupDomain, int]:
-        """The number of servers that fit into each domain of *level*."""
+        """Domain of *level* -> number of servers that fit into it now."""
         free_places: collections.Counter[GroupDomain] = collections.Counter()
         for seat in self.seats:
             if level in seat.domains:
@@ -91,7 +91,7 @@ class Ground:
         return free_places
 
     def free_in(self, domain: GroupDomain) -> int:
-        """The number of servers that fit into one domain."""
+        """The number of servers that fit into *domain* now."""
         if domain == EVERYWHERE:
             return UNBOUNDED
         return sum(seat.fit for seat in self.seats if seat.is_in(domain.uuid))
@@ -100,7 +100,7 @@ class Ground:
 
     @functools.cached_property
     def fabric(self) -> FabricMap:
-        """The hosts as a map, with the names of their own map.
+        """The hosts as a fabric map for the planner, with the domain names of their own map.
 
         Two maps may have domains of one name. If there are several maps, UUIDs are the names.
         """
@@ -131,7 +131,7 @@ class Ground:
         return domains
 
     def named(self, domain: GroupDomain) -> tuple[FabricLevel, str] | None:
-        """The planner's name of a domain; None if no host is in it, or all are."""
+        """The planner's name of *domain*; None if no host is in it, or if it means all hosts."""
         keys = (key for key, candidate in self._named.items() if candidate == domain)
         return next(keys, None)
 
@@ -164,7 +164,8 @@ class Ground:
         before: str | None = None,
         cut: Mapping[str, int] = _NONE,
     ) -> tuple[int, GroupDomain] | None:
-        """The domain for a group, and how many levels above the wanted one it is.
+        """Choose the domain for a server group: how many levels above the wanted one it is, and the
+        domain.
 
         It is the one that holds the whole plan of ``nova-hpc explain --group GROUP``. Equal
         domains come in an order that the group decides. Otherwise groups that are created at the
@@ -199,7 +200,7 @@ class Ground:
         return None
 
     def scores(self, used: Mapping[str, int], left: int, group: str) -> dict[str, float]:
-        """Host -> how good it is for the group's next member: 1.0, and down to more than 0.
+        """Host -> score for the group's next member, from 1.0 down to more than 0.
 
         The planner places all remaining members beside the present ones. Its leaves (and
         NVLink domains) come first. Hosts of one leaf get equal scores, because the other

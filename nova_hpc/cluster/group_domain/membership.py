@@ -53,7 +53,7 @@ _LOCKS: Final = tuple(threading.Lock() for _ in range(64))
 
 @attrs.frozen
 class Ask:
-    """A member that needs its domain."""
+    """A server that needs the fabric domain of its server group."""
 
     server: str
     group: str
@@ -67,7 +67,7 @@ class Ask:
 
 @attrs.frozen
 class JoinOffer:
-    """The scheduler's findings for the member, at one moment."""
+    """The hosts and room that the scheduler has found for a member, at one moment."""
 
     #: The hosts that can take it.
     ground: Ground
@@ -81,7 +81,10 @@ class JoinOffer:
 
 @attrs.frozen
 class Joined:
-    """The member has its ticket."""
+    """The member has joined: its ticket is in Placement.
+
+    A ticket is a provider with the server's UUID below the record of its group.
+    """
 
     #: UUID of the domain.
     domain: str
@@ -94,7 +97,7 @@ class Joined:
 
 @attrs.frozen
 class DomainMiss:
-    """The domain that came nearest."""
+    """The domain that came nearest to having room for the group."""
 
     domain: GroupDomain
     free: int
@@ -102,13 +105,13 @@ class DomainMiss:
 
     @property
     def left(self) -> int:
-        """Number of servers that still fit."""
+        """Number of servers that still fit, without the places promised to other groups."""
         return max(0, self.free - self.promised)
 
 
 @attrs.frozen
 class Refused:
-    """There is no domain for the member, or none of its hosts can take it."""
+    """The member gets no domain: none has room, or no host of the group's domain can take it."""
 
     #: UUID of the group's domain, which was decided before; None if it has none.
     domain: str | None = None
@@ -118,7 +121,9 @@ class Refused:
 
 @attrs.define
 class GroupDomains:
-    """The groups' domains in Placement. One object for each member."""
+    """Assigns fabric domains to server groups, with records in Placement. One object for each
+    member.
+    """
 
     records: ProviderRecords
     servers: NovaServers
@@ -126,12 +131,12 @@ class GroupDomains:
     _places: dict[str, frozenset[str]] = attrs.field(factory=dict, init=False)
 
     def where(self, server: str) -> str | None:
-        """UUID of the domain that a server belongs to, even if its group is gone."""
+        """UUID of the domain of *server*, even if its group was deleted; None without a ticket."""
         ticket = self.records.ticket(server)
         return ticket.root if ticket else None
 
     def join(self, ask: Ask, offer: JoinOffer) -> Joined | Refused:
-        """Take the member's ticket.
+        """Create the member's ticket in the domain of its group.
 
         A group without a record gets one first. An old record without members is deleted and
         written again. Then the ticket is created below the record, with the server's UUID. If
@@ -172,11 +177,11 @@ class GroupDomains:
             # The record or the ticket went: a reaper has removed it.
             self.records.pause(min(number, 3))
         raise PlacementSilentError(
-            f"what server group {ask.group} has in Placement does not settle"
+            f"the records of server group {ask.group} in Placement do not settle"
         )
 
     def look(self, ask: Ask, offer: JoinOffer) -> tuple[GroupDomain, int] | Refused:
-        """The domain for members of one request that have no group, and its step.
+        """Choose a domain for servers of one request without a group, and its level step.
 
         It respects the places that are kept for groups, and keeps none.
         """
@@ -190,7 +195,7 @@ class GroupDomains:
         return Refused(nearest=hunt.nearest or _find_emptiest_domain(offer))
 
     def leave(self, server: str) -> None:
-        """Give back a ticket that was taken now, for a member that finds no host.
+        """Delete a ticket that was created now, because the member finds no host.
 
         The record goes with it, if it was the last ticket.
         """
@@ -363,7 +368,7 @@ class GroupDomains:
 
 @attrs.define
 class _Hunt:
-    """The domains that the planner returns, one after the other: the ones before were full."""
+    """Yields candidate domains for a group, the best first, until one has room."""
 
     ask: Ask
     offer: JoinOffer
@@ -376,12 +381,13 @@ class _Hunt:
     _cut: dict[str, int] = attrs.field(factory=dict)
 
     def begin(self) -> None:
-        """Try all domains again."""
+        """Start again with all domains."""
         self.contended = None
         self._cut.clear()
 
     def next(self, patient: bool = False) -> tuple[int, GroupDomain] | None:
-        """The number of levels above the wanted one, and the domain; None if there are no more.
+        """The next candidate: levels above the wanted one, and the domain; None if there are no
+        more.
 
         :param patient: no wider domain is returned while others may still give way.
         """
@@ -399,7 +405,7 @@ class _Hunt:
         return chosen
 
     def missed(self, chosen: tuple[int, GroupDomain], obstacle: DomainMiss | RoomVerdict) -> None:
-        """Note why the domain was not taken."""
+        """Record why the candidate was not taken."""
         step, domain = chosen
         if isinstance(obstacle, DomainMiss):
             self._cut[domain.uuid] = obstacle.left

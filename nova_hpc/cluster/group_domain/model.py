@@ -52,7 +52,7 @@ _LONGEST: Final = 200
 
 @attrs.frozen(order=True)
 class GroupDomain:
-    """A domain of the fabric, in Placement."""
+    """A domain of the fabric as a resource provider in Placement."""
 
     #: The word of ``hpc:fabric``, or ANYWHERE.
     level: str
@@ -61,12 +61,12 @@ class GroupDomain:
 
     @property
     def uuid(self) -> str:
-        """The UUID of its provider."""
+        """The UUID of the domain's resource provider."""
         return str(uuid.uuid5(_NAMESPACE, f"domain:{self.level}:{self.name}"))
 
     @property
     def provider_name(self) -> str:
-        """The name of its provider.
+        """The name of the domain's resource provider.
 
         It contains a part of the UUID, because databases compare names without regard to case,
         accents or blanks at the end.
@@ -86,7 +86,7 @@ EVERYWHERE: Final = GroupDomain(ANYWHERE, "")
 
 @attrs.frozen
 class GroupProvider:
-    """The used fields of a resource provider."""
+    """The fields of a resource provider that the records of groups use."""
 
     uuid: str
     name: str
@@ -95,7 +95,7 @@ class GroupProvider:
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> GroupProvider:
-        """Read a provider from Placement.
+        """Read a provider from Placement's JSON.
 
         :raises KeyError, TypeError: it is not one.
         """
@@ -109,7 +109,7 @@ class GroupProvider:
 
 @attrs.frozen
 class GroupRecord:
-    """A group's record and the tickets below it."""
+    """The record of a server group in Placement, with the tickets of its members below it."""
 
     uuid: str
     #: The server group's UUID.
@@ -120,7 +120,9 @@ class GroupRecord:
 
 @attrs.frozen
 class Size:
-    """The size of servers, in the terms of rooms."""
+    """The size of the request's servers: a key for equal servers, and how many fit on an empty
+    host.
+    """
 
     #: Hexadecimal, equal for servers of the same size.
     key: str = ""
@@ -134,7 +136,7 @@ ANY_SIZE: Final = Size()
 
 @attrs.frozen
 class GroupRoom:
-    """Places of a domain that are kept for a group."""
+    """The places of a domain that are reserved for a server group."""
 
     uuid: str
     group: str
@@ -146,11 +148,13 @@ class GroupRoom:
 
     @property
     def settled(self) -> bool:
-        """Whether a member has used it; otherwise its scheduler is about to, or has died."""
+        """Whether a member has a ticket; otherwise its scheduler is about to create one, or has
+        died.
+        """
         return self.record is not None and bool(self.record.tickets)
 
     def outstanding(self, placed: Collection[str] = ()) -> int:
-        """Members that are still to come, or have not got their place.
+        """Number of members that are still to come, or that have no place yet.
 
         :param placed: servers that already have their place.
         """
@@ -171,7 +175,7 @@ class GroupRoom:
 
 @attrs.frozen
 class DomainTree:
-    """A domain's provider and all providers below it."""
+    """The resource provider of a domain and all providers below it: rooms, records and tickets."""
 
     domain: str
     #: The provider's name; "" if there is none.
@@ -217,13 +221,13 @@ class DomainTree:
 
     @property
     def tickets(self) -> tuple[str, ...]:
-        """Servers with a ticket, of all groups."""
+        """UUIDs of the servers with a ticket in this domain, of all groups."""
         return tuple(ticket for room in self.rooms if room.record for ticket in room.record.tickets)
 
     def promised(
         self, group: str, size: Size, placed: Collection[str] = (), settled: bool = False
     ) -> int:
-        """Places that are kept for other groups than *group*.
+        """The number of places that are reserved for other groups than *group*.
 
         :param size: of the servers whose places are counted.
         :param placed: servers that already have their place.
@@ -252,7 +256,7 @@ class RoomVerdict(enum.Enum):
 def judge_new_room(
     tree: DomainTree, room: str, free: int, placed: Collection[str] = ()
 ) -> RoomVerdict:
-    """Whether the new room may stay; *tree* was read afterwards.
+    """Decide whether a room that was just created may stay; *tree* was read afterwards.
 
     If only unsettled rooms of other groups are in the way, the room with the lowest UUID waits
     and the others yield. So two schedulers never wait for each other.
@@ -276,12 +280,12 @@ def judge_new_room(
 
 
 def room_name(group: str, members: int, size: Size = ANY_SIZE) -> str:
-    """A name for a new room; never the same twice."""
+    """A unique provider name for a new room."""
     return f"{ROOM_PREFIX}{members}/{size.per_host}/{size.key}:{group}:{uuid.uuid4().hex[:8]}"
 
 
 def domain_of(provider_name: str) -> GroupDomain | None:
-    """The domain of a provider with this name; None if it is not one.
+    """The domain whose provider has this name; None for other names.
 
     A long name is cut off, and characters outside ASCII are escaped, so it is only for people.
     """

@@ -41,33 +41,35 @@ _DELETES: Final = 3
 
 
 class PlacementSilentError(RuntimeError):
-    """Placement does not answer, or its answer is invalid."""
+    """Placement does not answer, or its answer cannot be used."""
 
 
 @attrs.frozen
 class ProviderAnswer:
-    """Placement's answer; the status is 0 if there was none."""
+    """An HTTP answer of Placement; the status is 0 if there was none."""
 
     status: int
     body: Mapping[str, Any] = attrs.field(factory=dict)
 
     @property
     def unsure(self) -> bool:
-        """Whether it is unknown if a write has taken effect."""
+        """Whether it is unknown if a write took effect: no answer, or a server error."""
         return self.status == 0 or self.status >= _BROKEN
 
 
 class PlacementSender(Protocol):
-    """Sends one request each; never raises for an answer, or for the lack of one."""
+    """Sends HTTP requests to Placement. No answer and error answers are return values, not
+    exceptions.
+    """
 
     def get(self, path: str) -> ProviderAnswer:
-        """Send a GET."""
+        """Send a GET request."""
 
     def post(self, path: str, body: Mapping[str, Any]) -> ProviderAnswer:
-        """Send a POST with JSON."""
+        """Send a POST request with a JSON body."""
 
     def delete(self, path: str) -> ProviderAnswer:
-        """Send a DELETE."""
+        """Send a DELETE request."""
 
 
 class ServerPresence(enum.Enum):
@@ -80,7 +82,7 @@ class ServerPresence(enum.Enum):
 
 
 class NovaServers(Protocol):
-    """Nova's records of servers."""
+    """Access to Nova's records of servers."""
 
     def states(self, uuids: Collection[str]) -> Mapping[str, ServerPresence]:
         """The state of each server.
@@ -90,7 +92,7 @@ class NovaServers(Protocol):
 
 
 class Made(enum.Enum):
-    """The outcome for a new provider."""
+    """The result of the creation of a provider."""
 
     MADE = "made"
     #: Another provider has its name or its UUID.
@@ -101,7 +103,9 @@ class Made(enum.Enum):
 
 @attrs.define
 class ProviderRecords:
-    """Reads and writes providers, and repeats requests until the result is known.
+    """Reads and writes the records of server groups, which are providers in Placement.
+
+    A request is repeated until its result is known.
 
     :param limit: seconds after which one request without a usable answer is given up. A busy
         Placement may need longer than that for all the requests of an operation, whose
@@ -114,7 +118,7 @@ class ProviderRecords:
     sleep: Callable[[float], None] = time.sleep
 
     def pause(self, number: int) -> None:
-        """Wait before the next try; the time grows with the number of tries."""
+        """Sleep before the next try; the time grows with *number*."""
         most = min(_LONGEST, _SHORTEST * 2.0**number)
         self.sleep(random.uniform(most / 2, most))
 
@@ -132,7 +136,7 @@ class ProviderRecords:
     # -- reading ------------------------------------------------------------
 
     def ticket(self, server: str) -> GroupProvider | None:
-        """The ticket of a server; None if it has none."""
+        """The ticket of *server*; None if it has none."""
         provider = self._one(f"uuid={parse.quote(server)}")
         return provider if provider and provider.name.startswith(TICKET_PREFIX) else None
 
@@ -145,7 +149,7 @@ class ProviderRecords:
         return DomainTree.of(domain, self.providers(f"in_tree={domain}"))
 
     def providers(self, query: str = "") -> list[GroupProvider]:
-        """The providers that match; without a query, all of the cloud."""
+        """The providers that match *query*; without a query all providers of the cloud."""
         path = f"/resource_providers?{query}" if query else "/resource_providers"
         document = self._read(path)
         try:
@@ -154,7 +158,7 @@ class ProviderRecords:
             raise PlacementSilentError(f"Placement answered {path} strangely: {error!r}") from error
 
     def allocated(self, server: str) -> frozenset[str]:
-        """The providers from which a server has allocations."""
+        """The UUIDs of the providers from which *server* has allocations."""
         return frozenset(self._read(f"/allocations/{parse.quote(server)}").get("allocations") or ())
 
     def _one(self, query: str) -> GroupProvider | None:
@@ -174,7 +178,7 @@ class ProviderRecords:
     # -- writing ------------------------------------------------------------
 
     def make(self, name: str, uuid: str, parent: str | None = None) -> Made:
-        """Create a provider.
+        """Create a provider in Placement.
 
         :raises PlacementSilentError: Placement does not show whether it exists.
         """
@@ -210,11 +214,11 @@ class ProviderRecords:
         return provider is not None and provider.name == name
 
     def make_domain(self, domain: GroupDomain) -> None:
-        """Create a domain's provider if there is none."""
+        """Create the provider of *domain* if it does not exist."""
         self.make(domain.provider_name, domain.uuid)
 
     def remove(self, uuid: str) -> bool:
-        """Delete a provider; False if another one is below it, so that it stays."""
+        """Delete a provider; False if it stays because another provider is below it."""
         for number in range(_DELETES):
             answer = self.placement.delete(f"/resource_providers/{uuid}")
             if answer.status in (_NO_CONTENT, _OK, _NOT_FOUND):
@@ -232,7 +236,7 @@ class ProviderRecords:
 
 @attrs.frozen
 class SweptProviders:
-    """The numbers of providers that a sweep has removed, by kind."""
+    """The numbers of providers that a sweep has deleted, by kind."""
 
     tickets: int = 0
     records: int = 0
@@ -263,7 +267,9 @@ def find_dead_tickets(
 def sweep_domain_tree(
     records: ProviderRecords, servers: NovaServers, tree: DomainTree, stale: set[str] | None = None
 ) -> SweptProviders:
-    """Remove the providers without a user; safe at any time, also beside other processes.
+    """Delete the tickets, records and rooms of a domain that no server uses any more.
+
+    This is safe at any time, also beside other processes.
 
     A scheduler that is about to use a removed provider finds no parent, and begins again.
 

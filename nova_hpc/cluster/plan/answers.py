@@ -27,7 +27,7 @@ def build_gang_plan(
     hosts: Mapping[str, int],
     proven: bool,
 ) -> GangPlan:
-    """The answer, from the chosen hosts."""
+    """The plan for a gang, from the chosen hosts and their counts."""
     used = [spot for spot in free_spots if spot.name in hosts]
     places = [*(spot.place for spot in used), *home]
     leaves: dict[str, int] = {}
@@ -94,7 +94,7 @@ def _explain_plan(
 def build_gang_refusal(
     free_spots: Sequence[FreeSpot], gang: Gang, home: Sequence[FabricPlace]
 ) -> GangRefusal:
-    """Build the reason why there is no plan.
+    """The refusal of a gang, with the reason why there is no plan.
 
     :param free_spots: the hosts that count for the gang.
     """
@@ -174,7 +174,7 @@ def _shared_domain_of(places: Sequence[FabricPlace], level: FabricLevel) -> str 
 
 
 def describe_domain(level: str, domain: str) -> str:
-    """A domain in words for people."""
+    """The name of a domain for people, such as ``leaf l1``."""
     if level == ANYWHERE:
         return "all hosts together"
     noun = level if level == HOST else FabricLevel.from_word(level).noun(1)

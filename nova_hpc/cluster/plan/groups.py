@@ -25,14 +25,14 @@ MOST_TIES: Final = 256
 
 @attrs.define
 class GroupBudget:
-    """The remaining work for one plan."""
+    """The number of search steps that are left for one plan."""
 
     left: int = MOST_WORK
     #: Whether no choice was left out.
     proven: bool = True
 
     def spend(self) -> bool:
-        """Use up one step; False if none is left."""
+        """Use one search step; False if none is left."""
         if not self.left:
             self.proven = False
             return False
@@ -42,7 +42,7 @@ class GroupBudget:
 
 @attrs.frozen
 class _Begun:
-    """An unfinished choice."""
+    """A choice of groups of leaves that is not complete yet."""
 
     groups: tuple[Part, ...]
     #: j -> the maximum that j of their leaves hold.
@@ -51,7 +51,7 @@ class _Begun:
 
 @attrs.frozen
 class _GroupTable:
-    """The capacities of the groups."""
+    """The capacities of groups of leaves, as tables for the search."""
 
     leaves: int
     wanted: int
@@ -64,11 +64,11 @@ class _GroupTable:
 
     @property
     def count(self) -> int:
-        """The least number of groups."""
+        """The smallest number of groups that can hold the gang."""
         return len(self.rest) - 1
 
     def possible(self, begun: _Begun, start: int) -> bool:
-        """Whether groups from *start* on can complete a choice."""
+        """Whether the groups from index *start* on can complete the choice *begun*."""
         missing = self.count - len(begun.groups)
         if not 0 <= missing <= len(self.groups) - start:
             return False
@@ -78,7 +78,7 @@ class _GroupTable:
         )
 
     def with_group(self, begun: _Begun, index: int) -> _Begun:
-        """The choice with one more group."""
+        """The choice *begun* with the group at *index* added."""
         most = _sum_gains(begun.most, self.gains[index], self.leaves)
         return _Begun((*begun.groups, self.groups[index]), most)
 
@@ -93,7 +93,7 @@ def leaves_of(part: Part, height: int) -> list[Part]:
 def choose_fewest_groups(
     groups: Sequence[Part], height: int, leaves: int, wanted: int, budget: GroupBudget
 ) -> list[tuple[Part, ...]]:
-    """The fewest groups whose leaves hold a gang; among these choices the smallest groups.
+    """Choose the fewest groups of leaves that hold a gang; of equal choices the smallest groups.
 
     :param height: how many levels the groups are above the leaves, at least 1.
     :param leaves: maximum of leaves; so many leaves of these groups hold the gang.

@@ -21,7 +21,7 @@ MOST_MEMBERS: Final = 1_000_000
 
 
 class GangPolicy(enum.StrEnum):
-    """The rule for a gang that no domain of the level holds."""
+    """The rule if no domain of the requested level holds the gang: refuse, or use a wider one."""
 
     #: The gang is refused.
     REQUIRED = "required"
@@ -30,7 +30,7 @@ class GangPolicy(enum.StrEnum):
 
 
 class GangOrder(enum.StrEnum):
-    """The order in which members are dealt to the hosts of the leaves that the gang gets."""
+    """How members are distributed over the hosts of the chosen leaves."""
 
     #: On the fewest hosts.
     PACK = "pack"
@@ -50,7 +50,7 @@ def _validate_count(_: object, attribute: attrs.Attribute[Any], value: object) -
 
 @attrs.frozen
 class Gang:
-    """Members that are to be near each other, all or none.
+    """A set of servers that are placed together and near each other, all or none.
 
     :raises ValueError: names the invalid field.
     """
@@ -77,7 +77,7 @@ class Gang:
 
 @attrs.frozen
 class GangPlan:
-    """The places of the members."""
+    """The hosts for all members of a gang, and the domain that contains them."""
 
     #: Host -> number of members, in the order of the hosts' names.
     hosts: Mapping[str, int] = attrs.field(hash=False)
@@ -100,14 +100,17 @@ class GangPlan:
     why: str
 
     def enclosing(self, level: FabricLevel) -> tuple[FabricLevel, str] | None:
-        """Like :meth:`nova_hpc.fabric.model.FabricPlace.enclosing`, for the whole gang."""
+        """The domain within which all members are sure to share one of *level*.
+
+        See :meth:`nova_hpc.fabric.model.FabricPlace.enclosing`.
+        """
         shared: dict[str, Any] = {around_level.word: name for around_level, name in self.around}
         return FabricPlace(host="?", **shared).enclosing(level)
 
 
 @attrs.frozen
 class GangMiss:
-    """The domain that comes nearest to holding the gang."""
+    """The domain that comes nearest to holding the gang, with the number of members that fit."""
 
     level: str
     #: "" for all hosts together.
@@ -117,7 +120,7 @@ class GangMiss:
 
 @attrs.frozen
 class GangRefusal:
-    """The reason why the gang has no place."""
+    """The reason why no hosts were found for the gang."""
 
     members: int
     #: At the requested level; None if the map has no such domain with a free host.

@@ -25,7 +25,7 @@ MOST_TIES: Final = 256
 
 @attrs.frozen(eq=False)
 class Filled:
-    """Members on hosts, and the cost; a smaller cost is better."""
+    """A distribution of members over hosts, and its cost; a smaller cost is better."""
 
     cost: Cost
     hosts: Mapping[str, int]
@@ -34,7 +34,7 @@ class Filled:
 
 
 def count_fewest_parts(frees: Sequence[int], wanted: int) -> int:
-    """Count how many of these numbers, at least, are needed for a sum of *wanted*.
+    """The smallest number of parts whose free places add up to *wanted*.
 
     :param frees: the largest first; their sum is at least *wanted*.
     """
@@ -74,7 +74,7 @@ def choose_smallest_parts(frees: Sequence[int], wanted: int) -> dict[int, int]:
 
 
 def pack_places(parts: Sequence[Part], wanted: int) -> Filled:
-    """Take *wanted* places by the rules, at this level and at all levels below it.
+    """Distribute *wanted* members over *parts* so that few and small parts are used at every level.
 
     The sizes of the parts are chosen first. If places remain, each different part is tried as
     the one that is not used up, and the rules apply again inside it.
@@ -159,7 +159,7 @@ def hosts_of_part(part: Part) -> Iterator[tuple[str, int]]:
 
 
 def spread_places(parts: Sequence[Part], wanted: int) -> Filled:
-    """Take *wanted* places: the fewest and smallest parts, but as few per host as possible.
+    """Distribute *wanted* members over the fewest and smallest leaves, few on each host.
 
     :param parts: leaves; they hold at least *wanted*.
     """
@@ -197,7 +197,7 @@ def _iterate_part_sets(wanted: Sequence[tuple[Sequence[Part], int]]) -> Iterator
 
 
 def iterate_unlike_choices(groups: Sequence[Sequence[Part]], number: int) -> Iterator[list[Part]]:
-    """The ways to take *number* parts from groups whose members are interchangeable."""
+    """Yield the different ways to take *number* parts; the parts of a group are interchangeable."""
     if not groups:
         if not number:
             yield []

@@ -52,7 +52,7 @@ _MOST_DOMAINS: Final = 64
 
 
 def plan_gang(fabric: FabricMap, capacity: Mapping[str, int], gang: Gang) -> GangPlan | GangRefusal:
-    """Plan the places of the members of *gang*: all of them, or a refusal.
+    """Plan the hosts for all members of *gang*, or refuse it.
 
     :param fabric: the places of the hosts. A host that is not in it has no domain.
     :param capacity: host -> number of members that fit on it now. Other hosts hold none.
@@ -73,7 +73,7 @@ def plan_gang(fabric: FabricMap, capacity: Mapping[str, int], gang: Gang) -> Gan
 
 
 def gang_scopes_of(gang: Gang) -> Iterator[FabricLevel | str]:
-    """The levels at which the gang may be together, the tightest first."""
+    """The levels at which the gang may be together, tightest first."""
     if gang.order is GangOrder.PACK or gang.members + sum(gang.placed.values()) == 1:
         yield HOST
     for level in FabricLevel:
@@ -89,7 +89,7 @@ def domains_at_level(
     gang: Gang,
     home: Sequence[FabricPlace],
 ) -> list[GangDomain]:
-    """The domains of a level with their free hosts.
+    """The domains of *level*, each with its free hosts.
 
     :param home: places of present members of the gang: only domains with all of them count.
     """
@@ -134,13 +134,13 @@ def _order_domains(some: Iterable[GangDomain], group: str) -> list[GangDomain]:
 
 
 def holds_gang(domain: GangDomain, gang: Gang) -> bool:
-    """Whether the domain has room for the members that are to be placed."""
+    """Whether the domain has room for all members that are to be placed."""
     return domain.free >= gang.members
 
 
 @attrs.frozen
 class _PlacedDomain:
-    """The best places in one domain."""
+    """The best distribution of a gang in one domain."""
 
     domain: GangDomain
     hosts: Mapping[str, int]
@@ -149,7 +149,7 @@ class _PlacedDomain:
 
 @attrs.define
 class _DomainSearch:
-    """The choice between domains of one level."""
+    """Searches the domains of one level for the best plan."""
 
     found: Sequence[FreeSpot]
     gang: Gang
@@ -159,7 +159,7 @@ class _DomainSearch:
     budget: groups.GroupBudget = attrs.Factory(groups.GroupBudget)
 
     def best(self, fitting: Sequence[GangDomain]) -> GangPlan:
-        """The plan in the best of these domains.
+        """The best plan among the domains *fitting*.
 
         Domains with the fewest further leaves come first, then the ones with least free places,
         also around them. Only domains of different shapes are planned, and the cheapest plan wins.

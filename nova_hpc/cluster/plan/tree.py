@@ -32,19 +32,19 @@ Cost = tuple[LevelCost, ...]
 
 @functools.lru_cache(maxsize=1 << 16)
 def natural_sort_key(name: str) -> tuple[tuple[int, str], ...]:
-    """Sorts names in the natural order: ``node9`` before ``node10``."""
+    """Sort key for names in the natural order: ``node9`` before ``node10``."""
     words = _DIGITS.split(name)
     return tuple((int(word), word) if word.isdecimal() else (-1, word) for word in words)
 
 
 def tally_sizes(values: Iterable[int]) -> Sizes:
-    """Count free places."""
+    """Count how often each number occurs; pairs of number and count, the largest number first."""
     return tuple(sorted(Counter(values).items(), reverse=True))
 
 
 @attrs.frozen
 class FreeSpot:
-    """A host with free places."""
+    """A host with free places for members of a gang."""
 
     name: str
     free: int
@@ -55,13 +55,13 @@ class FreeSpot:
     enclosing: tuple[FabricLevel, str] | None
 
     def domain(self, level: FabricLevel) -> str | None:
-        """Its domain of *level*; None if unknown."""
+        """The host's domain of *level*; None if unknown."""
         return self.domains[level]
 
 
 @attrs.frozen(eq=False)
 class Part:
-    """A domain or a host with free places, and its parts."""
+    """A domain or a host with free places, and the domains or hosts inside it."""
 
     name: str
     free: int
@@ -75,7 +75,7 @@ class Part:
 
 @attrs.frozen(eq=False)
 class GangDomain:
-    """A domain that may hold a gang."""
+    """A domain that may hold a gang, with its free hosts."""
 
     name: str
     spots: tuple[FreeSpot, ...]
@@ -83,7 +83,7 @@ class GangDomain:
 
 
 def find_free_spots(fabric: FabricMap, capacity: Mapping[str, int], gang: Gang) -> list[FreeSpot]:
-    """The hosts that count for *gang*, in the order of their names.
+    """The hosts that can take members of *gang*, sorted by name.
 
     With the policy ``required`` these are the hosts with a known domain of the gang's level, or
     of a narrower one.
@@ -109,14 +109,14 @@ def may_belong_to_gang(place: FabricPlace, gang: Gang) -> bool:
 
 
 def leaf_of(place: FabricPlace) -> tuple[bool, str]:
-    """The leaf of a host: whether it is a real one, and its name; otherwise the host's name."""
+    """The leaf of a host and whether it is a real one; without a leaf the host's own name."""
     return (True, place.leaf) if place.leaf is not None else (False, place.host)
 
 
 def build_part_tree(
     free_spots: Sequence[FreeSpot], levels: Sequence[FabricLevel], shapes: dict[Hashable, int]
 ) -> tuple[Part, ...]:
-    """The tree of these hosts.
+    """Build the tree of domains above the hosts *free_spots*.
 
     :param levels: of the domains that are parts of each other, the widest first. A host with an
         unknown domain at a level is a domain of its own there.
@@ -157,7 +157,7 @@ def _tree_key_of(spot: FreeSpot, levels: Sequence[FabricLevel]) -> tuple[int, st
 
 
 def full_cost_of(parts: Sequence[Part]) -> Cost:
-    """The cost of using all of these parts."""
+    """The cost of a plan that uses all of *parts* completely."""
     level_cost = (len(parts), tally_sizes(part.free for part in parts), 0)
     return (level_cost, *add_level_costs(part.full for part in parts))
 

@@ -65,32 +65,32 @@ _AUDIT_INTERVAL: Final = 60.0
 
 
 class PartitionServer(Protocol):
-    """Neutron's server, which has the desired state. Each method raises its transport's errors.
+    """The agent's connection to Neutron's server, which has the desired partitions.
 
     Each method calls its callback twice a second while it waits, so that the agent still notices
     a file that others edit while the server does not answer.
     """
 
     def read_desired(self, meanwhile: Callable[[], None]) -> DesiredPartitions:
-        """Read the rows of this fabric, with a ticket that is higher than all before."""
+        """Read this fabric's rows of members, with a ticket that is higher than all before."""
 
     def report_members(
         self, ticket: int, reports: MemberReports, meanwhile: Callable[[], None]
     ) -> None:
-        """Report the states of rows; idempotent."""
+        """Report the states of rows to Neutron; idempotent."""
 
 
 class WakeSignal(Protocol):
     """A flag that ends the agent's sleep, such as :class:`threading.Event`."""
 
     def is_set(self) -> bool:
-        """Whether something has happened since it was cleared."""
+        """Whether an event came since the last :meth:`clear`."""
 
     def clear(self) -> None:
-        """Wait for the next."""
+        """Forget the events so far, so that the next one sets the flag again."""
 
     def wait(self, timeout: float) -> bool:
-        """Sleep for at most *timeout* seconds."""
+        """Sleep for at most *timeout* seconds, or until the next event."""
 
 
 @attrs.frozen
@@ -112,7 +112,7 @@ class AgentStatus:
 
 @attrs.define
 class PartitionAgent:
-    """The rounds of one agent, from one thread.
+    """The main loop of the fabric agent, which makes the subnet manager follow Neutron's database.
 
     :ivar tell_alarms: gets the sentences that are new, and the sentences that no longer hold.
     :ivar now: a monotonic clock, in seconds.
@@ -191,14 +191,14 @@ class PartitionAgent:
     # -- the loop ------------------------------------------------------------------------
 
     def run(self, stopped: Callable[[], bool]) -> None:
-        """Make rounds until *stopped* returns True; nothing else ends it."""
+        """Run rounds until *stopped* returns True; an error does not end the loop."""
         while not stopped():
             self.wake.clear()
             self._sleep(self.try_round(), stopped)
         self.manager.close()
 
     def try_round(self) -> float:
-        """Make a round, whatever happens.
+        """Run a round and catch every error.
 
         :returns: seconds after which the next one has to follow.
         """
@@ -229,7 +229,7 @@ class PartitionAgent:
     # -- one round -----------------------------------------------------------------------
 
     def make_round(self) -> float:
-        """Read, enforce, look, report.
+        """Run one round: read the desired rows, enforce them, read the tables back, and report.
 
         :returns: seconds after which the next one has to follow.
         """
@@ -478,7 +478,7 @@ class PartitionAgent:
 
 
 def list_pending_rows(desired: DesiredPartitions, reading: ReadBack) -> list[int]:
-    """Rows that are not as desired yet, or could not be read."""
+    """The rows of members that are not in force as desired, or could not be read."""
     return [
         member.row
         for member in desired.members

@@ -35,7 +35,7 @@ _PLAIN: Final = GroupFlags()
 
 @attrs.frozen
 class DefaultRule:
-    """The content of the default partition except its members.
+    """The settings of the default partition, without its members.
 
     :ivar groups: MGID and flags of each group except IPoIB's, as written. Each has at least one
         flag: opensm reads the bytes behind the line as the flags of a group without any.
@@ -47,7 +47,7 @@ class DefaultRule:
     groups: tuple[tuple[str, str], ...] = ()
 
     def render(self) -> str:
-        """The rule in opensm's words."""
+        """The line of the default partition in the syntax of opensm's file."""
         head = "Default=0x7fff" + (", ipoib" if self.ipoib else "")
         head += ", indx0" if self.first_index else ""
         for field, word in _WORDS.items():
@@ -63,7 +63,7 @@ class DefaultRule:
 
 
 def take_default_rule(definitions: Iterable[PartitionDefinition]) -> DefaultRule:
-    """The default partition as defined by a file that opensm accepts."""
+    """The settings of the default partition in a file that opensm accepts."""
     rules = [rule for rule in definitions if rule.pkey == DEFAULT_PKEY]
     first = next((rule for rule in rules if rule.ipoib), None)
     groups: dict[str, str] = {}
@@ -82,7 +82,10 @@ def _flags_of(rules: list[PartitionDefinition]) -> GroupFlags:
 
 
 def read_default_rule(text: str | None) -> DefaultRule:
-    """The same for a file's text; opensm's own default if it does not accept the file."""
+    """The settings of the default partition in a file's text.
+
+    They are opensm's own defaults if opensm does not accept the file.
+    """
     try:
         return take_default_rule(parse_partitions(text or "").definitions)
     except (PartitionGrammarError, UncertainGrammarError):

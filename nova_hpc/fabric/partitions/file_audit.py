@@ -54,7 +54,7 @@ FileTrial = Callable[[str], str | None]
 
 
 def read_partitions(text: str, trial: FileTrial | None = None) -> PartitionText:
-    """Read a file as opensm does; if releases differ, as the installed one.
+    """Read a file of partitions as opensm does. If releases differ, the installed one decides.
 
     :param trial: None if opensm cannot be run.
     :raises PartitionGrammarError: opensm drops the file.
@@ -79,7 +79,9 @@ def read_partitions(text: str, trial: FileTrial | None = None) -> PartitionText:
 
 
 def audit_default_partition(text: str | None, trial: FileTrial | None = None) -> AuditRow:
-    """Whether all but the subnet manager and ports that the file names are limited in 0x7fff.
+    """Check that only the subnet manager and named ports are full members of the default partition.
+
+    The default partition has the P_Key 0x7fff.
 
     opensm makes every port a full member if the file is missing, empty or cannot be parsed.
 
@@ -133,7 +135,7 @@ def audit_own_partitions(
     trial: FileTrial | None = None,
     accepted: Iterable[str] = (),
 ) -> AuditRow:
-    """Whether the agent would remove settings that are not its own.
+    """Check whether the agent's first write would remove settings of the administrator.
 
     The agent writes the whole file. So before its first start the file of own partitions has to
     contain the administrator's lines of the file in force.
@@ -148,7 +150,7 @@ def audit_own_partitions(
         losses = list_file_losses(text, own_text, trial)
     except PartitionGrammarError as error:
         state, verdict = AuditState.NOT_MET, f"opensm does not take the file: {error}"
-        cure = "put the file right: the agent cannot tell what it is to keep"
+        cure = "correct the file: the agent cannot see which lines it has to keep"
     except UncertainGrammarError as error:
         state, verdict = AuditState.UNKNOWN, str(error)
         cure = "write at most 4000 bytes on a line, and each semicolon behind a member"
@@ -168,14 +170,15 @@ def audit_own_partitions(
 
 
 def is_file_of_agent(text: str | None) -> bool:
-    """Whether an agent has written a file; others may have changed it since."""
+    """Whether the agent has written this file; another program may have changed it since."""
     return (text or "").startswith(RESERVED_COMMENT)
 
 
 def list_file_losses(
     text: str | None, own_text: str | None, trial: FileTrial | None = None
 ) -> tuple[str, ...]:
-    """The losses of ports and partitions when the agent writes its file for the first time.
+    """The settings that ports and partitions lose when the agent writes its file for the first
+    time.
 
     :raises PartitionGrammarError: opensm drops the present file.
     :raises UncertainGrammarError: opensm's reading of the file is unknown.
@@ -200,5 +203,5 @@ def list_file_losses(
 
 
 def plan_first_body(own: OwnPartitions, before: PartitionText) -> str:
-    """The agent's first file, without networks."""
+    """The content of the agent's first file, without any network."""
     return render_body(PartitionLayout(), own.with_default(take_default_rule(before.definitions)))

@@ -40,7 +40,7 @@ _KIND_OF_GROUP: Final = {
 
 @attrs.frozen
 class RulePort:
-    """A port as rules see it.
+    """A port with the properties by which rules of a partitions file select ports.
 
     :ivar guid: 0: one that no rule names.
     :ivar kind: ``ca``, ``switch`` or ``router``.
@@ -52,7 +52,7 @@ class RulePort:
     manages: bool = False
 
     def is_in(self, who: int | PortGroup) -> bool:
-        """Whether a rule means it."""
+        """Whether a rule for *who* (a GUID or a group of ports) applies to this port."""
         if isinstance(who, int):
             return who == self.guid
         if who is PortGroup.SELF:
@@ -72,7 +72,7 @@ MANAGER: Final = RulePort(0, manages=True)
 
 @attrs.frozen
 class PortEntries:
-    """All rules of some definitions, evaluated port by port."""
+    """The effect of partition definitions on single ports: the entries of their P_Key tables."""
 
     definitions: tuple[PartitionDefinition, ...]
     #: opensm's option ``allow_both_pkeys``.
@@ -92,7 +92,7 @@ class PortEntries:
             of.append((number, pkey, rule))
 
     def list_rules(self, port: RulePort) -> Iterator[tuple[int, PortRule]]:
-        """P_Key and rule, in the order of the file, of all that mean a port."""
+        """P_Key and rule, in the order of the file, of each rule that applies to *port*."""
         own = self._of_guids.get(port.guid, [])
         for _, pkey, rule in sorted(self._of_groups + own, key=lambda row: row[0]):
             if port.is_in(rule.who):
@@ -113,7 +113,7 @@ class PortEntries:
         )
 
     def table_of(self, port: RulePort) -> frozenset[int]:
-        """The whole table, with the default partition that opensm makes first."""
+        """The complete P_Key table of *port*, with opensm's entry for the default partition."""
         entries = self.entries_of(port)
         if any(entry & DEFAULT_PKEY == DEFAULT_PKEY for entry in entries):
             return entries
@@ -121,7 +121,8 @@ class PortEntries:
         return entries | {table_entry(DEFAULT_PKEY, base)}
 
     def named_ports(self) -> tuple[RulePort, ...]:
-        """The ports that rules name, one port of each kind that is not named, and the manager's.
+        """The ports to check: each named port, one unnamed port of each kind, and the manager's
+        own.
 
         A GUID does not show the kind of its port. So it occurs once per kind if rules name kinds.
         """
@@ -132,7 +133,7 @@ class PortEntries:
 
 
 def find_open_rule(entries: PortEntries, port: RulePort) -> PortRule | None:
-    """The rule that makes a port a full member of the default partition; None if it is not one."""
+    """The rule that makes *port* a full member of the default partition; None if it is not one."""
     full = table_entry(DEFAULT_PKEY, Membership.FULL)
     if full not in entries.entries_of(port):
         return None
@@ -172,7 +173,9 @@ def _list_scopes(mask: int) -> tuple[int, ...]:
 
 
 def list_lost_properties(before: PartitionText, after: PartitionText) -> Iterator[str]:
-    """Lost settings of partitions that stay, except members: an MTU, a group."""
+    """Settings that partitions lose although they stay, except members: an MTU, a multicast
+    group.
+    """
     kept = {definition.pkey for definition in after.definitions}
     for pkey in sorted({definition.pkey for definition in before.definitions} & kept):
         properties = describe_properties(_of_key(after, pkey))
@@ -187,7 +190,7 @@ def _of_key(text: PartitionText, pkey: int) -> Iterator[PartitionDefinition]:
 
 
 def list_lost_entries(port: object, before: frozenset[int], after: frozenset[int]) -> Iterator[str]:
-    """The losses of a port whose table changes: a P_Key, or full membership of one."""
+    """The losses of a port whose P_Key table changes: a P_Key, or full membership in one."""
     for entry in sorted(before - after):
         beside = [other_entry for other_entry in after if (other_entry ^ entry) & DEFAULT_PKEY == 0]
         if beside and max(beside) > entry:

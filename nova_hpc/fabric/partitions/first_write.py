@@ -28,10 +28,12 @@ _TITLE: Final = "# nova-hpc accepted losses, version 1, of the file of partition
 
 @runtime_checkable
 class PlansFirstWrite(Protocol):
-    """A subnet manager whose first write is judged with the members of networks."""
+    """A subnet manager that can take the members of networks into account before its first
+    write.
+    """
 
     def plan_first_write(self, desired: DesiredPartitions) -> None:
-        """From now on, do not count keys of the desired members as losses."""
+        """Do not count the P_Keys of the desired members as losses from now on."""
 
 
 def list_table_losses(
@@ -40,7 +42,7 @@ def list_table_losses(
     own: OwnPartitions,
     networks: PartitionLayout,
 ) -> Iterator[str]:
-    """P_Keys that ports have now and would lose by the first write; a sentence each.
+    """One sentence for each P_Key that a port has now and would lose by the agent's first write.
 
     :param own: the administrator's own partitions.
     :param networks: the members of Neutron's networks, if known. Another agent of the fabric may
@@ -61,7 +63,7 @@ def list_table_losses(
 
 
 def audit_first_write(losses: Collection[str], accepted: Collection[str]) -> AuditRow:
-    """The row on the losses by the first write.
+    """Check that the first write of the agent causes no losses but accepted ones.
 
     :param losses: all losses.
     :param accepted: losses that the operator has accepted.
@@ -82,7 +84,7 @@ def audit_first_write(losses: Collection[str], accepted: Collection[str]) -> Aud
 
 
 def render_accepted_losses(text: str | None, losses: Collection[str]) -> str:
-    """The operator's decision as a file.
+    """The text of the file that stores the operator's decision to accept losses.
 
     :param text: the file of partitions that the agent replaces.
     """
@@ -90,7 +92,7 @@ def render_accepted_losses(text: str | None, losses: Collection[str]) -> str:
 
 
 def parse_accepted_losses(decision: str | None, text: str | None) -> frozenset[str]:
-    """The accepted losses; none if the decision is about another file.
+    """The accepted losses in a stored decision; empty if the decision is about another file.
 
     :param decision: the operator's decision; None if there is none.
     :param text: the file of partitions as it is.

@@ -61,7 +61,7 @@ _UNREADABLE: Final[_Verdict] = (AuditState.UNKNOWN, "the file of options cannot 
 
 @attrs.frozen
 class _AuditedSetting:
-    """The rule for one row.
+    """The rule that checks one setting of a subnet manager.
 
     :ivar judge: returns the verdict on the options of the manager.
     :ivar cure: as of :class:`AuditRow`.
@@ -74,7 +74,7 @@ class _AuditedSetting:
     needed: bool = False
 
     def judge_options(self, options: Mapping[str, str] | None) -> AuditRow:
-        """The row; UNKNOWN if *options* is None, that is, if the file cannot be read."""
+        """Check the setting. The state is UNKNOWN if *options* is None (the file is unreadable)."""
         verdict = _UNREADABLE if options is None else self.judge(options)
         cure = "" if verdict[0] is AuditState.MET else self.cure
         return AuditRow(self.name, self.requirement, *verdict, cure, self.needed)
@@ -87,7 +87,7 @@ def audit_opensm(
     running: RunningOptions = _NOTHING_RUNS,
     trial: FileTrial | None = None,
 ) -> tuple[AuditRow, ...]:
-    """Audit upstream opensm (3.3.23).
+    """Check the settings of upstream opensm (3.3.23).
 
     :param config_text: its file of options; None if it cannot be read.
     :param partitions_text: its file of partitions; None if it is absent or cannot be read.
@@ -105,12 +105,15 @@ def audit_nvidia_manager(
     running: RunningOptions = _NOTHING_RUNS,
     trial: FileTrial | None = None,
 ) -> tuple[AuditRow, ...]:
-    """Audit NVIDIA's subnet manager by the same two files; after the public documentation."""
+    """Check the settings of NVIDIA's subnet manager, by its public documentation.
+
+    The parameters are the same as for :func:`audit_opensm`.
+    """
     return _audit_files(config_text, partitions_text, partitions_path, _NVIDIA, running, trial)
 
 
 def audit_virtualisation(options: Mapping[str, str] | None) -> AuditRow:
-    """Whether NVIDIA's manager gives functions ports of their own (``virt_enabled``).
+    """Check that NVIDIA's manager gives virtual functions own ports (``virt_enabled``).
 
     Without them a function is not a member of any partition, so the fabric is closed and the
     agent continues to work.
@@ -173,12 +176,12 @@ def _judge_running(row: AuditRow, running: RunningOptions) -> AuditRow:
 
 
 def list_open_rows(rows: Iterable[AuditRow]) -> tuple[AuditRow, ...]:
-    """The rows that make the agent refuse to work; an unknown state fails closed."""
+    """The rows of an audit that make the agent refuse to work. An unknown state counts, too."""
     return tuple(row for row in rows if row.needed and row.state is not AuditState.MET)
 
 
 def format_open_row(row: AuditRow) -> str:
-    """A row for people, with the lines to change."""
+    """A row of an audit as a sentence for people, with the lines to change."""
     requirement = f" ({row.requirement})" if row.requirement else ""
     cure = f"; {row.cure}" if row.cure else ""
     return f"{row.name}{requirement} is {row.state.value}: {row.found}{cure}"
@@ -326,7 +329,7 @@ _COMMON: Final = (
         "sa_key",
         _OURS,
         _judge_key("sa_key", "0x1"),
-        f"sa_key {_RANDOM}: else any port asks the SA for everybody's tables",
+        f"sa_key {_RANDOM}: otherwise any port can read the tables of all ports from the SA",
         needed=True,
     ),
     _AuditedSetting(
@@ -350,7 +353,8 @@ _UPSTREAM: Final = (
         "m_key",
         _KEYS,
         _judge_key("m_key", "0x0"),
-        f"m_key {_RANDOM}: else whoever sends subnet management packets writes any P_Key table",
+        f"m_key {_RANDOM}: otherwise any sender of subnet management packets can change any "
+        "P_Key table",
         needed=True,
     ),
     _PROTECTION,
@@ -407,7 +411,7 @@ _UPSTREAM: Final = (
         "sa_enhanced_trust_model",
         _OURS,
         _judge_unavailable,
-        "open: a port may register services, groups and events without a limit, and ask for "
+        "open: a port may register services, groups and events without a limit, and request "
         "every path of its partitions",
     ),
 )
@@ -416,8 +420,8 @@ _NVIDIA: Final = (
         "m_key",
         _KEYS,
         _judge_key("m_key", "0x0", generated=True),
-        "m_key 0xFFFFFFFFFFFFFFFF (the manager makes a random one) or "
-        f"{_RANDOM}: else whoever sends subnet management packets writes any P_Key table",
+        f"m_key 0xFFFFFFFFFFFFFFFF (the manager makes a random one) or {_RANDOM}: otherwise any "
+        "sender of subnet management packets can change any P_Key table",
         needed=True,
     ),
     _PROTECTION,

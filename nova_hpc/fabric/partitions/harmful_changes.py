@@ -37,7 +37,7 @@ _Entry = tuple[int, int, str] | None
 
 @attrs.frozen
 class PartitionChange:
-    """A change of the file that was given to the subnet manager.
+    """A change of the file of partitions that was given to the subnet manager.
 
     :ivar at: time of the agent's clock, in seconds.
     :ivar added: rows that the file did not contain before, with GUID and P_Key.
@@ -51,7 +51,7 @@ class PartitionChange:
     is_done: bool = False
 
     def list_rows_beside(self, harmed: Collection[PartitionMember]) -> frozenset[int]:
-        """Added rows that share GUID or P_Key with a harmed one; other rows cannot have harmed."""
+        """The added rows that may have harmed *harmed*: rows with the same GUID or P_Key."""
         guids = {member.guid for member in harmed}
         pkeys = {member.pkey for member in harmed}
         return frozenset(
@@ -62,7 +62,7 @@ class PartitionChange:
 def compare_desired(
     before: DesiredPartitions, after: DesiredPartitions, at: float, was_open: bool
 ) -> PartitionChange:
-    """Compare two desired states of one fabric."""
+    """The change from one desired state of a fabric to the next."""
     old = {member.row: member for member in before.members}
     added = {
         member.row: (member.guid, member.pkey)
@@ -79,7 +79,7 @@ def _entry_of(member: PartitionMember | None) -> _Entry:
 
 
 def keep_rows(desired: DesiredPartitions, rows: Collection[int]) -> DesiredPartitions:
-    """The desired state with only these rows wanted."""
+    """*desired* with only the listed rows wanted."""
     members = tuple(
         member if member.row in rows else attrs.evolve(member, wanted=False)
         for member in desired.members
@@ -90,7 +90,7 @@ def keep_rows(desired: DesiredPartitions, rows: Collection[int]) -> DesiredParti
 def find_lost_rows(
     desired: DesiredPartitions, reading: ReadBack, settled: Collection[int]
 ) -> tuple[PartitionMember, ...]:
-    """Rows that were right and whose key is certainly missing from their port's tables now."""
+    """Rows that were in force and whose P_Key is certainly missing in their port's tables now."""
     return tuple(
         member
         for member in desired.wanted()
@@ -101,7 +101,7 @@ def find_lost_rows(
 
 
 def describe_losses(lost: Sequence[PartitionMember], reading: ReadBack) -> tuple[str, ...]:
-    """A sentence on rows that were right and have lost their keys; () without such rows."""
+    """A sentence about rows that were in force and have lost their P_Keys; () without such rows."""
     if not lost:
         return ()
     more = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
@@ -117,7 +117,7 @@ class _Hold:
 
 @attrs.define
 class ChangeWatch:
-    """Changes on probation, and the rows that are kept back.
+    """Watches recent changes for harm, and keeps rows out of the file whose change did harm.
 
     Used by the agent's one thread of rounds.
     """
@@ -128,18 +128,20 @@ class ChangeWatch:
     _answered: set[int] = attrs.field(factory=set)
 
     def note_change(self, change: PartitionChange) -> None:
-        """Put a change on probation."""
+        """Start to watch *change* for harm."""
         self._changes.append(change)
 
     def leave_out_held(self, desired: DesiredPartitions, moment: float) -> DesiredPartitions:
-        """The desired state with held rows as unwanted ones: their keys leave the tables."""
+        """*desired* with the held rows as unwanted, so that their P_Keys leave the tables."""
         held = self._list_held(moment)
         if not held:
             return desired
         return keep_rows(desired, {member.row for member in desired.members} - held)
 
     def mark_held(self, reading: ReadBack, desired: DesiredPartitions, moment: float) -> ReadBack:
-        """Make held rows different, whatever their tables contain: the file lacks them."""
+        """*reading* with held rows as DIFFERENT, whatever their tables contain: the file lacks
+        them.
+        """
         held = self._list_held(moment)
         readings = {
             member.row: MemberReading(
@@ -160,7 +162,7 @@ class ChangeWatch:
         reading: ReadBack,
         moment: float,
     ) -> None:
-        """Forget the changes that worked, and the holds of rows that are right now.
+        """Forget changes that proved harmless, and release held rows that are in force now.
 
         :param served: *desired* without held rows; the reading was made for these.
         """
@@ -188,7 +190,7 @@ class ChangeWatch:
     def choose_undone(
         self, lost: Iterable[PartitionMember], reading: ReadBack, moment: float
     ) -> frozenset[int] | None:
-        """Choose the rows to keep back because their change did harm.
+        """The rows to keep out of the file because their change did harm.
 
         :param lost: see :func:`find_lost_rows`.
         :returns: None: no change on probation did harm. The set may be empty: then the change was
@@ -224,7 +226,7 @@ class ChangeWatch:
             hold.until = moment + factor * hold.pause
 
     def choose_pause(self, moment: float) -> float:
-        """Seconds until the next round has to look: a held row is due, or a change is unproved.
+        """Seconds until the next round has to run: a held row is due, or a change is unproved.
 
         A change without new rows has no row that shows that the manager has taken it.
         """

@@ -28,7 +28,7 @@ _MAC: Final = re.compile(r"[0-9a-f]{2}(?::[0-9a-f]{2}){5}", re.ASCII)
 
 
 class Membership(enum.StrEnum):
-    """The members of a partition that a member can exchange packets with."""
+    """The kind of membership in a partition. Two limited members cannot exchange packets."""
 
     #: All members.
     FULL = "full"
@@ -42,12 +42,12 @@ def table_entry(pkey: int, membership: Membership) -> int:
 
 
 def format_pkey(pkey: int) -> str:
-    """E.g. ``0x0123``."""
+    """A P_Key as text, such as ``0x0123``."""
     return f"0x{pkey:04x}"
 
 
 def format_guid(guid: int) -> str:
-    """E.g. ``0x0002c90000200001``."""
+    """A port GUID as text, such as ``0x0002c90000200001``."""
     return f"0x{guid:016x}"
 
 

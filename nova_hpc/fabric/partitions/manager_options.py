@@ -66,7 +66,9 @@ class RunningOptions:
     unknown: str | None = None
 
     def overlay_options(self, config_text: str | None) -> Mapping[str, str] | None:
-        """All options as they are in force; None if the file cannot be read."""
+        """The options in force: the file's, with the command line's on top; None without the
+        file.
+        """
         if config_text is None:
             return None
         return {**read_manager_options(config_text), **self.values}

@@ -57,7 +57,7 @@ def _freeze_policies(given: Mapping[int, PartitionPolicy]) -> Mapping[int, Parti
 
 @attrs.frozen
 class DesiredPartitions:
-    """All rows of one fabric.
+    """All member rows of one fabric in Neutron's database: the state to be enforced.
 
     :ivar ticket: counts the readings of this fabric's rows. Neutron gives a reading its ticket
         before it reads, one after the other. So the agent with the higher ticket has read later
@@ -71,5 +71,5 @@ class DesiredPartitions:
     policies: Mapping[int, PartitionPolicy] = attrs.field(factory=dict, converter=_freeze_policies)
 
     def wanted(self) -> tuple[PartitionMember, ...]:
-        """The members that have to be in force."""
+        """The members whose membership has to be in force."""
         return tuple(member for member in self.members if member.wanted)

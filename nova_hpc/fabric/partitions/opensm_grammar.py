@@ -74,7 +74,7 @@ def parse_partitions(text: str) -> PartitionText:
     )
     if refusals or len(taken) > 1:
         raise UncertainGrammarError(
-            f"a line has {longest} bytes: releases of opensm differ in what they make of it",
+            f"a line has {longest} bytes: releases of opensm read it differently",
             taken,
             may_drop=bool(refusals),
         )
@@ -131,7 +131,7 @@ def _text_of(word: bytes) -> str:
 
 
 class _LineBuffer:
-    """The bytes of one line; behind them the ends of longer earlier lines are still there."""
+    """opensm's line buffer: behind a line it still contains the ends of longer earlier lines."""
 
     def __init__(self, size: int) -> None:
         self._bytes = bytearray(size)
@@ -141,7 +141,7 @@ class _LineBuffer:
         self.strays = False
 
     def load(self, line: bytes) -> None:
-        """Put a line into it, as fgets(3) does, without its comment."""
+        """Put a line without its comment into the buffer, as fgets(3) does."""
         self._bytes[: len(line) + 1] = line + b"\0"
         self._known = max(self._known, len(line) + 1)
         comment = self.find(b"#", 0)
@@ -165,16 +165,16 @@ class _LineBuffer:
         return at
 
     def find(self, sign: bytes, start: int) -> int | None:
-        """strchr(3)."""
+        """Index of *sign* in the string at *start*, as strchr(3); None if it is missing."""
         at = self._bytes.find(sign, start, self.terminator(start))
         return at if at >= 0 else None
 
     def cut(self, at: int) -> None:
-        """End a string."""
+        """End the string at index *at*, with a zero byte."""
         self._bytes[at] = 0
 
     def skip_spaces(self, start: int) -> int:
-        """Index of the first byte that is not a space."""
+        """Index of the first byte from *start* on that is not a space."""
         end = self.terminator(start)
         while start < end and self._bytes[start] in _SPACES:
             start += 1
@@ -218,7 +218,7 @@ class _LineBuffer:
 
 @attrs.define
 class _OpenDefinition:
-    """A definition while it is read."""
+    """A partition definition whose semicolon was not read yet."""
 
     line: int
     head: PartitionDefinition | None = None
@@ -239,7 +239,7 @@ class _OpenDefinition:
 
 
 class _FileReader:
-    """Reads one file, with a buffer of one size."""
+    """Parses one file of partitions, for one size of opensm's buffer."""
 
     def __init__(self, size: int) -> None:
         self._room = size - 2
@@ -249,7 +249,7 @@ class _FileReader:
         self._line = 0
 
     def read(self, data: bytes) -> PartitionText:
-        """Read the whole file.
+        """Parse the whole file of partitions.
 
         :raises PartitionGrammarError: opensm drops it.
         :raises UncertainGrammarError: the file does not determine opensm's result.

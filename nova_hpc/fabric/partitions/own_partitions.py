@@ -41,12 +41,14 @@ _SERVERS: Final = (PortGroup.SELF, PortGroup.ALL_SWITCHES)
 
 
 class OwnPartitionsError(ValueError):
-    """The administrator's own partitions cannot be used; the text names the place and reason."""
+    """The administrator's own partitions cannot be used. The text names the place and the
+    reason.
+    """
 
 
 @attrs.frozen
 class OwnPartitions:
-    """All definitions, and their text.
+    """The administrator's own partitions: their definitions and the text of their file.
 
     :ivar default: the content of the default partition except its members.
     """
@@ -60,7 +62,9 @@ class OwnPartitions:
         object.__setattr__(self, "_entries", PortEntries(self.partitions))
 
     def pkeys(self) -> frozenset[int]:
-        """The P_Keys beside the default one: no network may have them."""
+        """The P_Keys of the administrator's partitions, without the default one: no network may
+        have them.
+        """
         return frozenset(each.pkey for each in self.partitions) - {DEFAULT_PKEY}
 
     def entries_of(self, guid: int, kind: str = "ca", manages: bool = False) -> frozenset[int]:
@@ -71,7 +75,7 @@ class OwnPartitions:
         return self._entries.entries_of(RulePort(guid, kind, manages))
 
     def with_default(self, in_force: DefaultRule) -> OwnPartitions:
-        """The same, with the flags that they state for the default partition, or those in force."""
+        """A copy with the default partition's flags from the own file, or else from *in_force*."""
         for each in self.partitions:
             if each.pkey == DEFAULT_PKEY and each.ipoib:
                 default = attrs.evolve(in_force, ipoib=True, flags=each.flags)
@@ -95,8 +99,8 @@ def parse_own_partitions(text: str) -> OwnPartitions:
         raise OwnPartitionsError(f"{error}: write one definition after the other") from error
     if read.strayed:
         raise OwnPartitionsError(
-            f"line {read.strayed[0]}: opensm reads on behind the semicolon, in what a line before "
-            "has left, and may open the whole fabric: write the semicolon behind a member"
+            f"line {read.strayed[0]}: opensm reads on behind the semicolon, in the rest of an "
+            "earlier line, and may open the whole fabric: write the semicolon behind a member"
         )
     for partition in read.definitions:
         _check_definition(partition)
@@ -125,13 +129,13 @@ def _check_lines(text: str) -> None:
         if line.startswith(RESERVED_COMMENT.rstrip()):
             raise OwnPartitionsError(
                 f"line {number}: comments that begin with {RESERVED_COMMENT!r} are the agent's: "
-                "this file has only what is not the agent's"
+                "this file contains only the operator's own partitions"
             )
         plain = line.partition("#")[0]
         if not plain.isascii() or any(ord(sign) < 32 and sign != "\t" for sign in plain):
             raise OwnPartitionsError(
-                f"line {number} has a sign that opensm does not know (a carriage return, or not "
-                "ASCII): save the file as plain text with line ends of Unix"
+                f"line {number} has a character that opensm cannot read (a carriage return, or "
+                "not ASCII): save the file as plain text with line ends of Unix"
             )
         if "\0" in line:
             raise OwnPartitionsError(f"line {number} has a NUL: opensm ends the line there")
@@ -180,8 +184,8 @@ def _check_flag(word: str, value: str | None, number: int) -> None:
     elif word not in ("ipoib", "indx0") or value is not None:
         flag = word if value is None else f"{word}={value}"
         raise OwnPartitionsError(
-            f"line {number}: opensm does not know the flag {flag[:60]!r} and would leave it out "
-            "without a word"
+            f"line {number}: opensm does not support the flag {flag[:60]!r} and would ignore it "
+            "silently"
         )
 
 
@@ -208,8 +212,8 @@ def _check_rule(rule: PortRule) -> None:
 def _check_membership(text: str, number: int) -> None:
     if text not in ("full", "limited"):
         raise OwnPartitionsError(
-            f"line {number}: {text[:60]!r} is no membership: write full or limited (what opensm "
-            "makes of anything else depends on its options)"
+            f"line {number}: {text[:60]!r} is no membership: write full or limited (opensm "
+            "reads anything else according to its options)"
         )
 
 

@@ -50,7 +50,7 @@ _MEMBER: Final = re.compile(r" 0x([0-9a-f]{16})=(full|limited)([,;])")
 
 
 class PartitionFileError(ValueError):
-    """The file has another form than the agent's; the text names the place."""
+    """The file of partitions does not have the agent's form. The text names the place."""
 
 
 def _freeze_partitions(
@@ -61,7 +61,7 @@ def _freeze_partitions(
 
 @attrs.frozen
 class PartitionLayout:
-    """The content of the subnet manager's file.
+    """The networks in the subnet manager's file: their members and settings.
 
     :ivar partitions: P_Key -> GUID of each member -> its membership.
     :ivar refused: row -> the reason why *partitions* lacks it.
@@ -74,7 +74,7 @@ class PartitionLayout:
     refused: Mapping[int, str] = attrs.field(factory=dict, eq=False)
 
     def pkeys_by_guid(self) -> Mapping[int, Mapping[int, Membership]]:
-        """GUID -> P_Key -> membership."""
+        """Port GUID -> the P_Keys of its networks, each with the membership."""
         turned: defaultdict[int, dict[int, Membership]] = defaultdict(dict)
         for pkey, members in self.partitions.items():
             for guid, membership in members.items():
@@ -84,7 +84,7 @@ class PartitionLayout:
 
 @attrs.frozen
 class PartitionFile:
-    """A file that the agent has written.
+    """The parsed content of a file of partitions that the agent has written.
 
     :ivar unchanged: its digest is right, so no other program or person changed it since.
     """
@@ -145,7 +145,7 @@ def lay_out_partitions(
 
 
 def describe_manager_port(guid: int) -> str:
-    """Why a subnet manager's port gets no key of a network."""
+    """The reason why a subnet manager's port gets no P_Key of a network."""
     return (
         f"port {format_guid(guid)} is a subnet manager's: it reaches all ports over the default "
         "partition, so no server may have it"
@@ -164,7 +164,7 @@ def _refuse_pkey(pkey: int, own_pkeys: frozenset[int]) -> str | None:
 
 
 def render_body(layout: PartitionLayout, own: OwnPartitions) -> str:
-    """Render all that opensm reads: two files with the same body mean the same.
+    """Render the part of the file that opensm reads. Files with equal bodies have the same effect.
 
     :raises PartitionFileError: a line would be too long for opensm.
     """
@@ -190,7 +190,7 @@ def _render_partition(pkey: int, members: Mapping[int, Membership], policy: Part
 
 
 def render_file(body: str, ticket: int) -> str:
-    """Put the comments in front of a body.
+    """The complete file: the agent's comment lines, then the body.
 
     :param ticket: of the reading that the body is of.
     """

@@ -12,19 +12,19 @@ import attrs
 
 
 class PartitionGrammarError(ValueError):
-    """opensm would not take the file, and gives every port full membership of 0x7fff."""
+    """opensm would reject the file, and then give every port full membership of 0x7fff."""
 
 
 class FatalFileError(PartitionGrammarError):
-    """opensm ends with a segmentation fault: tables stay, and nothing manages the fabric."""
+    """The file makes opensm crash: P_Key tables stay, and nothing manages the fabric."""
 
 
 class EmptyFileError(PartitionGrammarError):
-    """It has no definition, and opensm drops it as well."""
+    """The file has no definition; opensm rejects it, too."""
 
 
 class UncertainGrammarError(ValueError):
-    """The file does not determine how opensm reads it.
+    """It is uncertain how opensm reads the file: releases differ, or memory decides.
 
     :ivar candidates: the readings of releases that take the file, if only their buffers differ.
     :ivar may_drop: whether a release may also drop the file.
@@ -62,7 +62,7 @@ class PortGroup(enum.StrEnum):
 
 @attrs.frozen
 class PortRule:
-    """One member as stated.
+    """One member in a partition definition, as written in the file.
 
     :ivar who: a port GUID, or a word for a group of ports.
     :ivar word: its text in the file.
@@ -94,7 +94,7 @@ class GroupFlags:
 
 @attrs.frozen
 class MulticastGroup:
-    """A group that the file makes.
+    """A multicast group that a partition definition creates.
 
     :ivar stated: the text of its flags in the file.
     :ivar flags: its flags, and the partition's for those that it lacks.
@@ -108,7 +108,7 @@ class MulticastGroup:
 
 @attrs.frozen
 class PartitionDefinition:
-    """One definition, from its name to its semicolon.
+    """One partition definition in the file, from its name to its semicolon.
 
     :ivar key: the text of the P_Key in the file; None if it is found by the name, or made.
     :ivar made: whether opensm makes the P_Key, which then depends on earlier definitions.
@@ -135,7 +135,7 @@ class PartitionDefinition:
 
 @attrs.frozen
 class PartitionText:
-    """opensm's reading of a file.
+    """The content of a file of partitions, as opensm reads it.
 
     :ivar strayed: lines at whose end opensm reads on in the rest of an earlier line.
     """

@@ -8,7 +8,7 @@ import attrs
 
 @attrs.define
 class PassSpacing:
-    """Time between changes, so that many binds at once lead to few changes.
+    """Chooses the time between changes of the file, so that many binds at once lead to few changes.
 
     The first change is made at once. While changes follow one another the time between them
     doubles. It is at least the duration of the last round with its reports, up to 4 s: if Neutron
@@ -24,17 +24,17 @@ class PassSpacing:
     _free_at: float = float("-inf")
 
     def note_change(self, moment: float) -> None:
-        """A change was made."""
+        """Record the time at which the file was changed."""
         quiet = moment - max(self._last, self._free_at) > self._gap + self.most
         self._gap = self.least if quiet else min(self.most, max(self.least, 2 * self._gap))
         self._last = moment
         self._free_at = moment + self._gap
 
     def note_end(self, begun: float, moment: float) -> None:
-        """The round with that change has ended, and its rows are reported."""
+        """Record the end of the round with the last change, after its reports."""
         pause = max(self._gap, min(self.most_of_slow, moment - begun))
         self._free_at = moment + pause
 
     def time_left(self, moment: float) -> float:
-        """Seconds until the next change may be made."""
+        """Seconds until the file may be changed again."""
         return max(0.0, self._free_at - moment)

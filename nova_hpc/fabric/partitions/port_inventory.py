@@ -34,12 +34,12 @@ _LONGEST_HOST: Final = 255
 
 
 class PortInventoryError(ValueError):
-    """It cannot be used; the text names the entry and the cure."""
+    """The inventory of ports cannot be used. The text names the entry and the cure."""
 
 
 @attrs.frozen
 class PhysicalPort:
-    """One port of an adapter of a host.
+    """One physical port of an InfiniBand adapter in a host.
 
     :ivar address: PCI address of the physical function.
     :ivar functions: PCI addresses of its virtual functions.
@@ -51,13 +51,13 @@ class PhysicalPort:
     functions: tuple[str, ...] = ()
 
     def slots(self) -> tuple[str, ...]:
-        """The PCI addresses that lead to this port."""
+        """The PCI addresses of the port's physical and virtual functions."""
         return (self.address, *self.functions)
 
 
 @attrs.define(slots=False, frozen=True)
 class PortInventory:
-    """All physical ports."""
+    """The physical ports of all hosts, from the operator's file."""
 
     ports: tuple[PhysicalPort, ...] = ()
 
@@ -80,7 +80,7 @@ class PortInventory:
 
 
 def parse_inventory(text: str) -> PortInventory:
-    """Read an inventory.
+    """Parse the YAML text of an inventory of ports.
 
     :raises PortInventoryError: anything of it is not understood, or there twice.
     """
@@ -102,7 +102,7 @@ def parse_inventory(text: str) -> PortInventory:
 
 
 def render_inventory(ports: Iterable[PhysicalPort]) -> str:
-    """Write an inventory; :func:`parse_inventory` reads it."""
+    """The YAML text of an inventory of ports, which :func:`parse_inventory` reads."""
     rows = [
         {
             "host": port.host,
@@ -116,10 +116,10 @@ def render_inventory(ports: Iterable[PhysicalPort]) -> str:
 
 
 class _TextLoader(yaml.BaseLoader):
-    """All values are texts: of YAML's own types, ``0000:31:00.0`` would be a number."""
+    """A YAML loader that keeps all values as text: otherwise ``0000:31:00.0`` would be a number."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
-        """Refuse a key that is there twice: which one is meant is unknown."""
+        """Refuse a mapping with the same key twice, because the intended value is unknown."""
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         for key in keys:
             if keys.count(key) > 1:
@@ -187,7 +187,8 @@ def _refuse_doubles(ports: Iterable[PhysicalPort]) -> None:
 
 
 class PortInventoryFile:
-    """The inventory in its file; if the file breaks later, the last good inventory stays.
+    """The file with the inventory of ports. If it breaks later, the last good inventory stays in
+    use.
 
     :ivar complaint: the fault in the present file; None if it has none.
     """
@@ -201,7 +202,7 @@ class PortInventoryFile:
         self.complaint: str | None = None
 
     def load(self) -> PortInventory:
-        """The inventory, read again when the file has changed.
+        """Return the inventory of ports; the file is read again if it has changed.
 
         :raises PortInventoryError: it was never good.
         """

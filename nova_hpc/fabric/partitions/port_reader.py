@@ -38,7 +38,7 @@ _LIBRARY_FOLDERS: Final = ("/usr/lib", "/usr/lib64", "/usr/local/lib")
 
 
 class PortReaderError(SubnetManagerError):
-    """The fabric cannot be read; the text gives the reason."""
+    """The ports of the fabric cannot be read. The text gives the reason."""
 
 
 def find_simulator_library() -> Path | None:
@@ -51,7 +51,7 @@ def find_simulator_library() -> Path | None:
 
 
 def simulated_environment(host: str) -> dict[str, str]:
-    """The environment of a program that is to be at a host of the simulated fabric.
+    """The environment variables for a program that runs as *host* of the simulated fabric.
 
     :raises PortReaderError: ibsim is not installed.
     """
@@ -65,7 +65,7 @@ def simulated_environment(host: str) -> dict[str, str]:
 
 
 def find_local_port(guid: int, folder: Path = Path("/sys/class/infiniband")) -> tuple[str, int]:
-    """Device and port number of the local port with a GUID.
+    """RDMA device and port number of the port with *guid* on this host.
 
     :raises PortReaderError: this host has none.
     """
@@ -80,7 +80,7 @@ def find_local_port(guid: int, folder: Path = Path("/sys/class/infiniband")) -> 
 
 @attrs.frozen
 class ReaderSettings:
-    """The source of the reading.
+    """The local port, and the keys, with which the fabric is read.
 
     :ivar guid: of the local port, as opensm's option ``guid``; 0 for the first that is up.
     :ivar m_key: the key for protected ports, which do not answer without it.
@@ -93,7 +93,7 @@ class ReaderSettings:
 
 
 class PortReader:
-    """Reads the ports of a fabric, and their P_Key tables.
+    """Reads the ports of a fabric and their P_Key tables, in a process of its own.
 
     :ivar tables_read: number of tables requested, for measurements.
     """
@@ -106,13 +106,13 @@ class PortReader:
         self._errors: IO[bytes] | None = None
 
     def use_settings(self, settings: ReaderSettings) -> None:
-        """Use other settings from now on; if they differ, the process is closed."""
+        """Use *settings* from now on. If they differ, the reading process is ended."""
         if settings != self.settings:
             self.close()
             self.settings = settings
 
     def read_ports(self) -> FabricPorts:
-        """Find all ports of the fabric.
+        """Walk over the fabric and find all its ports.
 
         :raises PortReaderError: they cannot be read whole.
         """
@@ -172,7 +172,9 @@ class PortReader:
         }
 
     def close(self) -> None:
-        """End the process; idempotent. Its input ends first: ibsim loses a slot otherwise."""
+        """End the reading process; idempotent. Its input ends first: ibsim loses a slot
+        otherwise.
+        """
         process, self._process = self._process, None
         if process is not None:
             with contextlib.suppress(OSError):

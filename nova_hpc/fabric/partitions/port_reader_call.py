@@ -48,7 +48,7 @@ Path = tuple[int, ...]
 
 
 class _Route(ctypes.Structure):
-    """``ib_dr_path_t``."""
+    """The C structure ``ib_dr_path_t``: a directed route."""
 
     _fields_ = [
         ("cnt", ctypes.c_int),
@@ -59,7 +59,7 @@ class _Route(ctypes.Structure):
 
 
 class _Destination(ctypes.Structure):
-    """``ib_portid_t``, with room at the end for additions of a later release."""
+    """The C structure ``ib_portid_t``, with room at the end for additions of a later release."""
 
     _fields_ = [
         ("lid", ctypes.c_int),
@@ -75,7 +75,7 @@ class _Destination(ctypes.Structure):
 
 
 class _Mads:
-    """Questions to the fabric."""
+    """Sends subnet management packets (SMPs) through libibmad."""
 
     def __init__(self, device: str | None, port: int, m_key: int) -> None:
         """Open the local port.
@@ -123,7 +123,7 @@ class _Mads:
 
 
 class _NodeInfo:
-    """A node's own description, and the port that received the query."""
+    """The NodeInfo of a fabric node, and the port that received the query."""
 
     def __init__(self, data: bytes) -> None:
         self.kind = _KINDS.get(data[2], "other")
@@ -170,7 +170,7 @@ class _Walk:
         self._ends: set[tuple[int, int]] = set()
 
     def start(self) -> None:
-        """Begin at the local port."""
+        """Start the walk over the fabric at the local port."""
         data = self._mads.ask((), _NODE_INFO, 0)
         if data is None:
             raise OSError("the local port does not answer")
@@ -280,7 +280,7 @@ def _read_table(mads: _Mads, path: Path, port: int, entries: int) -> list[int] |
 
 
 class _Tables:
-    """Reads tables; remembers how large the tables of switches are."""
+    """Reads P_Key tables, and caches the table sizes of switches."""
 
     def __init__(self, mads: _Mads) -> None:
         self._mads = mads
@@ -323,7 +323,7 @@ class _Tables:
         return self._enforced[path]
 
     def forget_switches(self) -> None:
-        """Ways may lead elsewhere now."""
+        """Forget the cached switches, because routes may lead elsewhere now."""
         self._enforced.clear()
 
 

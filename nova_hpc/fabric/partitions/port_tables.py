@@ -29,7 +29,7 @@ from nova_hpc.fabric.partitions.partition_file import PartitionLayout, describe_
 
 @attrs.frozen
 class EndPort:
-    """A port with a GUID.
+    """A port of the fabric with a GUID: of an adapter, a router, or a switch itself.
 
     :ivar kind: ``ca``, ``switch`` (its port 0) or ``router``.
     :ivar number: of the port at its node.
@@ -48,7 +48,7 @@ class EndPort:
 
 @attrs.frozen
 class FabricPorts:
-    """All end ports of a fabric.
+    """All end ports of a fabric, as one walk found them.
 
     :ivar manager: GUID of the master subnet manager's port; None if unknown.
     :ivar doubled: GUIDs that more than one port claims -> LID of the switch and number of its port
@@ -88,7 +88,7 @@ class FabricPorts:
 
 @attrs.frozen
 class PortTables:
-    """P_Key tables as read, without empty entries.
+    """The P_Key tables of a port and of the switch port facing it, as read, without empty entries.
 
     :ivar own: of the port; None if it could not be read.
     :ivar facing: of the switch port facing it; None if it could not be read, or does not exist.
@@ -111,7 +111,7 @@ def expect_entries(
     keys: Mapping[int, Membership],
     own: OwnPartitions,
 ) -> frozenset[int]:
-    """The exact entries of a port's table: it must have these and no others.
+    """The exact P_Key table that a port must have: these entries and no others.
 
     :param keys: P_Key -> membership in networks.
     """
@@ -123,7 +123,7 @@ def expect_entries(
 
 @attrs.frozen
 class TableExpectations:
-    """The expected tables of all ports, for one layout.
+    """The P_Key tables that all ports must have, for one content of the file.
 
     :ivar is_enforced: switch ports let only the P_Keys of their own tables through (opensm's
         ``part_enforce both``). ibsim does not keep the bits of PortInfo that show this.
@@ -150,7 +150,7 @@ class TableExpectations:
         )
 
     def find_full_ports(self, most: int) -> frozenset[int]:
-        """GUIDs of ports whose own partitions use all keys that a port keeps.
+        """GUIDs of ports whose table is already full with the administrator's own partitions.
 
         :param most: keys of one port, beside the default one.
         """
@@ -166,7 +166,7 @@ class TableExpectations:
         )
 
     def judge_port(self, guid: int, tables: PortTables) -> str | None:
-        """The fault of a port's tables; None if they are exactly right."""
+        """The fault of a port's P_Key tables; None if they are exactly as expected."""
         port = self.fabric.ports[guid]
         if guid in self.fabric.doubled:
             return _describe_doubled(guid, self.fabric)
@@ -190,7 +190,7 @@ class TableExpectations:
     def find_strangers(
         self, read: Mapping[int, PortTables], leaving: frozenset[tuple[int, int]] = frozenset()
     ) -> Strangers:
-        """Look at all ports for keys that neither a network nor the administrator gave them.
+        """Find ports with P_Keys that neither a network nor the administrator gave them.
 
         :param leaving: GUID and P_Key of rows that are not gone yet; they are not strangers.
         """
@@ -250,7 +250,7 @@ class TableExpectations:
 
 @attrs.frozen
 class Strangers:
-    """Ports with keys that they were not given and that their switches let through.
+    """Ports with P_Keys that they were not given and that their switches let pass.
 
     :ivar by_pkey: P_Key -> GUIDs; under the default P_Key the GUIDs of its full members.
     :ivar sentences: the same for people, and ports whose switches stop such keys.
@@ -288,7 +288,7 @@ def judge_member(
     strangers: Strangers,
     file_in_force: str | None,
 ) -> MemberReading:
-    """The state of one row, by its own port's tables.
+    """The state of one member row, from the P_Key tables of its port.
 
     :param tables: of its port; None if the fabric does not have the GUID.
     :param file_in_force: why the written file is not in force; None if it is.

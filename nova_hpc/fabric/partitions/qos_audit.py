@@ -36,7 +36,7 @@ _CURE: Final = (
 def audit_service_levels(
     options: Mapping[str, str] | None, partitions_text: str | None
 ) -> tuple[AuditRow, ...]:
-    """The row for the service levels of partitions; none if no partition has a level above 0.
+    """Check the QoS settings for the service levels of partitions; () if all levels are 0.
 
     :param options: of the manager; None if they cannot be read.
     :param partitions_text: its file of partitions; None if it is absent or cannot be read.

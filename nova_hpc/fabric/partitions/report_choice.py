@@ -29,7 +29,7 @@ MOST_REPORTED: Final = 8
 
 @attrs.frozen
 class ReportOptions:
-    """Of the operator; see ``[hpc_partitions]`` for both."""
+    """The operator's options for reports; see ``[hpc_partitions]`` for both."""
 
     member_timeout: float = 30.0
     activate_absent_ports: bool = False
@@ -37,7 +37,7 @@ class ReportOptions:
 
 @attrs.frozen
 class RowHistory:
-    """An agent's observations of one row, by its own clock in seconds.
+    """The times at which the agent saw a member row change, by its own clock in seconds.
 
     :ivar waiting_since: the time since which it is not as desired; None if it is.
     :ivar seen_on_fabric: the tables of its port were read at least once.
@@ -56,7 +56,7 @@ class RowHistory:
 
 @attrs.frozen
 class MemberReports:
-    """Rows, by the kind of their report.
+    """The reports on member rows to Neutron, by kind.
 
     :ivar present: the membership is in force: the port may be ``ACTIVE``.
     :ivar gone: the membership is gone: the row may go.
@@ -72,7 +72,7 @@ class MemberReports:
     repeat: tuple[int, ...] = ()
 
     def is_empty(self) -> bool:
-        """Whether there is nothing to report."""
+        """Whether there is no report to send."""
         return not (self.present or self.gone or self.lost or self.failed or self.repeat)
 
 
@@ -83,7 +83,7 @@ def update_histories(
     options: ReportOptions,
     moment: float,
 ) -> dict[int, RowHistory]:
-    """Take a look into account; rows that are gone from *desired* are forgotten.
+    """The histories of rows after one more reading; rows missing in *desired* are dropped.
 
     :param moment: time of a monotonic clock, in seconds.
     """
@@ -117,7 +117,7 @@ def choose_reports(
     options: ReportOptions,
     moment: float,
 ) -> MemberReports:
-    """Choose the report on each row.
+    """Choose the report to Neutron for each member row.
 
     :param histories: of all rows, up to this look; see :func:`update_histories`.
     """
@@ -164,7 +164,7 @@ def split_reports(reports: MemberReports) -> Iterator[MemberReports]:
 def count_repeats(
     histories: Mapping[int, RowHistory], reports: MemberReports
 ) -> dict[int, RowHistory]:
-    """Count the repeated events of *reports*, which were sent."""
+    """The histories with the repeated events of *reports* counted, after they were sent."""
     said = set(reports.repeat)
     return {
         row: attrs.evolve(history, repeats=history.repeats + 1) if row in said else history
@@ -233,7 +233,7 @@ def list_overdue_alarms(
     options: ReportOptions,
     moment: float,
 ) -> tuple[str, ...]:
-    """Name the ports that have been off the fabric or silent, or kept an old key, for too long.
+    """Sentences about ports that are off the fabric or silent, or keep an old P_Key, for too long.
 
     :returns: one sentence for each row.
     """

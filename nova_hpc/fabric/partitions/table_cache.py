@@ -39,7 +39,7 @@ _PART_OF_WALKS: Final = 0.1
 
 
 class TableSource(Protocol):
-    """The source of ports and tables, e.g. a PortReader."""
+    """The source of ports and P_Key tables, such as :class:`PortReader`."""
 
     def read_ports(self) -> FabricPorts:
         """Find all ports of the fabric."""
@@ -54,7 +54,7 @@ class TableSource(Protocol):
 
 
 class TableCache:
-    """Ports and tables as they were read last."""
+    """Caches the ports of a fabric and their P_Key tables between the agent's rounds."""
 
     def __init__(self, source: TableSource, scan_interval: float) -> None:
         """Read nothing yet.
@@ -79,11 +79,11 @@ class TableCache:
         self._strangers = Strangers()
 
     def distrust(self) -> None:
-        """Something was changed: tables that were right may not be right now."""
+        """Read all tables again after a change: tables that were right may be wrong now."""
         self._right.clear()
 
     def refresh_ports(self, guids: frozenset[int]) -> FabricPorts:
-        """The ports of the fabric; searches them again if that can help.
+        """The ports of the fabric; the fabric is walked again if requested GUIDs are missing.
 
         :param guids: GUIDs of the requested ports.
         :raises SubnetManagerError: they cannot be read.
@@ -109,7 +109,7 @@ class TableCache:
         guids: frozenset[int],
         leaving: frozenset[tuple[int, int]],
     ) -> tuple[Mapping[int, PortTables], Strangers]:
-        """The tables of ports, and the strangers among all ports.
+        """The P_Key tables of ports, and the ports with P_Keys that they were not given.
 
         :param leaving: see :meth:`TableExpectations.find_strangers`.
         :returns: by GUID; a port that the fabric does not have is missing.

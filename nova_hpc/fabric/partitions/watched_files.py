@@ -23,7 +23,7 @@ _Mark = tuple[int, int, int, int] | None
 
 @attrs.define
 class WatchedFiles:
-    """Files whose change by others has to be noticed.
+    """Detects changes of files by other programs, such as opensm's files of options.
 
     :ivar list_paths: the files to watch; called each time, because other files may name them.
     """
@@ -32,11 +32,11 @@ class WatchedFiles:
     _marks: dict[Path, _Mark] = attrs.field(factory=dict)
 
     def mark_files(self) -> None:
-        """Mark the files in their present state."""
+        """Store the present state of the files (size, times, inode)."""
         self._marks = {path: _mark_of(path) for path in self.list_paths()}
 
     def find_changes(self) -> tuple[Path, ...]:
-        """The files that differ from their marks; new ones among the watched are marked."""
+        """The files that changed since they were marked. New files are marked, not reported."""
         return tuple(
             path
             for path in self.list_paths()

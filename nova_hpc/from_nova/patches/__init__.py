@@ -23,7 +23,7 @@ _LOCK: Final = threading.Lock()
 
 
 def install_shared_patches() -> None:
-    """Install the wraps that both services need, all or none (idempotent).
+    """Wrap the functions of Nova that scheduler and compute need; all or none (idempotent).
 
     :raises nova.exception.InvalidConfiguration: this Nova is not supported.
     """

@@ -36,7 +36,10 @@ _MARK: Final = "hpc_alternates"
 
 
 def install_alternates_patch() -> None:
-    """Wrap Nova's class, because the filters are made before there is an object of it."""
+    """Wrap the choice of alternate hosts in Nova's scheduler.
+
+    Nova's class is wrapped, because the filters are made before there is an object of it.
+    """
     plain = manager.SchedulerManager._get_alternate_hosts
     if not hasattr(plain, _MARK):
         wrap_method(manager.SchedulerManager, ALTERNATES, _deal_alternates)
@@ -70,7 +73,9 @@ def _deal_alternates(call: Call) -> Any:
 
 
 class _PromisedHosts:
-    """Hosts in their order, with their devices that are already promised."""
+    """The hosts of a request in their order, with the devices that are already promised to
+    servers.
+    """
 
     def __init__(self, given: Mapping[str, Any], hosts: list[Any]) -> None:
         self._given = given
@@ -80,7 +85,9 @@ class _PromisedHosts:
         self._used: list[Any] = []
 
     def deal(self, cells: Sequence[str], most: int) -> list[list[objects.Selection]]:
-        """Alternates of all servers, one to each in turn: none gets a second before all have one.
+        """Choose alternate hosts for all servers, one for each server in turn.
+
+        No server gets a second alternate before all have one.
 
         :param cells: for each server, the cell in which it can be built.
         :param most: maximum for one server.

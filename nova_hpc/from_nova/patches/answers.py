@@ -43,7 +43,7 @@ SELECT: Final = Patch(
     parameters=("self", "context", "spec_obj"),
     lines={32: (159, 279), 33: (182, 302), 34: (187, 307)},
     why="Where Placement has no candidate Nova answers without a reason, and no filter runs.",
-    until="Placement says why there is none, or Nova asks somebody",
+    until="Placement returns the reason of an empty answer, or Nova calls a hook",
 )
 DECIDE: Final = Patch(
     f"{_MANAGER}._select_destinations",
@@ -52,9 +52,9 @@ DECIDE: Final = Patch(
         *("alloc_reqs_by_rp_uuid", "provider_summaries"),
     ),
     lines={32: (281, 309), 33: (304, 332), 34: (309, 337)},
-    why="A filter can give no reason with its answer; and nobody says that [scheduler]"
-    "max_placement_results has hidden hosts.",
-    until="a filter can say why, and Nova warns of an answer that was cut off",
+    why="A filter can give no reason with its answer, and no message warns that "
+    "[scheduler]max_placement_results has hidden hosts.",
+    until="a filter can return its reason, and Nova warns of an answer that was cut off",
 )
 
 #: A fault's message holds 255 characters, Nova's own text included.
@@ -68,7 +68,10 @@ _CUT: Final = "_hpc_cut"
 
 
 def install_answers_patches() -> None:
-    """Wrap Nova's class, because the filters are made before there is an object of it."""
+    """Wrap the scheduler's functions that return the reason of a refusal.
+
+    Nova's classes are wrapped, because the filters are made before there is an object of them.
+    """
     for patch, around in ((SELECT, _select_with_reason), (DECIDE, _decide_with_reason)):
         if not hasattr(getattr(manager.SchedulerManager, patch.name), _MARK):
             wrap_method(manager.SchedulerManager, patch, around)
@@ -76,12 +79,12 @@ def install_answers_patches() -> None:
 
 
 def are_answers_installed() -> bool:
-    """Whether a stored reason reaches the user."""
+    """Whether the wraps are installed, so that a stored reason reaches the user."""
     return hasattr(manager.SchedulerManager._select_destinations, _MARK)
 
 
 def put_down_reason(spec: objects.RequestSpec, reason: str | None) -> None:
-    """Store why no host is left for *spec*; None if there are some."""
+    """Store on *spec* why no host is left for it; None if some are left."""
     setattr(spec, _REASON, None if reason is None else shorten_fault_reason(reason))
 
 
@@ -108,18 +111,18 @@ def refuse_request(spec: objects.RequestSpec, reason: str, *, placed: bool = Fal
 
 
 def reason_put_down_for(spec: objects.RequestSpec) -> str | None:
-    """The reason that was stored for *spec*."""
+    """The reason for a refusal that was stored on *spec*; None if there is none."""
     reason: str | None = getattr(spec, _REASON, None)
     return reason
 
 
 def shorten_fault_reason(reason: str) -> str:
-    """As much of *reason* as a fault has room for."""
+    """*reason*, cut to the length that fits into a server's fault."""
     return reason if len(reason) <= _LONGEST else reason[: _LONGEST - 3] + "..."
 
 
 def count_asked_servers(spec: objects.RequestSpec) -> int:
-    """The number of servers that need hosts from Nova now, at once."""
+    """The number of servers of the request that need hosts now."""
     count: int | None = getattr(spec, _SERVERS, None)
     if count is not None:
         return count
@@ -219,7 +222,7 @@ def _explain_missing_candidates(this: Any, context: Any, spec: objects.RequestSp
     except FlavorError as error:
         return f"Flavor: {error}"
     except Exception:
-        LOG.exception("Why Placement has no candidates could not be told")
+        LOG.exception("The reason why Placement has no candidates is unknown")
         return None
     reason = user_reasons.explain_unplaced(request_shortage, task.server.wants)
     if request_shortage is None or not CONF.hpc.disclose_capacity:
@@ -270,7 +273,8 @@ def _log_shortage(
         host = request_shortage.nearest
         document = _read_stats_of_host(this, context, spec, host)
         LOG.info(
-            "Placement has no candidate for flavor %s (server %s)%s: asked for %s; free are %s; %s",
+            "Placement has no candidate for flavor %s (server %s)%s: requested are %s; free are "
+            "%s; %s",
             name,
             uuid,
             format_held_back(held),
@@ -302,7 +306,7 @@ def _read_stats_of_host(
         states = this.host_manager.get_host_states_by_uuids(context.elevated(), [host], spec)
         documents = [hosts.node_word_of_host(state).document for state in states]
     except Exception as error:
-        LOG.debug("What host %s withholds could not be read: %s", host, error)
+        LOG.debug("The withheld devices of host %s could not be read: %s", host, error)
         return None
     return next((document for document in documents if document is not None), None)
 

@@ -34,8 +34,8 @@ ASK: Final = Patch(
     "nova.scheduler.client.report:SchedulerReportClient.get_allocation_candidates",
     parameters=("self", "context", "resources"),
     lines={32: (311, 365), 33: (311, 365), 34: (310, 364)},
-    why="Nova asks in one request group for each device, and Placement looks at all providers "
-    "once for each group: four GPUs take three times as long as none.",
+    why="Nova sends one request group for each device, and Placement reads all providers once "
+    "for each group: four GPUs take three times as long as none.",
     until="Placement answers for several devices of a tree in one group",
 )
 
@@ -46,7 +46,7 @@ _SPEC: Final[contextvars.ContextVar[objects.RequestSpec | None]] = contextvars.C
 
 
 class LimitMemory:
-    """Remembers that an answer was cut off, because the shorter query is then useless.
+    """Remembers that Placement's answer reached its limit, so the shorter query is of no use.
 
     Safe between threads: it only replaces a time by a later one.
     """
@@ -59,17 +59,17 @@ class LimitMemory:
         self._reached: dict[int, float] = {}
 
     def note(self, limit: int) -> None:
-        """Record that an answer has reached *limit*."""
+        """Record that an answer has reached *limit* candidates."""
         self._reached = {**self._reached, limit: time.monotonic()}
 
     def holds(self, limit: int | None) -> bool:
-        """Whether an answer would reach *limit* again; *limit* is None if there is none."""
+        """Whether an answer reached *limit* recently; False without a limit."""
         if limit is None or limit not in self._reached:
             return False
         return time.monotonic() - self._reached[limit] < self.SECONDS
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Forget all limits that were reached."""
         self._reached = {}
 
 
@@ -78,7 +78,7 @@ LIMITS: Final = LimitMemory()
 
 
 def install_question_patch() -> None:
-    """Wrap Nova's class; a process has one object of it (idempotent)."""
+    """Wrap Nova's query of allocation candidates, so that it can leave out devices (idempotent)."""
     if not hasattr(report.SchedulerReportClient.get_allocation_candidates, _MARK):
         wrap_method(report.SchedulerReportClient, ASK, _ask_for_hosts)
         setattr(report.SchedulerReportClient.get_allocation_candidates, _MARK, True)
@@ -86,7 +86,7 @@ def install_question_patch() -> None:
 
 @contextlib.contextmanager
 def serve_question(spec: objects.RequestSpec) -> Iterator[None]:
-    """Mark the request of this thread while Nova queries Placement for it."""
+    """Mark *spec* as the request of this thread while Nova queries Placement for it."""
     token = _SPEC.set(spec)
     try:
         yield
@@ -116,7 +116,7 @@ def _ask_for_hosts(call: Call) -> Any:
     try:
         completed, left = question.complete(candidates, summaries)
     except CandidateError as error:
-        LOG.debug("Placement is asked for each device: %s", error)
+        LOG.debug("The request to Placement has a group for each device: %s", error)
         return call()
     # A limit of Placement itself may have hidden the hosts with enough devices.
     return (completed, left, version) if completed else call()
@@ -130,5 +130,5 @@ def _question_for(spec: objects.RequestSpec, resources: Any) -> HostQuestion | N
         return HostQuestion.of(resources, server.read_server_task(spec).units)
     except Exception as error:
         # The decision reads the request again, and reports its fault.
-        LOG.debug("Placement is asked for each device: %s", error)
+        LOG.debug("The request to Placement has a group for each device: %s", error)
         return None

@@ -45,14 +45,17 @@ ChooseAgain = Callable[[dict[str, Any]], bool]
 
 
 def install_claims_patch() -> None:
-    """Wrap Nova's function, which its scheduler looks up in the module each time."""
+    """Wrap Nova's claim, so that a lost claim is repeated with other devices (idempotent).
+
+    The scheduler looks the function up in its module each time.
+    """
     if not hasattr(utils.claim_resources, _MARK):
         wrap_method(utils, CLAIM, _claim_with_retries)
         setattr(utils.claim_resources, _MARK, True)
 
 
 def put_down_choice(spec: objects.RequestSpec, choose: ChooseAgain | None) -> None:
-    """Store how devices are chosen again for *spec*; None if they are not."""
+    """Store on *spec* how devices are chosen again after a lost claim; None to keep Nova's way."""
     setattr(spec, _AGAIN, choose)
 
 

@@ -35,7 +35,7 @@ _MARK: Final = "hpc_forced"
 
 
 def install_forced_patch() -> None:
-    """Wrap Nova's class (idempotent)."""
+    """Wrap Nova's host manager, so that a forced host does not skip the filter (idempotent)."""
     if not hasattr(host_manager.HostManager.get_filtered_hosts, _MARK):
         wrap_method(host_manager.HostManager, FORCE, _drop_unchecked_hosts)
         setattr(host_manager.HostManager.get_filtered_hosts, _MARK, True)

@@ -35,23 +35,23 @@ STATES: Final = Patch(
     f"{_MANAGER}:HostManager.get_host_states_by_uuids",
     parameters=("self", "context", "compute_uuids", "spec_obj"),
     lines={32: (767, 788), 33: (765, 786), 34: (766, 787)},
-    why="It says for which request the records of hosts are read.",
+    why="It shows for which request the records of hosts are read.",
     until="ComputeNodeList.get_all_by_uuids is not wrapped any more",
 )
 RECORDS: Final = Patch(
     "nova.objects.compute_node:ComputeNodeList.get_all_by_uuids",
     parameters=("context", "compute_uuids"),
     lines={32: (497, 502), 33: (502, 507), 34: (508, 513)},
-    why="Nova reads the records of all hosts for each request, though nearly all are what they "
-    "were: half of the scheduler's own time, at some thousand hosts.",
-    until="Nova keeps what it has read",
+    why="Nova reads the records of all hosts for each request, though nearly all are unchanged: "
+    "half of the scheduler's own time, at some thousand hosts.",
+    until="Nova caches its reading",
 )
 UPDATE: Final = Patch(
     f"{_MANAGER}:HostState._update_from_compute_node",
     parameters=("self", "compute"),
     lines={32: (184, 262), 33: (183, 261), 34: (184, 262)},
     why="Nova builds the same attributes of the same record for each request.",
-    until="Nova keeps what it has read",
+    until="Nova caches its reading",
 )
 
 ALL: Final = (STATES, RECORDS, UPDATE)
@@ -61,11 +61,14 @@ _ONCE: Final = Once()
 
 
 class _ChangedOnly(list[str]):
-    """Providers; the compute nodes among them are read again only if they have changed."""
+    """Provider UUIDs. The compute nodes among them are read again only if they have changed."""
 
 
 def install_host_reads_patch() -> None:
-    """Wrap Nova's classes: the host manager creates the filters, and does not exist yet."""
+    """Wrap Nova's reading of host records, so that unchanged records are not read again.
+
+    Nova's classes are wrapped: the host manager creates the filters, and does not exist yet.
+    """
     for owner, patch, around in (
         (host_manager.HostManager, STATES, _ask_for_changed),
         (compute_node.ComputeNodeList, RECORDS, _read_changed),

@@ -35,7 +35,7 @@ NETWORKS: Final = Patch(
     parameters=("host_topology", "chosen_host_cells", "network_metadata"),
     lines={32: (2393, 2492), 33: (2407, 2506), 34: (2603, 2702)},
     why="Called: whether the networks are near enough to the nodes that were chosen for a "
-    "guest's cells, which Nova asks together with its permutations.",
+    "guest's cells. Nova checks this together with its permutations.",
     until="numa_fit_instance_to_host is not wrapped any more",
     overridden=True,
 )
@@ -49,24 +49,26 @@ Fit = Callable[..., Any]
 
 @attrs.frozen
 class Values:
-    """A copy of a guest's topology; a clone of Nova's costs ten times as much."""
+    """The field values of a guest's NUMA topology; a copy is much cheaper than a clone of Nova's
+    object.
+    """
 
     own: Mapping[str, Any]
     cells: tuple[Mapping[str, Any], ...]
 
     @classmethod
     def of(cls, guest: objects.InstanceNUMATopology) -> Values:
-        """The values of Nova's object at this moment."""
+        """Copy the field values of Nova's object."""
         own = _values_of_fields(guest)
         del own["cells"]
         return cls(own, tuple(_values_of_fields(cell) for cell in guest.cells))
 
     def guest(self) -> objects.InstanceNUMATopology:
-        """A new object with the same values."""
+        """A new topology object of Nova with these values."""
         return self._guest(self.cells)
 
     def alone(self, index: int) -> objects.InstanceNUMATopology:
-        """One cell of the guest as a guest with one cell."""
+        """A topology of Nova with only the cell at *index*."""
         own = self._guest(self.cells[index : index + 1])
         if index and "emulator_threads_policy" in self.own:
             # Nova counts the CPU of the emulator threads with the first cell.
@@ -106,7 +108,7 @@ def _needs_of_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
 
 @attrs.define
 class Fitter:
-    """One guest on one host, for any choice of nodes for its cells."""
+    """Fits one guest on one host, for any choice of host NUMA nodes for its cells."""
 
     #: Nova's function, bound to all other arguments.
     fit: Fit

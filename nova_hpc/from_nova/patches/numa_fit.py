@@ -55,7 +55,8 @@ FIT: Final = Patch(
     "under preferred the guest's cells may be far from the devices that were chosen for it. And "
     "it remembers of each cell where it fits under an id that it overwrites: a dedicated cell may "
     "have no pins, or those of another node.",
-    until="Nova orders the nodes by the devices that the server gets, and tells cells apart",
+    until="Nova orders the nodes by the devices that the server gets, and treats cells as "
+    "different",
 )
 
 _MARK: Final = "hpc_nodes"
@@ -69,7 +70,7 @@ _TIERS: Final[Cache[numa_choice.Tiers]] = Cache()
 
 @attrs.frozen
 class _TakenProvider:
-    """One provider that gives a server devices."""
+    """One provider from which a server takes devices, with the amounts."""
 
     said: _PoolItems
     #: Want.key -> number of devices.
@@ -77,7 +78,10 @@ class _TakenProvider:
 
 
 def install_numa_fit_patch() -> None:
-    """Wrap the function in Nova's module, through which all callers use it."""
+    """Wrap Nova's NUMA fit, so that it tries the nodes near the server's devices first.
+
+    The function is wrapped in Nova's module, through which all callers use it.
+    """
     if not hasattr(hardware.numa_fit_instance_to_host, _MARK):
         wrap_method(hardware, FIT, _fit_beside_devices)
         setattr(hardware.numa_fit_instance_to_host, _MARK, True)
@@ -183,7 +187,7 @@ def order_node_choices(
     stats: Any,
     mapping: Mapping[str, Sequence[str]] | None,
 ) -> numa_choice.Tiers | None:
-    """The choices of host nodes for a guest, the best first.
+    """The choices of host NUMA nodes for a guest's cells, ordered by the devices there, best first.
 
     :param mapping: as Nova's functions take it; None if the requests name their providers.
     :returns: None if the places of the guest's devices are unknown.

@@ -25,8 +25,8 @@ POOLS: Final = Patch(
     "nova.pci.stats:PciDeviceStats._filter_pools",
     parameters=("pools", "request", "numa_cells", "rp_uuids"),
     lines={32: (654, 788), 33: (656, 790), 34: (656, 790)},
-    why="Nova counts free devices beside the guest before it looks which of them Placement has "
-    "allocated: it drops allocated ones, and the server gets fewer than it asked for.",
+    why="Nova counts free devices beside the guest before it checks which of them Placement has "
+    "allocated: it drops allocated ones, and the server gets fewer than it requested.",
     until="Nova looks at the allocation first",
 )
 
@@ -34,7 +34,10 @@ _MARK: Final = "hpc_pools"
 
 
 def install_pci_pools_patch() -> None:
-    """Wrap the method of Nova's class, which makes new statistics for each host."""
+    """Wrap Nova's filter of PCI pools, so that it starts with the allocated devices.
+
+    The method is wrapped in its class, because Nova makes new statistics for each host.
+    """
     if not hasattr(stats.PciDeviceStats._filter_pools, _MARK):
         wrap_method(stats.PciDeviceStats, POOLS, _filter_allocated_pools)
         setattr(stats.PciDeviceStats._filter_pools, _MARK, True)

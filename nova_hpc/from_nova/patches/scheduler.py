@@ -35,9 +35,10 @@ FILTER: Final = Patch(
     "nova.scheduler.filters.numa_topology_filter:NUMATopologyFilter.host_passes",
     parameters=("host_state", "spec_obj"),
     lines={32: (66, 132), 33: (66, 132), 34: (66, 132)},
-    why="It says which flavor Nova's functions are asked about; with them, the filter agrees "
-    "with HpcTopologyFilter. And Nova copies the whole request for each host, which takes most of "
-    "the filter's time, because the guest's topology is changed: here that alone is copied.",
+    why="It passes the flavor to Nova's functions; with them, the filter agrees with "
+    "HpcTopologyFilter. And Nova copies the whole request for each host, which takes most "
+    "of the filter's time, because the guest's topology is changed: here only the topology "
+    "is copied.",
     until="numa_fit_instance_to_host is not wrapped any more",
 )
 CONSUME: Final = Patch(
@@ -45,7 +46,7 @@ CONSUME: Final = Patch(
     parameters=("spec_obj",),
     lines={32: (264, 276), 33: (263, 275), 34: (264, 276)},
     why="As for the filter, when a server's share is taken from the host for the next server of "
-    "the request; and what Placement answered is less by that share.",
+    "the request; and Placement's answer is reduced by that share.",
     until="numa_fit_instance_to_host is not wrapped any more",
 )
 
@@ -113,7 +114,7 @@ def _consume_as_served(call: Call) -> Any:
 
 
 class _LightRequestSpec(request_spec.RequestSpec):
-    """A request with an almost free clone.
+    """A request specification whose clones are almost free.
 
     Nova's filter changes only the guest's topology of its clone
     (``hardware.numa_fit_instance_to_host``), so the rest is shared.
@@ -127,7 +128,7 @@ class _LightRequestSpec(request_spec.RequestSpec):
         return light
 
     def obj_clone(self) -> _LightRequestSpec:
-        """A clone for one host."""
+        """A clone in which Nova's filter can change the guest's topology, for one host."""
         new: _LightRequestSpec = _copy_shallowly(self)
         if "numa_topology" in self and self.numa_topology is not None:
             new.numa_topology = Values.of(self.numa_topology).guest()

@@ -23,7 +23,7 @@ Tables = Mapping[Key, Mapping[int, counts.Cost]]
 
 @attrs.frozen(order=True)
 class CellSeat:
-    """One guest cell on one host node, with its number of groups."""
+    """One guest cell on one host NUMA node, with the number of its device groups."""
 
     node: int
     sort: int
@@ -32,7 +32,7 @@ class CellSeat:
 
 @attrs.frozen
 class Seating:
-    """A mapping of all cells: cell id -> host node, cell id -> groups."""
+    """A placement of all guest cells on host NUMA nodes, and the device groups of each cell."""
 
     nodes: Mapping[int, int]
     groups: Mapping[int, int]
@@ -42,7 +42,9 @@ class Seating:
 
 
 def fits_on_node(cell: WantedCell, node: HostNode) -> bool:
-    """Whether *node* has the resources that *cell* needs; unknown amounts are not checked."""
+    """Whether host node *node* has the free CPUs and pages for *cell*; unknown amounts are not
+    checked.
+    """
     if cell.host_node is not None:
         return cell.host_node == node.id  # Nova has already claimed it
     if cell.nodes is not None:
@@ -51,7 +53,7 @@ def fits_on_node(cell: WantedCell, node: HostNode) -> bool:
 
 
 def lack_of_node(cell: WantedCell, node: HostNode) -> str:
-    """The resources that *node* lacks for *cell*, for people; "" if none."""
+    """The CPUs or pages that host node *node* lacks for *cell*, as a text; "" if it lacks none."""
     if node.dedicated_cpus is not None and node.dedicated_cpus < cell.dedicated_cpus:
         return f"{max(node.dedicated_cpus, 0)} free dedicated CPUs (needs {cell.dedicated_cpus})"
     if cell.page_kib and node.pages is not None:
@@ -73,7 +75,7 @@ def list_seatings(
     limit: int,
     appeal: Callable[[HostNode], int] = lambda node: 0,
 ) -> list[Seating]:
-    """The *limit* cheapest mappings, best first.
+    """The cheapest *limit* placements of guest cells on host NUMA nodes, best first.
 
     :param rank: the rank of a region: which groups are local to a cell
     :param tables: for each region the cost of each possible number of groups

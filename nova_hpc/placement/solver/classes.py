@@ -33,7 +33,10 @@ _Sort = tuple[int, int, int, int, int]
 
 @attrs.frozen(eq=False)
 class Alike:
-    """Alike devices of a leaf, or one IOMMU unit; interchangeable by signature."""
+    """Interchangeable devices below one PCIe switch, or one IOMMU unit.
+
+    Two with equal signatures are the same for the search.
+    """
 
     many: tuple[Many, ...]  # one, or the contents of a unit
     unit: bool
@@ -44,13 +47,17 @@ class Alike:
 
     @property
     def signature(self) -> tuple[object, ...]:
-        """Everything that matters for the search."""
+        """All properties that the search uses: equal signatures give equal results."""
         return (self.unit, self.many, None if self.instead is None else self.instead.signature)
 
 
 @attrs.frozen(eq=False)
 class DomainClass:
-    """The common part of equal subtrees."""
+    """The properties that equal subtrees of a host's device tree share.
+
+    A domain is a PCIe switch, root complex, NUMA node, socket or the host. The search computes one
+    table for each class.
+    """
 
     number: int
     rank: Rank
@@ -78,7 +85,7 @@ class DomainClass:
 
 @attrs.define(eq=False)
 class DomainNode:
-    """One domain of the host."""
+    """One domain (switch, root, NUMA node, socket or host) in the device tree of a host."""
 
     cls: DomainClass
     up: tuple[Key, ...]  # its keys, by rank
@@ -92,7 +99,7 @@ class DomainNode:
 
 
 class Forest:
-    """Grows trees for different outer choices; classes are shared between them."""
+    """Builds the device trees of one host for different decisions; equal subtrees share a class."""
 
     def __init__(self, problem: SearchProblem) -> None:
         self.problem = problem
@@ -115,7 +122,8 @@ class Forest:
         local: frozenset[str] = frozenset(),
         banned: frozenset[int] = frozenset(),
     ) -> DomainNode:
-        """The tree of the host.
+        """Build the host's tree of domains (switches, roots, NUMA nodes, sockets) and their
+        devices.
 
         :param marks: item id -> the decision about it
         :param sets: the NVLink sets that are taken
@@ -376,7 +384,7 @@ def _build_side(devices_by_sort: Mapping[_Sort, list[Item]]) -> Alike:
 
 
 def smallest_domain_of(members: Sequence[Item]) -> tuple[int, Key]:
-    """The smallest domain that contains all of these devices."""
+    """Rank and key of the smallest domain (switch ... host) that contains all of *members*."""
     for rank in Rank:
         key = members[0].keys[rank]
         if all(item.keys[rank] == key for item in members) and (

@@ -33,11 +33,13 @@ SPARE_WORK: Final = 50_000
 
 
 class TooMuchError(Exception):
-    """The exact search would take more than its bound."""
+    """The exact search would take more steps than its limit; the greedy search is used instead."""
 
 
 class StepBudget:
-    """Counts steps, so that the bound does not depend on the machine."""
+    """The steps that a search may still take. Steps give the same limit on fast and slow
+    machines.
+    """
 
     def __init__(self, most: int | None = None) -> None:
         self.most = MAX_WORK if most is None else most
@@ -45,18 +47,21 @@ class StepBudget:
 
     @property
     def spent(self) -> int:
-        """Steps so far, within the bound."""
+        """The number of steps taken so far, at most the limit."""
         return self.most - max(self.left, 0)
 
     def spend(self, steps: int) -> None:
-        """Count *steps*; TooMuchError beyond the bound."""
+        """Subtract *steps* from the budget.
+
+        :raises TooMuchError: the budget is used up.
+        """
         self.left -= steps
         if self.left < 0:
             raise TooMuchError
 
 
 class PassWork:
-    """The remaining steps of one pass over hosts.
+    """The steps that the searches of one scheduling request over all hosts may still take together.
 
     If it is used up, device sets are chosen without the damage term. The level, the distance
     and the spread are as good as ever, but the damage to later servers is ignored. So one
@@ -70,7 +75,7 @@ class PassWork:
 
     @property
     def used_up(self) -> bool:
-        """Whether damage is no longer measured."""
+        """Whether the steps are used up, so that damage is no longer measured."""
         return self.left <= 0
 
 
@@ -79,7 +84,11 @@ Costs = dict[int, int]
 
 
 class Leaves:
-    """Counts of devices as states; the same for all leaves of a search."""
+    """Cost tables of the devices in the leaves of the tree (the devices below one switch).
+
+    A table contains, for each packed count of taken devices, the least cost. All leaves of a search
+    share the tables.
+    """
 
     def __init__(
         self,
@@ -100,7 +109,7 @@ class Leaves:
         self._alikes: dict[Many, Costs] = {}
 
     def avail(self, signature: tuple[object, ...]) -> list[int]:
-        """Devices that may be taken, for each name."""
+        """The number of available devices for each alias, among devices with *signature*."""
         avail = [0] * len(self.problem.demand.names)
         many: tuple[Many, ...] = signature[1]  # type: ignore[assignment]
         for kind, free, _, count, *_ in many:
@@ -116,7 +125,10 @@ class Leaves:
         return avail
 
     def either(self, signature: tuple[object, ...]) -> Costs:
-        """The table of a part, combined with the table of its alternative."""
+        """The cost table of a part, merged with the table of its alternative.
+
+        A part is a set of interchangeable devices, named by its signature.
+        """
         own = self.part(signature)[-1]
         instead: tuple[object, ...] | None = signature[2]  # type: ignore[assignment]
         if instead is None:
@@ -130,7 +142,9 @@ class Leaves:
         return both
 
     def part(self, signature: tuple[object, ...]) -> list[Costs]:
-        """The tables of a part, after each sort of devices in it."""
+        """The cost tables of a part: after its first sort of devices, after the second, and so
+        on.
+        """
         tables = self._parts.get(signature)
         if tables is None:
             many: tuple[Many, ...] = signature[1]  # type: ignore[assignment]
@@ -143,7 +157,7 @@ class Leaves:
         return tables
 
     def alike(self, many: Many) -> Costs:
-        """The table of alike devices."""
+        """The cost table of interchangeable devices."""
         table = self._alikes.get(many)
         if table is None:
             table = self._alikes[many] = self._alike(many)
@@ -205,7 +219,8 @@ def _iterate_splits(total: int, limits: Sequence[int]) -> Iterator[tuple[int, ..
 
 
 class Charges:
-    """The units of the packed cost, and the cost of taking devices from a domain.
+    """The cost of a choice, packed into one integer, and the damage of taking devices from a
+    domain.
 
     The widths of the fields are the same for all outer choices of one problem. Each unit is a
     power of two above the maximum of everything to its right. So comparing two packed costs
@@ -230,7 +245,9 @@ class Charges:
         self.spread: Final = self.damage << worth
 
     def unpack(self, cost: int) -> tuple[int, int, int, int, int, int]:
-        """Spread, damage, groups lost, devices left over, crowding and aliases of a cost."""
+        """Split a packed cost: spread, damage, groups lost, devices left over, crowding and
+        aliases.
+        """
         return (
             cost // self.spread,
             cost % self.spread // self.damage,
@@ -241,7 +258,7 @@ class Charges:
         )
 
     def add(self, cls: DomainClass, costs: Costs) -> Costs:
-        """Add the damage to later servers of the devices taken from this domain.
+        """Add the damage of taking devices from this domain to each cost of a table.
 
         It depends only on the taken devices and, at NUMA rank, on the seated cell. So it is
         computed once for all states that agree in these fields.

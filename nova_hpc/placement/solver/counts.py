@@ -38,7 +38,7 @@ ZERO: Final[Cost] = (0, 0, 0)
 
 
 def add_costs(first: Cost, second: Cost) -> Cost:
-    """Sum of two costs."""
+    """Sum of two costs, field by field."""
     return (first[0] + second[0], first[1] + second[1], first[2] + second[2])
 
 
@@ -70,7 +70,9 @@ def _crowding_cost(
 
 @attrs.define(eq=False)
 class CountedDomain:
-    """A node of the tree, with its table."""
+    """A domain of the device tree, with the cheapest cost for each number of device groups in
+    it.
+    """
 
     key: Key
     rank: Rank
@@ -86,7 +88,9 @@ class CountedDomain:
     forced: tuple[str, ...] = ()
 
     def leaves(self, groups: int) -> Iterator[tuple[CountedDomain, int]]:
-        """The leaves of the cheapest way to hold *groups*, with their share."""
+        """The leaf domains of the cheapest way to hold *groups* device groups, each with its
+        share.
+        """
         if not self.children:
             if groups:
                 yield self, groups
@@ -103,7 +107,10 @@ def build_regions(
     chosen: Sequence[IommuUnit] = (),
     closed: frozenset[str] = frozenset(),
 ) -> dict[Key, CountedDomain]:
-    """The tree of every region, with tables, for one choice of wide units.
+    """The device tree of each region, with its cost tables.
+
+    A region is the NUMA node, socket or host that is local to a guest cell. A wide IOMMU unit has
+    devices in several domains; the trees are for one choice of these.
 
     :param chosen: wide units that must be used up
     :param closed: names of the units that must not be used here

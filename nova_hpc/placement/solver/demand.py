@@ -24,7 +24,9 @@ MAX_NAMES = 8
 
 @attrs.frozen
 class Demand:
-    """*groups* groups, each of *per_group[i]* devices of the i-th name."""
+    """A request as counts: *groups* equal groups, each of *per_group[i]* devices of the i-th
+    alias.
+    """
 
     names: tuple[str, ...]
     per_group: tuple[int, ...]
@@ -35,7 +37,7 @@ class Demand:
 
     @classmethod
     def of(cls, request: Request) -> Demand:
-        """Read *request*.
+        """Read the counts from *request*.
 
         :raises ValueError: its groups are not alike, or do not add up to its
             wants; flavor.build_request() never makes such a request.
@@ -72,7 +74,7 @@ class Demand:
             raise ValueError("two guest cells of the request have the same number")
         for cell in request.cells:
             if min(cell.dedicated_cpus, cell.memory_kib) < 0 or (cell.page_kib or 1) < 1:
-                raise ValueError(f"guest cell {cell.id} asks for negative CPUs or memory")
+                raise ValueError(f"guest cell {cell.id} requests negative CPUs or memory")
         per_group = sizes.pop()
         weights = tuple(
             sum(count for i, count in enumerate(per_group) if mask >> i & 1)
@@ -86,15 +88,18 @@ class Demand:
 
     @property
     def size(self) -> int:
-        """Devices in one group."""
+        """The number of devices in one group."""
         return self.weights[-1]
 
     def kind(self, serves: Collection[str]) -> int:
-        """Bit mask of the names that a pool with these want keys serves."""
+        """Bit mask of the aliases that a pool serves, from the keys of the wants that match it."""
         return sum(1 << i for i, keys in enumerate(self.keys) if not keys.isdisjoint(serves))
 
     def most(self, caps: Mapping[int, int]) -> int:
-        """The number of whole groups that devices of these kinds can form together."""
+        """The number of whole groups that these devices can form.
+
+        :param caps: kind (bit mask of aliases) -> number of devices.
+        """
         best = self.groups
         if not any(kind & (kind - 1) for kind in caps):
             # No device serves several needs, so each need is checked by itself.
@@ -109,7 +114,10 @@ class Demand:
         return best
 
     def absorbs(self, must: Mapping[int, int], groups: int) -> bool:
-        """Whether that many groups can use up all of these devices."""
+        """Whether *groups* groups can use all of these devices, so that no device is left over.
+
+        :param must: kind (bit mask of aliases) -> number of devices.
+        """
         for mask in range(1, len(self.weights)):
             have = sum(count for kind, count in must.items() if not kind & ~mask)
             if have > groups * self.weights[mask]:
@@ -117,12 +125,12 @@ class Demand:
         return True
 
     def serving(self, caps: Mapping[int, int], index: int) -> int:
-        """How many of these devices can serve the name with this index."""
+        """The number of these devices that match the alias with this index."""
         return sum(count for kind, count in caps.items() if kind >> index & 1)
 
 
 def add_capacities(first: Mapping[int, int], second: Mapping[int, int]) -> dict[int, int]:
-    """Sum of two capacities."""
+    """Sum of two mappings of kind (bit mask of aliases) -> number of devices."""
     total = dict(first)
     for kind, count in second.items():
         total[kind] = total.get(kind, 0) + count

@@ -32,7 +32,9 @@ MAX_FREE: Final = 65535
 
 
 class Rank(enum.IntEnum):
-    """How tight a domain is; smaller is tighter. Each contains the former."""
+    """The size of a domain, from one PCIe switch to the whole host. A domain contains those of
+    smaller rank.
+    """
 
     PIX = 0
     SWITCH = 1
@@ -48,7 +50,7 @@ class Rank(enum.IntEnum):
 
     @classmethod
     def of(cls, level: Level) -> Rank:
-        """The widest rank that satisfies *level*."""
+        """The widest rank that satisfies *level* of ``hpc:affinity``."""
         return cls(level + 1)
 
 
@@ -60,7 +62,9 @@ TIDY: Final = (Rank.SWITCH, Rank.ROOT, Rank.NUMA)
 
 @attrs.frozen(eq=False)
 class Item:
-    """A pool with at least one free device that can serve a want."""
+    """A device pool with at least one free device for the request, in the form that the search
+    uses.
+    """
 
     id: str
     name: str
@@ -80,7 +84,7 @@ class Item:
 
     @property
     def order(self) -> tuple[str, str]:
-        """The fixed order among items that are otherwise equal."""
+        """Sort key that makes the order of otherwise equal items the same in all processes."""
         return (self.name, self.id)
 
     def rank_to(self, peer: Item) -> Rank:
@@ -92,7 +96,7 @@ class Item:
         return Rank.HOST
 
     def region(self, rank: Rank) -> Key | None:
-        """The place of a guest cell that is local to it, at NUMA or wider.
+        """The key of the NUMA node, socket or host whose guest cells are local to this item.
 
         None if the item is known to be local to no cell.
         """
@@ -104,7 +108,9 @@ class Item:
 
 @attrs.frozen
 class GroupMember:
-    """Devices of one pool that serve one name in one group."""
+    """One device of a group: the pool that it is from, and the index of the alias that it
+    serves.
+    """
 
     index: int  # of the name in the demand
     item: Item
@@ -116,20 +122,20 @@ Members = tuple[GroupMember, ...]
 
 @attrs.frozen(eq=False)
 class IommuUnit:
-    """Devices of one IOMMU unit: all of them go to one guest, or none."""
+    """Devices that IOMMU groups bind together: one guest gets all of them, or none."""
 
     name: str
     items: tuple[Item, ...]
 
     @property
     def caps(self) -> dict[int, int]:
-        """How many devices of each kind the unit brings."""
+        """Number of the unit's devices of each kind (bit mask of aliases)."""
         return capacities_by_kind(self.items)
 
 
 @attrs.frozen
 class Site:
-    """All usable pools of a host for one demand, in a fixed order."""
+    """A host as the search uses it: its usable pools, IOMMU units and nodes, in a fixed order."""
 
     items: tuple[Item, ...]  # those without a unit, and those of the units
     units: tuple[IommuUnit, ...]
@@ -144,7 +150,7 @@ class Site:
 
 
 def capacities_by_kind(items: Iterable[Item]) -> dict[int, int]:
-    """Number of free devices of each kind."""
+    """Number of free devices of each kind (bit mask of aliases) in *items*."""
     caps: dict[int, int] = {}
     for item in items:
         caps[item.kind] = caps.get(item.kind, 0) + item.free
@@ -152,7 +158,7 @@ def capacities_by_kind(items: Iterable[Item]) -> dict[int, int]:
 
 
 def survey_host(demand: Demand, host: FreeHost) -> Site:
-    """Translate *host*: merge duplicates, drop pools that serve nothing, sort.
+    """Translate *host* for the search: merge duplicates, drop useless pools, and sort.
 
     A device of an IOMMU unit is usable only if every function of the unit is free and serves a
     want. Unusable devices still count for the damage, as :attr:`Site.rest`.
@@ -239,14 +245,14 @@ def _keep_believed_pools(
     ordered = sorted(by_id.values(), key=lambda pool: (pool.name, pool.id))
     for pool in ordered:
         if not 0 <= pool.free <= MAX_FREE:
-            ignored.append(f"{pool.name} is said to have {pool.free} free devices")
+            ignored.append(f"{pool.name} has the impossible number of {pool.free} free devices")
             if pool.unit is not None:
                 broken.add(pool.unit)
     return [pool for pool in ordered if pool.free <= MAX_FREE], ignored, broken
 
 
 def locations_by_pool(host: FreeHost) -> dict[str, Location]:
-    """Pool id -> its place, as far as that can be relied on."""
+    """Pool id -> the reliable part of its location (NUMA node, socket, root, switches)."""
     _, socket_of = _nodes_and_sockets(host.nodes, host.pools)
     settled = settle_locations([pool.location for pool in host.pools], socket_of)
     return {pool.id: place for pool, place in zip(host.pools, settled, strict=True)}
@@ -255,7 +261,7 @@ def locations_by_pool(host: FreeHost) -> dict[str, Location]:
 def settle_locations(
     places: Sequence[Location], socket_of: Mapping[int, int | None]
 ) -> list[Location]:
-    """Make the domains nest, by discarding contradictory places.
+    """The locations with contradictory parts removed, so that each domain is inside the next.
 
     A PCIe root whose devices claim several NUMA nodes is not a reliable place. The place of a
     device without a node is unknown if it is below a root that has one.
@@ -317,7 +323,7 @@ def _nodes_and_sockets(
 
 
 def node_region(node: HostNode, rank: Rank) -> Key:
-    """The place of a guest cell on *node*, comparable with Item.region()."""
+    """The key of the region that is local to a guest cell on *node*, as in :meth:`Item.region`."""
     if rank is Rank.HOST:
         return ("host",)
     if rank is Rank.SOCKET and node.socket is not None:

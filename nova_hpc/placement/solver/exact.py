@@ -21,7 +21,10 @@ from nova_hpc.placement.solver.problem import Layout, SearchProblem
 
 @attrs.frozen
 class SearchStep:
-    """The origin of a state in one pass: the state before it, and the groups that were closed."""
+    """How the search reached a state: the state before it, and the groups that were closed.
+
+    A group is closed when all its devices are chosen.
+    """
 
     before: int
     groups: int = 0
@@ -33,7 +36,7 @@ class SearchStep:
 
 @attrs.frozen(eq=False)
 class TablePass:
-    """One pass over a table."""
+    """One pass of the search over a cost table, with the steps by which it reached its states."""
 
     name: str  # local, waiting, seat, bind, joined
     back: dict[int, SearchStep]
@@ -41,7 +44,7 @@ class TablePass:
 
 @attrs.frozen(eq=False)
 class ClassTable:
-    """The table of a class, and the origins of its states."""
+    """The cost table of a domain class, and the steps that lead to each state."""
 
     prefixes: list[Costs]  # after so many children or parts
     passes: list[TablePass]
@@ -49,7 +52,11 @@ class ClassTable:
 
 
 class ExactSearch:
-    """One tree, all stages."""
+    """Dynamic programming over one device tree, for all levels.
+
+    It computes one table per domain class, from the switches up to the host, and finds the cheapest
+    choice.
+    """
 
     def __init__(
         self,
@@ -72,7 +79,7 @@ class ExactSearch:
         self.leaves = Leaves(problem, self.layout, self.charges, budget, self._merge)
 
     def solve(self, reach: Rank, bind: Rank) -> tuple[int, int] | None:
-        """Least cost and final state, if groups close within *reach*.
+        """The least cost and its final state, if all groups can be closed within *reach*.
 
         :param reach: widest rank of a domain that contains the devices of a group
         :param bind: widest rank of a domain that contains a group and its guest cell
@@ -93,7 +100,7 @@ class ExactSearch:
         return min(solutions, default=None)
 
     def table(self, cls: DomainClass, reach: Rank, bind: Rank) -> ClassTable:
-        """The table of a class for one stage."""
+        """The cost table of a domain class for one pair of *reach* and *bind*."""
         # Below its reach, all stages have the same table.
         key = (cls.number, reach if reach <= cls.rank else 99, bind)
         table = self._tables.get(key)

@@ -27,7 +27,7 @@ from nova_hpc_common.level import AffinityPolicy
 
 
 def list_stages(request: Request) -> list[SearchStage]:
-    """The ways to place the groups, tightest first; the request allows all.
+    """The ways to place the device groups that *request* allows, tightest first.
 
     A guest cell counts as a member of its groups: they are on one switch,
     root or NUMA node only if that is on the cell's own node.
@@ -44,7 +44,7 @@ def list_stages(request: Request) -> list[SearchStage]:
 
 
 def tightest_rank_of(request: Request, demand: Demand, site: Site) -> Rank | None:
-    """The tightest rank within which all groups fit, with their cells, without NVLink.
+    """The tightest domain rank in which all groups and their cells fit, without regard to NVLink.
 
     :returns: None if they do not fit at all. Never a wider rank than the true one: if there
         are more choices of wide units than are counted, the stage counts as possible.
@@ -69,7 +69,7 @@ def _fits_in_stage(request: Request, demand: Demand, site: Site, stage: SearchSt
 
 
 def narrow_to_sets(site: Site, names: Sequence[int], held: Collection[str]) -> Site:
-    """The host if only the chosen sets serve the names of NVLink devices.
+    """*site* if only the chosen NVLink sets serve the aliases of NVLink devices.
 
     A device outside of the sets still serves its other names.
 

@@ -46,7 +46,7 @@ MAX_TRIES = 32
 
 @attrs.frozen
 class _GroupPlan:
-    """Groups as counts per domain, before devices are named."""
+    """The number of device groups in each domain, before single devices are chosen."""
 
     stage: SearchStage
     seating: Seating
@@ -61,7 +61,7 @@ class _GroupPlan:
 
 @attrs.frozen
 class _PlacedGroup:
-    """One finished group."""
+    """One device group with its devices, guest cell and rank."""
 
     built: Members
     cell: int | None
@@ -69,7 +69,10 @@ class _PlacedGroup:
 
 
 def solve_greedily(solver: Solver, limit: int) -> list[DeviceSet]:
-    """The best sets that it finds, best first; [] if there are none."""
+    """Device sets of a heuristic search, best first; [] if it finds none.
+
+    It is used if the exact search would take too many steps.
+    """
     problem, links = solver.problem, solver.links
     device_sets = []
     if problem.request.nvlink is not Nvlink.NONE:
@@ -89,7 +92,7 @@ def solve_greedily(solver: Solver, limit: int) -> list[DeviceSet]:
 def merge_device_sets(
     some: Sequence[DeviceSet], more: Sequence[DeviceSet], limit: int
 ) -> list[DeviceSet]:
-    """The best of both, each once."""
+    """The best *limit* device sets of two lists, each set once."""
     unique = {str((devices.picks, devices.cells)): devices for devices in (*more, *some)}
     ranked = sorted(unique.values(), key=lambda devices: (devices.score, str(devices.picks)))
     return ranked[:limit]
@@ -110,7 +113,7 @@ def _realise_plans(solver: Solver, site: Site, limit: int) -> list[DeviceSet]:
 
 
 class _GroupPlanner:
-    """One request on one host."""
+    """Plans the device groups of one request on one host, first as counts and then as devices."""
 
     def __init__(self, problem: SearchProblem, site: Site) -> None:
         self.request = problem.request
@@ -120,7 +123,7 @@ class _GroupPlanner:
         self.nodes = {node.id: node for node in site.nodes}
 
     def plans(self, limit: int) -> list[_GroupPlan]:
-        """The cheapest plans of the tightest stage that has any."""
+        """The cheapest plans of the tightest stage that has a plan."""
         for stage in list_stages(self.request):
             plans = self._plans(stage, limit)
             if plans:
@@ -219,7 +222,7 @@ def _rank_of_group(built: Members, node: HostNode | None) -> Rank:
 
 
 class _Stock:
-    """Devices that may still be taken, by name and pool."""
+    """The devices that a greedy choice may still take, by alias and pool."""
 
     def __init__(self, free: dict[tuple[int, Item], int]) -> None:
         self.free = {pair: count for pair, count in free.items() if count > 0}

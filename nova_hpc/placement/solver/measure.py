@@ -27,7 +27,7 @@ DISTANCES: Final = (
 
 @attrs.frozen
 class Measured:
-    """A choice in numbers."""
+    """The level, the distance and the score of a choice of devices."""
 
     level: Level
     distance: Distance

@@ -35,12 +35,12 @@ PLACES: Final = {
 
 
 def format_counts(names: Sequence[str], numbers: Sequence[int], joint: str = " and ") -> str:
-    """E.g. ``4 gpu and 4 vf``."""
+    """Counts with their names as a text, such as ``4 gpu and 4 vf``."""
     return joint.join(f"{count} {name}" for name, count in zip(names, numbers, strict=True))
 
 
 def format_groups(count: int) -> str:
-    """E.g. ``1 group``, ``4 groups``."""
+    """A number of groups as a text, such as ``1 group`` or ``4 groups``."""
     return f"{count} group" if count == 1 else f"{count} groups"
 
 
@@ -53,7 +53,10 @@ def explain_chosen_set(
     far: Distance,
     misses: int,
 ) -> str:
-    """The reason for the level of a set, and for the level that it misses."""
+    """The reason for the level of a device set, for the log and for ``explain``.
+
+    It also names the requested level if the set misses it.
+    """
     what = format_counts(demand.names, demand.per_group)
     prefix = "" if demand.groups == 1 else f"{format_groups(demand.groups)} of "
     text = f"{prefix}{what} {PLACES[level]} ({far.name})"
@@ -91,8 +94,8 @@ def _find_nearest_miss(
         extra = ""
         if site.useless:
             extra = (
-                f"; {', '.join(site.useless[:4])} can not be given, because other functions of "
-                "the same IOMMU group were not asked for"
+                f"; {', '.join(site.useless[:4])} cannot be given, because other functions of "
+                "the same IOMMU group were not requested"
             )
         lacks = tuple((demand.names[i], have[i], need[i]) for i in short)
         return DeviceMiss(operator=text + extra, user=text, unmet=Unmet.DEVICES, short=lacks)
@@ -145,7 +148,7 @@ def _unknown_miss(request: Request, demand: Demand, site: Site, widest: Rank) ->
         f"{format_counts(demand.names, have)} is it known "
         f"on which NUMA node they are (needs {format_counts(demand.names, need)})"
     )
-    where = f"{text}; nova-hpc doctor on the node says what helps"
+    where = f"{text}; nova-hpc doctor on the node shows the cure"
     return DeviceMiss(operator=where, user=text, unmet=Unmet.KNOWN)
 
 
@@ -155,7 +158,7 @@ def _nvlink_miss(request: Request, demand: Demand, links: LinkedSets) -> DeviceM
         text = "no NVLink sets are known or wholly free here"
         return DeviceMiss(operator=text, user=text, unmet=Unmet.NVLINK)
     if not links.names:
-        text = "none of the devices asked for is in an NVLink set"
+        text = "none of the requested devices is in an NVLink set"
         return DeviceMiss(operator=text, user=text, unmet=Unmet.NVLINK)
     size = sum(demand.per_group[i] for i in links.names)
     what = format_counts(
@@ -173,7 +176,7 @@ def _nvlink_miss(request: Request, demand: Demand, links: LinkedSets) -> DeviceM
 
 
 def count_most_groups(demand: Demand, site: Site, stage: SearchStage) -> int:
-    """How many groups fit in domains of the stage's rank, without cells."""
+    """The largest number of groups that fit in domains of the stage's rank, without guest cells."""
     wide, never = split_wide_units(demand, site, stage)
     closed = never | {unit.name for unit in wide}
     best = 0
@@ -286,7 +289,7 @@ def _cells_miss(request: Request, demand: Demand, site: Site, widest: Rank) -> D
 
 
 def count_most_groups_on_node(demand: Demand, site: Site, stage: SearchStage, node: str) -> int:
-    """How many groups fit on one NUMA node."""
+    """The largest number of groups that fit on one NUMA node."""
     wide, never = split_wide_units(demand, site, stage)
     closed = never | {unit.name for unit in wide}
     best = 0

@@ -20,7 +20,7 @@ from nova_hpc.placement.solver.domains import Site
 
 @attrs.frozen(eq=False)
 class CellSort:
-    """Guest cells that are alike."""
+    """Guest cells with the same requirements, so that the search may exchange them."""
 
     cell: WantedCell
     ids: tuple[int, ...]
@@ -28,7 +28,7 @@ class CellSort:
 
 @attrs.frozen(eq=False)
 class SearchProblem:
-    """A request on a host, in numbers."""
+    """The input of the search: one request on one host, with aliases and labels as indices."""
 
     request: Request
     demand: Demand
@@ -53,7 +53,10 @@ class SearchProblem:
 
     @classmethod
     def of(cls, request: Request, demand: Demand, site: Site, profile: Profile) -> SearchProblem:
-        """Prepare the search; ValueError if the profile is invalid."""
+        """Prepare the search for *request* on the host of *site*.
+
+        :raises ValueError: the profile is invalid.
+        """
         # A name that shares a device with a plentiful one is plentiful, too. So the devices
         # that count do not depend on the name that they serve.
         plenty, before = 0, -1
@@ -128,18 +131,21 @@ class SearchProblem:
         )
 
     def suits(self, node: HostNode) -> tuple[bool, ...]:
-        """For each sort of guest cells whether the node has room for one."""
+        """For each sort of guest cells, whether *node* has room for one cell."""
         return tuple(fits_on_node(sort.cell, node) for sort in self.sorts)
 
     def limits(self, node: HostNode | None, sort: int | None) -> Limits | None:
-        """The limits of the shapes on a NUMA node with a cell of this sort on it."""
+        """How many groups of each shape fit on *node* after a cell of this sort took its share.
+
+        None if CPUs and pages are unknown or do not limit the profile.
+        """
         if node is None or not self.profile.limited:
             return None
         return self.profile.limits_of(node, None if sort is None else self.sorts[sort].cell)
 
 
 class Layout:
-    """The fields of a packed state.
+    """The bit fields of a packed state of the search.
 
     *closed* groups, *hits* (closed groups around an NVLink set), *waiting*
     groups (closed, without a guest cell yet), seated cells of each sort, *more*
@@ -222,37 +228,39 @@ class Layout:
         return 1 << at, at
 
     def groups(self, state: int) -> int:
-        """Closed groups that are not hits."""
+        """Number of closed groups in *state* that are not hits (a hit is a whole NVLink set)."""
         return state & self.group_mask
 
     def hits(self, state: int) -> int:
-        """Closed groups around NVLink sets."""
+        """Number of closed groups in *state* that are whole NVLink sets."""
         return state >> self.hit_at & self.hit_mask
 
     def waits(self, state: int) -> int:
-        """Closed groups without a cell."""
+        """Number of closed groups in *state* that have no guest cell yet."""
         return state >> self.waiting_at & self.waiting_mask
 
     def quota(self, state: int) -> int:
-        """Groups that the seated cells must get."""
+        """Number of groups that the seated guest cells of *state* have to get."""
         seated = sum(
             state >> at & mask for at, mask in zip(self.seats_at, self.seats_masks, strict=True)
         )
         return self.base * seated + (state >> self.more_at & self.more_mask)
 
     def hungry(self, state: int) -> int:
-        """Groups that the seated cells still lack."""
+        """Number of groups that the seated guest cells of *state* still lack."""
         local = self.groups(state) + self.hits(state) - self.waits(state)
         return self.quota(state) - local
 
     def taken(self, state: int) -> list[int]:
-        """Devices taken for each name, without the hits' devices."""
+        """Number of devices taken for each alias in *state*, without devices of whole NVLink
+        sets.
+        """
         return [
             state >> at & (1 << width) - 1
             for at, width in zip(self.names_at, self.width, strict=True)
         ]
 
     def tracks(self, state: int) -> list[int]:
-        """Devices taken of each tracked label, without the hits' devices."""
+        """Number of devices taken of each tracked label, without devices of whole NVLink sets."""
         mask = (1 << self.tracked_width) - 1
         return [state >> at & mask for at in self.tracked_at]

@@ -16,7 +16,7 @@ from nova_hpc.placement.solver.spanning import assign_names_in_set
 
 @attrs.define(eq=False)
 class OpenSeat:
-    """A guest cell of some sort on a host node."""
+    """A guest cell on a host node that still needs *left* groups."""
 
     sort: int
     node: int
@@ -25,7 +25,7 @@ class OpenSeat:
 
 @attrs.frozen(eq=False)
 class GroupChoice:
-    """Groups with their devices and cells, and the cells' nodes."""
+    """The device groups of a solution, each with its guest cell, and the host node of each cell."""
 
     groups: tuple[tuple[Members, int | None], ...]  # devices, cell id
     cells: dict[int, int]  # cell id -> node
@@ -33,7 +33,7 @@ class GroupChoice:
 
 @attrs.define(eq=False)
 class _Bag:
-    """The devices and groups collected in a domain."""
+    """The devices, groups and guest cells that are collected on the way up through the domains."""
 
     loose: list[list[Item]]
     open: list[int] = attrs.field(factory=list)  # NVLink sets without their other devices
@@ -53,7 +53,7 @@ class _Bag:
 
 
 class Realiser:
-    """Names the devices of one solution.
+    """Turns the packed state of a solution into named devices.
 
     It walks down the tree and undoes the steps of the search: each pass of a table, from the last
     to the first, then the merges of its children. On the way back up it repeats the passes with
@@ -70,7 +70,7 @@ class Realiser:
         self.bind = bind
 
     def realise(self, state: int) -> GroupChoice:
-        """The devices of a final state of the root."""
+        """The named devices and guest cells of a final state of the search."""
         bag = self._domain(self.search.root, state)
         ids = [list(sort.ids) for sort in self.search.problem.sorts]
         cell_of: dict[int, int] = {}

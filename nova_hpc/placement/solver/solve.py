@@ -46,7 +46,7 @@ Thing = TypeVar("Thing")
 
 @attrs.frozen
 class Bans:
-    """The nodes and devices that an alternative must not use."""
+    """Host nodes and devices that the search for an alternative set must not use."""
 
     nodes: frozenset[int] = frozenset()
     items: frozenset[str] = frozenset()
@@ -57,7 +57,7 @@ NOTHING: Final = Bans()
 
 @attrs.frozen(eq=False)
 class _SearchSolution:
-    """A solution, and the search that found it."""
+    """The cheapest final state of a search, with the search that found it."""
 
     cost: int
     state: int
@@ -67,7 +67,7 @@ class _SearchSolution:
 
 
 class Solver:
-    """One request on one host.
+    """Finds the best device set of one request on one host.
 
     :param most: steps that its searches may take; MAX_WORK if None.
     """
@@ -90,11 +90,12 @@ class Solver:
         self._plain_classes: dict[tuple[Rank, Key], int] = {}
 
     def best(self, bans: Bans = NOTHING) -> DeviceSet | None:
-        """The best set; None if there is none.
+        """The best device set of the host; None if there is none.
 
         Counts alone exclude most hosts that cannot hold the groups. Then the levels are searched,
         the tightest possible first; the first level with a solution is the best.
 
+        :param bans: nodes and devices that it must not use.
         :raises TooMuchError: the exact search would exceed its bound
         """
         if self._room(Rank.HOST) < self.problem.demand.groups:
@@ -128,13 +129,13 @@ class Solver:
         return self._floors[0]
 
     def plain(self) -> DomainNode:
-        """The tree of the host without any decision."""
+        """The device tree of the host before any NVLink set or IOMMU unit is chosen."""
         if self._plain is None:
             self._plain = self.forest.grow({}, (), self.local)
         return self._plain
 
     def levels(self) -> list[Level]:
-        """The levels that the request allows, tightest first."""
+        """The levels of ``hpc:affinity`` that the request allows, tightest first."""
         request = self.problem.request
         last = request.level if request.policy is AffinityPolicy.REQUIRED else Level.HOST
         if request.cells and request.on_cells:
@@ -142,7 +143,9 @@ class Solver:
         return [level for level in Level if level <= last]
 
     def stages(self, level: Level) -> list[Reach]:
-        """The ways to reach *level*, the shortest distance first."""
+        """The pairs of group reach and cell reach that satisfy *level*, the shortest distance
+        first.
+        """
         rank = Rank.of(level)
         if level > Level.NUMA and self.problem.request.cells:
             # A group can be tight and still far from its cell.
@@ -350,7 +353,7 @@ class Solver:
         )
 
     def finish(self, choice: GroupChoice) -> DeviceSet:
-        """Name the picks of a choice and measure it."""
+        """The device set of a choice of groups, with its level and score."""
         groups = _order_choice_groups(choice)
         measured = measure_choice(self.problem, self.links, groups, choice.cells)
         return self._device_set(groups, choice.cells, measured)

@@ -34,8 +34,10 @@ MAX_CHOICES = 512
 
 @attrs.frozen(eq=False)
 class SearchStage:
-    """One way to look at the host: groups in domains of *rank*, each group on
-    the region (NUMA node, socket or the whole host) of its guest cell.
+    """One way to place groups: the rank of a group's domain, and the region of its guest cell.
+
+    Each group is within one domain of *rank*, and local to the NUMA node, socket or host of its
+    cell.
     """
 
     rank: Rank
@@ -44,7 +46,7 @@ class SearchStage:
 
 @attrs.frozen(eq=False)
 class LinkedSets:
-    """The NVLink sets of a host, for one request."""
+    """The NVLink sets of a host that a request could use."""
 
     #: indices of the names that NVLink devices serve
     names: tuple[int, ...]
@@ -55,7 +57,7 @@ class LinkedSets:
 
 
 def read_linked_sets(request: Request, demand: Demand, site: Site, host: FreeHost) -> LinkedSets:
-    """Read the host's NVLink sets; sets with devices that are not free are left out."""
+    """Read the host's NVLink sets for *request*; sets with devices in use are left out."""
     if request.nvlink is Nvlink.NONE:
         return LinkedSets((), (), bool(host.nvlink))
     present = {item.id: item for item in (*site.items, *site.rest)}
@@ -84,7 +86,7 @@ def read_linked_sets(request: Request, demand: Demand, site: Site, host: FreeHos
 def iterate_set_choices(
     sets: Sequence[Sequence[Item]], count: int
 ) -> Iterator[tuple[Sequence[Item], ...]]:
-    """Ways to choose *count* sets that share no device."""
+    """All ways to choose *count* NVLink sets that share no device."""
 
     def extend(
         start: int, chosen: tuple[Sequence[Item], ...], used: frozenset[str]
@@ -103,7 +105,10 @@ def iterate_set_choices(
 def assign_names_in_set(
     demand: Demand, nvlink: Sequence[int], items: Sequence[Item]
 ) -> Members | None:
-    """The devices of an NVLink set with the names that they serve; None if they do not suffice."""
+    """Assign each device of an NVLink set to an alias of the group.
+
+    None if the set's devices do not match the aliases.
+    """
     slots = [i for i in nvlink for _ in range(demand.per_group[i])]
     if len(slots) != len(items):
         return None
@@ -126,7 +131,9 @@ def assign_names_in_set(
 def split_wide_units(
     demand: Demand, site: Site, stage: SearchStage
 ) -> tuple[tuple[IommuUnit, ...], frozenset[str]]:
-    """Units that reach over several domains, and units that cannot be used."""
+    """IOMMU units with devices in several domains of the stage's rank, and names of unusable
+    units.
+    """
     if not site.units:
         return (), frozenset()
     caps: dict[Key, dict[int, int]] = {}
@@ -152,7 +159,7 @@ def split_wide_units(
 def iterate_unit_choices(
     demand: Demand, wide: Sequence[IommuUnit]
 ) -> Iterator[tuple[IommuUnit, ...]]:
-    """Sets of wide units that one server could use up, the smallest first."""
+    """All combinations of wide IOMMU units that one server could use up, the smallest first."""
     level: list[tuple[tuple[int, ...], dict[int, int]]] = [((), {})]
     count = 0
     while level:

@@ -36,7 +36,7 @@ _SHOWN = 4
 
 
 def explain_flavor(cloud: Snapshot, question: FlavorQuestion) -> FlavorReport:
-    """Answer *question* about *cloud*.
+    """Explain where servers of a flavor would go in *cloud*.
 
     :raises SnapshotError: the question cannot be answered: a flavor, image or host does not exist,
         or no server can be created from the flavor.
@@ -83,7 +83,7 @@ def explain_asked(cloud: Snapshot, asked: UnplacedRequest) -> FlavorReport:
 
 
 def find_flavor(cloud: Snapshot, name: str, image: str | None = None) -> Flavor:
-    """The flavor with this name or id.
+    """Find the flavor with this name or id.
 
     :raises SnapshotError: there is none, or it has nothing to explain.
     """
@@ -98,7 +98,7 @@ def find_flavor(cloud: Snapshot, name: str, image: str | None = None) -> Flavor:
         images = ", ".join(sorted(flavor.image for flavor in matches if flavor.image)) or "none"
         raise SnapshotError(
             f"flavor {name!r} was not read with image {image!r} (images that were: {images}); "
-            "take the snapshot with that --image, or ask the cloud itself"
+            "take the snapshot with that --image, or use the running cloud"
         )
     flavor = flavors[0]
     if flavor.problem is not None:
@@ -110,14 +110,14 @@ def find_flavor(cloud: Snapshot, name: str, image: str | None = None) -> Flavor:
         )
     if not has_hpc_keys(flavor.extra_specs):
         raise SnapshotError(
-            f"flavor {flavor.name} has no {PREFIX} keys, so Nova alone decides about its servers; "
-            "give it hpc:affinity, or ask about a flavor that has it"
+            f"flavor {flavor.name} has no {PREFIX} keys, so Nova alone decides about its "
+            "servers; give it hpc:affinity, or name a flavor that has it"
         )
     return flavor
 
 
 def find_nodes(cloud: Snapshot, host: str | None) -> tuple[SnapshotNode, ...]:
-    """All nodes, or those of one host (or the one node) with this name.
+    """Find all nodes, or the nodes of one host (or the one node) with this name.
 
     :raises SnapshotError: no host or node has the name.
     """
@@ -135,7 +135,7 @@ def find_nodes(cloud: Snapshot, host: str | None) -> tuple[SnapshotNode, ...]:
 def judge_node(
     node: SnapshotNode, flavor: Flavor, request: Request, chooser: Chooser
 ) -> NodeVerdict:
-    """The choice of the scheduler on one node, or why there is none."""
+    """The choice that the scheduler would make on one node, or why there is none."""
     if node.out is not None:
         return NodeVerdict(node=node, reason=node.out)
     answer = chooser.choose(request, flavor, node)

@@ -17,7 +17,7 @@ from nova_hpc_tools.snapshot.unplaced_requests import UnplacedRequest
 
 @attrs.frozen
 class FlavorQuestion:
-    """A question that ``explain`` answers."""
+    """A question to ``explain``: the flavor, the number of servers, and the limits."""
 
     flavor: str
     image: str | None = None
@@ -31,12 +31,12 @@ class FlavorQuestion:
 
 @attrs.frozen
 class NodeChoice:
-    """The choice of the scheduler on one node."""
+    """The devices that the scheduler would choose on one node."""
 
     devices: DeviceSet
 
     def providers(self) -> Mapping[str, int]:
-        """Provider -> how many of its devices."""
+        """Provider -> number of its devices in the choice."""
         counts: dict[str, int] = {}
         for pick in self.devices.picks:
             counts[pick.pool] = counts.get(pick.pool, 0) + 1
@@ -45,7 +45,7 @@ class NodeChoice:
 
 @attrs.frozen
 class NodeVerdict:
-    """Whether one node fits."""
+    """Whether a server fits on one node, with the reason or the chosen devices."""
 
     node: SnapshotNode
     #: A sentence: why these devices, or the nearest miss.
@@ -59,7 +59,7 @@ class NodeVerdict:
 
 @attrs.frozen
 class PlacedServer:
-    """One of several servers."""
+    """The place of one of several servers, and the node before and after it."""
 
     before: SnapshotNode
     choice: NodeChoice
@@ -81,7 +81,7 @@ class Remedy:
 
 @attrs.frozen
 class FlavorReport:
-    """The answer to a question about a flavor."""
+    """The answer of ``explain`` to a question about a flavor."""
 
     question: FlavorQuestion
     flavor: Flavor
@@ -103,7 +103,7 @@ class FlavorReport:
 
 @attrs.frozen
 class AssignedDevices:
-    """Devices of one provider that a server has."""
+    """The devices of one provider that a server has."""
 
     device: SnapshotDevice
     #: Addresses of the functions, by Nova's PCI records.
@@ -112,7 +112,7 @@ class AssignedDevices:
 
 @attrs.frozen
 class ServerReport:
-    """The answer to a question about a server."""
+    """The answer of ``explain`` to a question about a server."""
 
     server: Server
     node: SnapshotNode

@@ -31,7 +31,7 @@ _TRIED: Final = 2000
 
 
 class Chooser:
-    """Remembers answers for the time of one report.
+    """Chooses devices on nodes, and caches the answers for one report.
 
     Nodes of one kind with the same free devices have the same answer. They differ only in their
     names and the UUIDs of their providers, which are therefore replaced by addresses, as in the
@@ -43,13 +43,15 @@ class Chooser:
         self._known: dict[tuple[Request, FreeHost], ChoiceAnswer] = {}
 
     def rank(self, request: Request, devices: DeviceSet, node: SnapshotNode) -> tuple[int, ...]:
-        """The place of *node*, which gives *devices*, as HpcPackingWeigher ranks it."""
+        """The sort key of *node* with *devices*, as HpcPackingWeigher ranks hosts; smaller is
+        better.
+        """
         coarse = between_hosts.damage_grain_of(self._profile)
         free = between_hosts.free_room_of(node.numa)
         return between_hosts.rank_device_set(devices.score, request.level, coarse, free=free)
 
     def choose(self, request: Request, flavor: Flavor, node: SnapshotNode) -> ChoiceAnswer:
-        """The best devices of *node* for *request*, by their providers."""
+        """The best device sets of *node* for *request*."""
         host = snapshot.engine_host(node, flavor.server.wants, request.roles, flavor.ports)
         ids = {pool.id: pool.name for pool in host.pools}
         # Without unique names the answer could not be mapped back to the providers.

@@ -20,7 +20,7 @@ from nova_hpc_tools.snapshot import Server, Snapshot, SnapshotDevice, SnapshotEr
 
 
 class NoServerError(SnapshotError):
-    """No server with devices has this name."""
+    """No server with devices has this name or UUID."""
 
 
 def explain_server(cloud: Snapshot, name: str) -> ServerReport:
@@ -32,8 +32,8 @@ def explain_server(cloud: Snapshot, name: str) -> ServerReport:
     matches = [server for server in cloud.servers if name in (server.uuid, server.name)]
     if not matches:
         raise NoServerError(
-            f"no host has a server {name!r} with PCI devices; one that never got a host has no "
-            "devices and no decision: ask about its flavor with --flavor"
+            f"no host has a server {name!r} with PCI devices; a server that was never scheduled "
+            "has no devices and no decision: use --flavor"
         )
     if len(matches) > 1:
         which = ", ".join(server.uuid for server in matches[:5])
@@ -164,8 +164,8 @@ def _notes_on_decision(
         )
     if devices and not places_known:
         notes.append(
-            "where some of its devices sit is not known: Nova's records say it of devices that "
-            "were free once since this project's driver runs on the node"
+            "the places of some of its devices are unknown: Nova's records contain only the places "
+            "of devices that were free at some time since nova-hpc's driver runs on the node"
         )
     for device in node.devices:
         for use in device.used:

@@ -129,7 +129,7 @@ def _read_port_line(line: str, number: int, section: _Section, collector: Proble
     description, _, rest = match[6].rpartition('"')
     rate = _RATE.search(rest)
     if rate is None:
-        collector.note("the port says no rate", number)
+        collector.note("the port has no rate", number)
     speed_said = None if rate is None else rate[1]
     if rate is not None and rate[2]:
         speed_said = rate[1].replace("QDR", rate[2])
@@ -168,14 +168,14 @@ def _compare_ends(sections: dict[str, _Section], collector: ProblemCollector) ->
                 continue
             if end.port not in neighbour.ends:
                 collector.wrong(
-                    f"{end.guid} does not know of this cable at port {end.port}", end.line
+                    f"{end.guid} does not report this cable at port {end.port}", end.line
                 )
                 continue
             back = neighbour.ends[end.port]
             if back is not None and (back.guid, back.port) != (section.guid, own):
                 collector.wrong(
-                    f"{end.guid} says in line {back.line} that its port {end.port} goes to "
-                    f"{back.guid}, port {back.port}: neither is believed",
+                    f"{end.guid} reports in line {back.line} that its port {end.port} goes to "
+                    f"{back.guid}, port {back.port}: both lines are ignored",
                     end.line,
                 )
                 section.ends[own] = None
@@ -238,7 +238,7 @@ def _hosts_of_adapters(
             continue
         match = _ADAPTER.fullmatch(description.strip())
         if match is None or _is_nameless(description, match[1], match[2], exclusions):
-            collector.note(f"adapter {guid} says no host: {description[:60]!r}", line)
+            collector.note(f"adapter {guid} names no host: {description[:60]!r}", line)
             nameless += 1
             continue
         host, rail = match.groups()
@@ -259,8 +259,8 @@ def _hosts_of_adapters(
         hosts[guid] = (host, rail)
     if nameless and nameless >= named:
         collector.wrong(
-            f"{nameless} of {named + nameless} adapters say no host, so where most ports are is "
-            "not known: rdma-ndd sets the description of a host's adapters (has it failed?)"
+            f"{nameless} of {named + nameless} adapters name no host, so the places of most ports "
+            "are unknown: rdma-ndd sets the description of a host's adapters (has it failed?)"
         )
     return {guid: where for guid, where in hosts.items() if where[0] not in twice}
 

@@ -37,7 +37,7 @@ def read_plain_map(
     source: str,
     exclusions: Exclusions = NOTHING,
 ) -> FabricReading:
-    """Read the plain form.
+    """Read a map in nova-hpc's plain YAML form.
 
     :param name: of the map; None for the name in the document, or "fabric".
     :raises FabricMapError: the document has another version, or no list of domains.

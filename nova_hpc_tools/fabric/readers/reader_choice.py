@@ -27,7 +27,7 @@ _IB: Final = re.compile(r'^(?:Switch|Ca)\s+\d+\s+"[SH]-[0-9a-f]+"', re.M)
 
 @attrs.frozen
 class ReaderOptions:
-    """The facts that the text itself does not contain."""
+    """Options for reading a map that the text itself does not contain."""
 
     #: Name of the map; None for the name in the text, or "fabric".
     name: str | None = None
@@ -41,7 +41,7 @@ class ReaderOptions:
 
 
 def read_fabric_text(text: str, source: str, options: ReaderOptions) -> FabricReading:
-    """Read *text* in any of the known forms.
+    """Read a map from *text* in any of the supported forms.
 
     :raises FabricMapError: it has none of them; one line.
     """

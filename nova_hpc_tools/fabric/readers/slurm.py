@@ -27,7 +27,7 @@ _SHOWN_KEYS: Final = frozenset({"level", "blockindex", "blocksize", "aggregatedb
 
 @attrs.frozen
 class _TopologyEntry:
-    """A switch or a block."""
+    """A switch or a block in Slurm's topology file."""
 
     name: str
     line: int
@@ -48,7 +48,7 @@ def read_conf(
     block_level: FabricLevel = FabricLevel.BLOCK,
     exclusions: Exclusions = NOTHING,
 ) -> FabricReading:
-    """Read ``topology.conf``, or the output of ``scontrol show topology``.
+    """Read Slurm's ``topology.conf``, or the output of ``scontrol show topology``.
 
     :param block_level: the level of a block of Slurm here; an NVLink domain on machines like NVL72.
     :raises FabricMapError: the text names neither a switch nor a block.
@@ -83,7 +83,7 @@ def read_yaml(
     block_level: FabricLevel = FabricLevel.BLOCK,
     exclusions: Exclusions = NOTHING,
 ) -> FabricReading:
-    """Read ``topology.yaml``.
+    """Read Slurm's ``topology.yaml``.
 
     :param topology: name of the topology to read; None for the cluster's default.
     :raises FabricMapError: there is no such topology, or it is neither tree nor block.
@@ -232,5 +232,5 @@ def _drop_repeated_entries(
 def _expand_names(text: str | None, what: str, line: int, collector: ProblemCollector) -> list[str]:
     names = collector.good_names(text, what, line) if text else []
     if "ALL" in names:
-        collector.wrong(f"{what} ALL stands for what only Slurm knows: write the names", line)
+        collector.wrong(f"{what} ALL stands for a list that only Slurm has: write the names", line)
     return [name for name in names if name != "ALL"]

@@ -21,7 +21,9 @@ from nova_hpc_tools.fabric.problems import FabricReading, ProblemCollector
 
 @attrs.define
 class Spoken:
-    """Collects the domains of each host; contradictory ones are unknown."""
+    """Collects the stated domains of each host. A host with two domains of a level has an unknown
+    one.
+    """
 
     found: ProblemCollector
     exclusions: Exclusions = NOTHING
@@ -56,7 +58,7 @@ class Spoken:
             by_level[level] = (None, before[1])
         else:
             self.found.note(
-                f"host {host!r} is in {level.word} {domain!r}, as line {before[1]} says, too", line
+                f"host {host!r} is in {level.word} {domain!r}, also by line {before[1]}", line
             )
 
     def rails(self, host: str, names: Iterable[str]) -> None:

@@ -37,7 +37,7 @@ def read_graph(
     source: str,
     exclusions: Exclusions = NOTHING,
 ) -> FabricReading:
-    """Read the JSON of the engine ``graph``.
+    """Read the JSON of topograph's engine ``graph``.
 
     :raises FabricMapError: it has no list of instances.
     """
@@ -100,7 +100,7 @@ def read_model(
     source: str,
     exclusions: Exclusions = NOTHING,
 ) -> FabricReading:
-    """Read a model.
+    """Read a model file of topograph.
 
     :raises FabricMapError: it has neither switches nor blocks.
     """

@@ -42,7 +42,7 @@ _FORBIDDEN: Final = re.compile(r"[^A-Za-z0-9_.-]")
 
 @attrs.frozen
 class TreeSwitch:
-    """A switch of the tree."""
+    """A switch in Slurm's tree topology."""
 
     name: str
     level: FabricLevel
@@ -53,7 +53,7 @@ class TreeSwitch:
 
 
 def parse_release(text: str) -> Release:
-    """The release in e.g. ``24.11`` or ``24.11.5``.
+    """Parse a release of Slurm such as ``24.11`` or ``24.11.5``.
 
     :raises ValueError: *text* has another form.
     """
@@ -64,7 +64,7 @@ def parse_release(text: str) -> Release:
 
 
 def format_slurm_tree(fabric: FabricMap) -> str:
-    """``topology.conf`` for ``TopologyPlugin=topology/tree``, of any release.
+    """The text of ``topology.conf`` for ``TopologyPlugin=topology/tree``, of any release.
 
     :raises FabricMapError: Slurm does not accept the name of a host.
     """
@@ -82,7 +82,7 @@ def format_slurm_tree(fabric: FabricMap) -> str:
 def format_slurm_blocks(
     fabric: FabricMap, release: Release, level: FabricLevel | None = None
 ) -> str:
-    """``topology.conf`` for ``TopologyPlugin=topology/block``.
+    """The text of ``topology.conf`` for ``TopologyPlugin=topology/block``.
 
     :param level: level of a block; None for that of :func:`block_level`.
     :raises FabricMapError: *release* has no blocks, or the map has none.
@@ -103,7 +103,7 @@ def format_slurm_blocks(
 def format_topology_yaml(
     fabric: FabricMap, release: Release, level: FabricLevel | None = None
 ) -> str:
-    """``topology.yaml`` with the default topology ``tree``, and with ``block`` if there are blocks.
+    """The text of ``topology.yaml``: topology ``tree``, and ``block`` if there are blocks.
 
     :raises FabricMapError: *release* does not read this file.
     """
@@ -152,7 +152,7 @@ def block_level(fabric: FabricMap) -> FabricLevel | None:
 
 
 def tree_switches_of(fabric: FabricMap) -> list[TreeSwitch]:
-    """The switches of the tree, those with hosts first, each after the switches below it.
+    """The switches of Slurm's tree, each after the switches below it.
 
     A switch of Slurm has hosts or switches, not both. So hosts of unknown leaf get an extra switch
     below their lowest known domain if that domain has switches. Hosts without any domain are

@@ -41,7 +41,7 @@ _DEAD: Final = {**_THIN, "stroke_dasharray": "4 3"}
 
 @attrs.define
 class _DomainBox:
-    """A domain, or hosts that are in none."""
+    """The box of a domain in the picture, or of hosts without a domain."""
 
     level: FabricLevel | None
     name: str
@@ -54,7 +54,7 @@ class _DomainBox:
 
 @attrs.frozen
 class _FabricDrawing:
-    """The layers of the picture, and the appearance of hosts."""
+    """The layers of the picture of a fabric, and the appearance of hosts."""
 
     #: Host -> number of members on it.
     members: Mapping[str, int]
@@ -71,7 +71,7 @@ class _FabricDrawing:
 def draw_fabric_svg(
     fabric: FabricMap, members: Mapping[str, int] | None = None, title: str = ""
 ) -> str:
-    """The SVG text.
+    """Draw *fabric* as an SVG picture.
 
     :param members: host -> how many members of a cluster are on it; those hosts stand out.
     :param title: heading of the picture; "" for the map's name.

@@ -150,7 +150,7 @@ class PlaceTest(HostStates):
             filter_log.log_unmeasured_hosts(late.work, asked)
             filter_log.log_unmeasured_hosts(again.work, asked)
         (line,) = said.output
-        self.assertIn("1 hosts were judged without what they would lose", line)
+        self.assertIn("1 hosts were judged without their loss", line)
 
     def test_what_nova_would_refuse_is_not_offered(self) -> None:
         """CPUs are free, but the pages beside the device are not."""

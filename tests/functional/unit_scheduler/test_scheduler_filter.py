@@ -88,8 +88,8 @@ class FilterTest(HostStates):
         good = self.named("good", pool(1))
         self.assertEqual([good], self.filter.filter_all([broken, good], spec()))
         self.assertEqual(
-            "No valid host was found. No host with such devices can be used at this moment; ask "
-            "the cloud's operator",
+            "No valid host was found. No host with such devices can be used at this moment; "
+            "contact the cloud's operator",
             self.refused([broken]),
         )
 
@@ -189,7 +189,7 @@ class FilterTest(HostStates):
     def test_a_count_that_makes_no_sense(self) -> None:
         """Nova's API takes gpu:0, and makes a request without groups of it."""
         text = self.refused([self.named("one", pool(1))], spec(0))
-        self.assertIn("Flavor: pci_passthrough:alias asks for '0' of 'gpu'", text)
+        self.assertIn("Flavor: pci_passthrough:alias requests '0' of 'gpu'", text)
 
     def test_a_check_before_the_reading_fails(self) -> None:
         """It ends like a failure in the reading: no host, and a reason."""

@@ -43,7 +43,7 @@ def test_a_pinned_guest_has_its_cpus_and_its_node() -> None:
 @pytest.mark.parametrize(
     ("text", "kind", "words"),
     [
-        (domain({0: "2", 1: "3"}, kind="qemu"), "emulated", "a ratio to the host's CPU says"),
+        (domain({0: "2", 1: "3"}, kind="qemu"), "emulated", "a ratio to the host's CPU has"),
         (domain({0: "2-3", 1: "3"}), "not pinned", "1 of 2 vCPUs are not pinned"),
         (domain({0: "2"}, vcpus=3), "not pinned", "2 of 3 vCPUs are not pinned"),
         (domain({0: "2-4,^3", 1: "5"}), "not pinned", "1 of 2"),

@@ -98,7 +98,7 @@ def test_the_straggler_is_named_with_its_cause(world: ClusterWorld) -> None:
         ("echo 'Permission denied (publickey).' >&2; exit 255", "ssh: Permission denied"),
         ("echo 'sh: 1: nova-hpc-guest: not found' >&2; exit 127", "install it"),
         ("echo Welcome; echo '{\"schema\": 1}'", "is not of schema"),
-        ("echo Welcome", "what it printed is no sample"),
+        ("echo Welcome", "its output is no sample"),
         ("printf '{'; head -c 100 /dev/zero; echo", "is not JSON"),
         ("kill -9 $$", "was ended by signal 9"),
         ("echo 'nova-hpc-guest: error: unrecognized arguments: --hold' >&2; exit 2", "older"),

@@ -133,7 +133,7 @@ def test_a_call_cannot_ask_on_the_terminal() -> None:
     ("name", "status", "text", "words"),
     [
         ("ssh", 255, "Permission denied (publickey).\n", "ssh: Permission denied (publickey)."),
-        ("ssh", 255, "", "it failed and said nothing"),
+        ("ssh", 255, "", "it failed without a message"),
         ("ssh", 127, "sh: 1: nova-hpc-guest: not found", "install it, or --guest-command"),
         ("srun", 127, "", "install it"),
         ("ssh", 2, "nova-hpc-guest: error: unrecognized arguments: --hold", "older than this"),

@@ -344,7 +344,7 @@ def test_domains_that_nova_cannot_address(configure, synthetic):
     _, out, err = configure(*words, root=synthetic("vmd"))
     assert '"hpc_role": "disk"' not in out
     assert "10001:02:00.0" in out + err
-    assert "Nova knows PCI domains up to ffff only" in out + err
+    assert "Nova supports PCI domains up to ffff only" in out + err
 
 
 def test_a_dgx_2(configure, captures):

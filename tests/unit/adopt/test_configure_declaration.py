@@ -319,7 +319,7 @@ def test_a_later_file_that_wins_is_refused(at_home):
     refused(
         answer,
         f"{later}:3: enabled_filters=ComputeFilter,Mine: [filter_scheduler]enabled_filters is read "
-        f"after {written} and hides it, so the controllers would be told ComputeFilter, Mine: "
+        f"after {written} and hides it, so the controllers would use ComputeFilter, Mine: "
         f"remove {later}:3 in your configuration management",
     )
     assert contents(at_home.folder) == {"zz.conf": text}
@@ -342,7 +342,7 @@ def test_undo_removes_the_files_of_this_command(at_home):
     assert snapshot(at_home.folder) == before
     status, out, _ = at_home("--part", "controller", "--undo")
     assert status == 0
-    assert "What changes for" in out
+    assert "Changes for" in out
     gone = {settings.file_name(settings.CONTROLLER)}
     assert snapshot(at_home.folder).keys() == before.keys() - gone
     # What is decided for the node is the operator's.

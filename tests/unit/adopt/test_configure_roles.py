@@ -124,7 +124,7 @@ def test_devices_of_a_cloud_without_this_project(at_home):
     """Servers may have them: only traits can be added."""
     at_home.nova('[pci]\ndevice_spec = {"vendor_id": "15b3", "product_id": "101e"}\n')
     answer = at_home("--replace", "0000:18:00.0")
-    refused(answer, "the roles ethvf (0000:1b:00.0) and vf (0000:19:00.0) cannot be told apart")
+    refused(answer, "the roles ethvf (0000:1b:00.0) and vf (0000:19:00.0) cannot be distinguished")
     # What it says is what has to be written.
     line = re.search(r"otherwise by trait \((.*)\)", answer[2])[1]
     head = "schema: nova-hpc/node\nversion: 1\n"
@@ -143,7 +143,9 @@ def test_roles_that_have_the_same_ids_are_refused_by_name(at_home, earlier):
     before = contents(at_home.folder)
     at_home.declare(roles=list(SPLIT))
     answer = at_home()
-    refused(answer, "the roles ethvf (0000:1b:00.0) and ibvf (0000:19:00.0) cannot be told apart")
+    refused(
+        answer, "the roles ethvf (0000:1b:00.0) and ibvf (0000:19:00.0) cannot be distinguished"
+    )
     assert "role_options: {ethvf: {identity: trait}, ibvf: {identity: trait}}" in answer[2]
     assert contents(at_home.folder) == before
 
@@ -167,7 +169,7 @@ def test_traits_tell_them_apart_while_servers_have_devices(at_home, earlier):
         }
     # Flavors name it, so it is not taken away.
     assert "traits" not in aliases["vf"]
-    assert "The alias vf asks for devices of the roles ethvf and ibvf" in err
+    assert "The alias vf requests devices of the roles ethvf and ibvf" in err
     # From now on this is how the node is.
     status, out, _ = at_home()
     assert (status, out) == (0, "Nothing to do.\n")

@@ -181,7 +181,7 @@ def test_a_capture_that_does_not_place_them(tmp_path, capsys):
     folder = tmp_path / "written"
     folder.mkdir()
     assert main(["configure", "--root", str(root), "--write", str(folder)]) == 2
-    assert "are offline, and the kernel does not say" in capsys.readouterr().err
+    assert "are offline, and the kernel does not report" in capsys.readouterr().err
     assert snapshot(folder) == {}
 
 

@@ -93,7 +93,8 @@ def test_a_disk_that_is_opened_once_it_is_offered(node, root):
     open_disk(root)
     (cure,) = advised(node, USED)
     assert cure.startswith(
-        f"End what has it open first ({USED}: process 4242 (qemu-system-x86) has /dev/nvme4n1 open"
+        f"First end the programs that have it open ({USED}: "
+        "process 4242 (qemu-system-x86) has /dev/nvme4n1 open"
     )
 
 

@@ -108,7 +108,7 @@ def test_a_file_of_the_first_directory_hides_the_others(node):
 def test_a_command_line_that_cannot_be_read_excludes(node, capsys):
     (node.root / "proc/cmdline").mkdir()
     assert node.prepare() == ["hugepagesz=1G hugepages=200"]
-    assert "it is unknown what excludes it" in capsys.readouterr().out
+    assert "it is unknown whether a setting excludes it" in capsys.readouterr().out
 
 
 def test_words_of_before_go_and_a_second_run_changes_nothing(node, capsys):

@@ -155,7 +155,7 @@ def test_nvswitches_that_nobody_runs(name, node, tmp_path):
     assert node(root, "configure")[0] == 0
     (found,) = findings(node, root, "nvswitch-idle")
     assert "4c:00.0" in found["seen"]
-    assert "nobody runs them" in found["seen"]
+    assert "no Fabric Manager runs them" in found["seen"]
     assert "write offer_switches: true into /etc/nova-hpc/node.yaml" in found["cure"]
     declare(node.folder / "node.yaml", offer_switches=True)
     assert node(root, "configure")[0] == 0
@@ -208,7 +208,7 @@ def test_hooks_of_libvirt(place, text, expected, tmp_path, synthetic):
     assert hooks == ((f"/etc/libvirt/hooks/{place}",) if expected else ())
     for backend, words in (
         ("fabric-manager", "and nova-compute does, too"),
-        ("none", "knows nothing of them"),
+        ("none", "has no record of them"),
     ):
         found = looked(node, backend, hooks)
         if expected:

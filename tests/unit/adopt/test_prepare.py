@@ -138,7 +138,7 @@ def test_an_adapter_of_which_nothing_is_said_keeps_its_driver(prepare, machine, 
     (machine / f"sys/devices/pci0000:17/{PF}/virtfn0").unlink()
     status, out, _ = prepare("--write", debian)
     assert status == 0
-    assert f"# {PF}: the declaration does not say whether it is given whole" in out
+    assert f"# {PF}: the declaration does not set whether it is given whole" in out
     assert PF not in (debian / UDEV).read_text()
     # By its role, before there is any virtual function to be seen.
     put(machine, f"/sys/devices/pci0000:17/{PF}/sriov_vf_device", "101e")

@@ -126,7 +126,7 @@ def test_the_start_follows_what_configure_writes(both, prepare, debian, tmp_path
         for each in found.functions
         if any(spec_entries.entry_matches(entry, each) for entry in entries)
     }
-    bare = set(re.findall(r"^# (\S+): the declaration does not say", said, re.MULTILINE))
+    bare = set(re.findall(r"^# (\S+): the declaration does not set", said, re.MULTILINE))
     # NVIDIA's driver has its vGPUs and gives them itself.
     vgpus = {each.address for each in found.functions if each.vfio is Vfio.VENDOR}
     assert host.touched == host.on(DRIVERS) == offered - bare - vgpus

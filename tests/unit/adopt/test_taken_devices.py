@@ -85,7 +85,9 @@ def held(root, number=1123, name="nvidia-persiste"):
 def test_a_process_that_holds_a_gpu_is_named(look):
     (finding,) = look("nvidia", held)["driver"]
     text = f"{FIRST}: process 1123 (nvidia-persiste) has /dev/nvidia0 open"
-    assert finding["cure"].startswith(f"End what has it open first ({text}); then driverctl")
+    assert finding["cure"].startswith(
+        f"First end the programs that have it open ({text}); then driverctl"
+    )
 
 
 def test_without_a_process_nothing_is_said(look):

@@ -167,7 +167,7 @@ def test_what_cannot_be_answered():
         (FlavorQuestion("plain"), "has no hpc: keys"),
         (FlavorQuestion("refused"), "Nova refuses it: PCI alias tpu is not defined"),
         (FlavorQuestion("odd"), "hpc:affinity is 'nonsense'"),
-        (FlavorQuestion("none"), "asks for none"),
+        (FlavorQuestion("none"), "requests none"),
         (FlavorQuestion("pair", host="node7"), "no host 'node7'; there is: node1"),
     ):
         with pytest.raises(SnapshotError) as error:

@@ -119,7 +119,7 @@ def test_a_server_of_the_past(run):
     status, out, _ = run("--server", "s1")
     assert status == 0
     assert "Server name-s1 (s1), flavor pair, on both" in out
-    assert "affinity switch (required) was asked for, switch was reached" in out
+    assert "affinity switch (required) was requested, switch was reached" in out
     assert "Its devices sit at level switch (PIX)." in out
     assert out.count("in use by name-s1") == 2
     assert out.count("its own") == 2

@@ -86,11 +86,11 @@ def test_servers_that_are_there_do_not_count():
 @pytest.mark.parametrize(
     ("node", "beside", "text"),
     [
-        (host(()), None, "no device that the alias gpu asks for"),
+        (host(()), None, "no device that matches the alias gpu"),
         (host(vfs=False), "vf", "fewer devices of the alias vf"),
         (host(cpus=3), None, "not one dedicated CPU for each GPU"),
         (host(pages=3), None, "no hugepages on every NUMA node"),
-        (attrs.evolve(host(), numa=()), None, "on which NUMA nodes its GPUs are"),
+        (attrs.evolve(host(), numa=()), None, "the NUMA nodes of its GPUs"),
     ],
 )
 def test_what_a_node_lacks_is_said(node, beside, text):
@@ -199,7 +199,7 @@ def test_one_that_says_something_else_stops_all(create):
     create.compute.create_flavor(name="hpc.gpu4", vcpus=1, ram=1, disk=1)
     status, _, err = create("--yes")
     assert status == 2
-    assert "hpc.gpu4: there is a flavor of that name that says something else" in err
+    assert "hpc.gpu4: a flavor of that name has other settings" in err
     assert list(create.compute.there) == ["hpc.gpu4"]
 
 

@@ -116,7 +116,7 @@ def test_people_read_leaves_and_what_is_missing(run: Run) -> None:
         "  Hosts, with their members: n2 (2), n4 (3)",
         "  leaf ib/leaf0: 6 fit on 2 hosts",
         "  leaf ib/leaf1: 4 fit on 2 hosts; 1 missing",
-        "  What is kept for other groups a snapshot does not say.",
+        "  A snapshot does not contain the places kept for other groups.",
     ]
     # As many fit, but not together.
     status, out, _ = run("--flavor", "near", "--count", 7)

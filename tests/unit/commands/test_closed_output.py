@@ -36,7 +36,7 @@ sys.modules["libvirt"] = Libvirt()
 GUEST = "import sys; from nova_hpc_guest.command import main; sys.exit(main())"
 CLOSED = 141
 #: Of a command that has changed something.
-DONE = "the command has done all that was asked for"
+DONE = "the command has completed its task"
 
 
 def run(words, code=COMMAND, unbuffered=True, both=False, stdout=None, **more):

@@ -100,7 +100,7 @@ def test_how_far_the_stage_of_a_device_is(node, ask):
 
 def test_the_life_of_a_quarantine(node, ask):
     assert {row["State"] for row in listed(ask).values()} == {"free"}
-    assert ask("check", GPU) == (0, f"{GPU}: as its baseline says\n", "")
+    assert ask("check", GPU) == (0, f"{GPU}: as in its baseline\n", "")
     node.step().give(SERVER, node.candidates(GPU))
     assert (listed(ask)[GPU]["State"], listed(ask)[GPU]["Server"]) == ("in use", SERVER)
     # Its reset fails when its server is gone.
@@ -218,7 +218,7 @@ def test_a_device_that_is_ill_stays_in_quarantine(node, ask):
         (["show", "0000:41:00.0/../x"], "not a PCI address"),
         (["check", "0000:99:00.0"], "no such device"),
         (["quarantine", "0000:99:00.0", "--reason", "x"], "no such device"),
-        (["quarantine", GPU, "--reason", " "], "say why"),
+        (["quarantine", GPU, "--reason", " "], "give a reason"),
     ],
 )
 def test_bad_input(ask, words, text):

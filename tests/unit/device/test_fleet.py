@@ -210,7 +210,7 @@ def test_an_operators_quarantine_is_not_accepted_away(node, ask):
         (["accept", GPU], "--reason"),
         (["accept", "--reason", "x"], "name addresses, or --all"),
         (["accept", "--all", GPU, "--reason", "x"], "name addresses, or --all"),
-        (["accept", GPU, "--reason", " "], "say why"),
+        (["accept", GPU, "--reason", " "], "give a reason"),
         (["accept", GPU, "--reason", "x"], "does not differ"),
         (["accept", "gpu3", "--reason", "x"], "not a PCI address"),
         (["accept", "0000:99:00.0", "--reason", "x"], "no such device"),

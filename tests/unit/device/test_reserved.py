@@ -101,7 +101,7 @@ def test_a_damaged_part_is_no_all_clear(ask, damaged):
     body["providers"] = {GPU: {"uuid": 7}} | {PF: LEDGER.providers[PF].dumps()}
     status, out, error = ask(json.dumps(body))
     assert (status, out.splitlines()[3].split()[1]) == (0, PF)
-    assert f"Problem: {GPU}: what is reserved of its provider cannot be read" in error
+    assert f"Problem: {GPU}: the reservations of its provider cannot be read" in error
 
 
 def test_a_ledger_that_cannot_be_read(ask):

@@ -195,7 +195,7 @@ def test_a_cloud_that_cannot_be_read(cloud):
     (found,) = command.examine_records_twice((), alone=False)
     assert (found.check, found.seen) == (
         "not-looked",
-        "Nobody has looked at the cloud: Nova cannot be loaded here.",
+        "The cloud was not checked: Nova cannot be loaded here.",
     )
     cloud[:] = [SnapshotError("no")]
     with pytest.raises(SnapshotError):

@@ -256,7 +256,7 @@ def strings(node: ast.AST) -> Iterator[str]:
         "Copy it to all, and restart their services.",
         "Set [pci]report_in_placement = true",
         "nova-hpc configure --write /etc/nova/nova.conf.d",
-        "nova-hpc prepare --write /, run what it names",
+        "nova-hpc prepare --write /, run its commands",
         "change vfs in /etc/nova-hpc/node.yaml",
         "Correct it in the file that has it.",
     ],

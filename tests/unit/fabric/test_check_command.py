@@ -161,7 +161,7 @@ def test_tables_that_differ_have_a_row_each_and_right_ones_one(tmp_path):
     assert rows[1].found == "0x000000000000000a (master), 0x000000000000000b (standby)"
     rows = list(check_command.check_partitions(Compared("port 1: a", "port 2: b"), path))
     assert [row.found for row in rows[2:]] == [
-        "those of 2 of 300 ports are not as the file says",
+        "those of 2 of 300 ports are not as in the file",
         "port 1: a",
         "port 2: b",
     ]
@@ -241,7 +241,7 @@ def test_the_faults_of_agents_are_named_and_a_live_one_is_missed():
     assert check_command.describe_agents([dead, agent()], "main") == []
     for agents in ([], [dead], [agent(configuration={"fabric": "two"})], [agent(binary="other")]):
         (row,) = check_command.describe_agents(agents, "main")
-        assert row.found.startswith("Neutron knows no live agent of the fabric main")
+        assert row.found.startswith("Neutron has no live agent of the fabric main")
     faulty = agent(configuration={"fabric": "main", "faults": ["a", "b"]})
     rows = check_command.describe_agents([faulty], "main")
     assert [(row.name, row.found) for row in rows] == [("agent sm1", "a"), ("agent sm1", "b")]

@@ -190,4 +190,4 @@ def test_a_later_map_is_refused_and_left(ask, tree, tmp_path):
     )
     status, _, err = ask("show", path)
     assert status == 2
-    assert "newer than what this release of nova-hpc reads" in err
+    assert "newer than this release of nova-hpc can read" in err

@@ -66,7 +66,7 @@ def test_the_capture_of_an_ndr_fabric(captures):
     assert FabricLink("A09-P1-IBLEAF-01-02", "A10-P1-IBSPINE-01", 0, 2) in fabric.links
     assert reading.problems == ()
     # Adapters that nobody has named belong to no host.
-    assert sum("says no host" in note.text for note in reading.notes) == 72
+    assert sum("names no host" in note.text for note in reading.notes) == 72
 
 
 @given(

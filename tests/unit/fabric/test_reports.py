@@ -174,10 +174,10 @@ def test_what_nobody_has_named_is_no_host(nobody):
     assert few.problems == ()
     assert few.fabric.hosts() == ("a", "b")
     half = read(small("a mlx5_0", "b mlx5_0", nobody, nobody))
-    assert ["2 of 4 adapters say no host" in text for text in said(half)] == [True]
+    assert ["2 of 4 adapters name no host" in text for text in said(half)] == [True]
     none = read(small(nobody, nobody))
     assert NO_HOST in said(none)
-    assert any("2 of 2 adapters say no host" in text for text in said(none))
+    assert any("2 of 2 adapters name no host" in text for text in said(none))
 
 
 def test_spaces_around_and_inside_of_the_names_of_switches():

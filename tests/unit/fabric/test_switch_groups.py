@@ -264,7 +264,7 @@ def test_a_storage_network_is_said_to_be_none(storage):
         ("n10", "n11", "n12"),
     }
     (note,) = reading.notes
-    assert "what is in the leaves leaf0, leaf1, so" in note.text
+    assert "hosts of the leaves leaf0, leaf1, so" in note.text
     # Its cables are its own: none of them is missing because leaves have two.
     assert not any(link.dead for link in reading.fabric.links)
 

@@ -218,7 +218,7 @@ def test_an_aggregate_that_somebody_uses_otherwise_stays_without_our_keys():
     has = cloud.aggregates[id_]
     cloud.aggregates[id_] = attrs.evolve(has, metadata={**has.metadata, "colour": "red"})
     found = cloud.sync(FabricMap([FabricPlace("n01", leaf="l1")]))
-    assert "because somebody has given it colour" in found.notes[0]
+    assert "because it also has colour" in found.notes[0]
     assert cloud.aggregates[id_].metadata == {"colour": "red"}
     assert cloud.aggregates[id_].hosts == ()
 

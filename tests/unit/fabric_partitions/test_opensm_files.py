@@ -55,7 +55,7 @@ def test_a_file_is_replaced_whole_and_nothing_is_left_beside_it(tmp_path: Path) 
 def test_a_file_that_cannot_be_written_stays(tmp_path: Path) -> None:
     path = tmp_path / "partitions.conf"
     path.mkdir()
-    with pytest.raises(SubnetManagerError, match="what was in force is in force"):
+    with pytest.raises(SubnetManagerError, match="the former partitions stay in force"):
         replace_text(path, "b")
     assert list(tmp_path.iterdir()) == [path]
     with pytest.raises(SubnetManagerError, match="cannot be written"):

@@ -295,8 +295,8 @@ def test_a_policy_that_ufm_cannot_have_is_named(
     read = manager.read_back(want(1, *TWO, policies=policies))
     assert {one.state for one in read.members.values()} == {MemberState.AS_DESIRED}
     assert read.faults == (
-        "partition 0x0101: [hpc_partitions]rates has 99; UFM knows 2 to 18",
-        "partition 0x0101: [hpc_partitions]mtus has 256 bytes; UFM knows 2048 and 4096",
+        "partition 0x0101: [hpc_partitions]rates has 99; UFM takes 2 to 18",
+        "partition 0x0101: [hpc_partitions]mtus has 256 bytes; UFM takes 2048 and 4096",
     )
 
 

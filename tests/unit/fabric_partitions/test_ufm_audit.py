@@ -152,6 +152,6 @@ class TestAudit:
         rows = {row.name: row for row in manager.audit()}
 
         assert rows["sa_key"].state is AuditState.UNKNOWN
-        assert rows["sa_key"].found == "UFM does not tell it"
+        assert rows["sa_key"].found == "UFM does not report it"
         ufm.failures = []
         assert {row.name: row.state for row in manager.audit()}["sa_key"] is AuditState.MET

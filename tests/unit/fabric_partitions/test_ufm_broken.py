@@ -87,7 +87,7 @@ class TestOneOfMany:
             AS_DESIRED,
         ]
         assert read.faults == (
-            "UFM tells no membership, or two, of 0x0002c90000200002 in the partition 0x0102",
+            "UFM reports no membership, or two, of 0x0002c90000200002 in the partition 0x0102",
         )
         assert [method for method, _ in ufm.seen].count("DELETE") == 0
 

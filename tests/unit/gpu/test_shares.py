@@ -218,7 +218,7 @@ def test_where_two_servers_meet() -> None:
     with pytest.raises(ShareError, match="no network in common"):
         refusals.find_meeting(WHOLE, client_server(), [], SUBNETS)
     way = refusals.find_meeting(WHOLE, client_server(), [bare], SUBNETS)
-    with pytest.raises(ShareError, match="say --encrypt"):
+    with pytest.raises(ShareError, match="use --encrypt"):
         refusals.check_way(WHOLE, way, (), False, False)
     refusals.check_way(WHOLE, way, (), True, False)
     refusals.check_way(WHOLE, way, (), False, True)
@@ -262,7 +262,7 @@ def test_a_port_of_another_subnet_that_is_taken() -> None:
     ("memory", "share_said", "client_said", "words"),
     [
         (0, Announced(memory=4096), Announced(), "more than the 4096 MiB"),
-        (9000, Announced(memory=16384), Announced(), "more than what is left"),
+        (9000, Announced(memory=16384), Announced(), "more than the free memory"),
         (0, Announced(engines={"lupine": "2"}), Announced(), "the image of sim has no engine pocl"),
         (0, Announced(), Announced(engines={"lupine": "2"}), "the image of two has no engine"),
         (

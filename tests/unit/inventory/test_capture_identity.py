@@ -177,7 +177,7 @@ def test_a_declared_serial_number_is_not_guessed(deploy, command):
 
 
 def of_the_release_before(folder):
-    """An archive that does not say what was replaced."""
+    """An archive that does not list the replaced values."""
     (folder / capture.PLACE.lstrip("/")).unlink()
     return folder
 
@@ -313,5 +313,5 @@ def test_a_device_that_does_not_say_what_it_is_any_more_is_told(deploy):
     silent = deploy.save(machine(**{OUT: None}), "--keep-names", "--keep-serials")
     status, _, err = deploy.configure(silent)
     assert status == 0, err
-    assert f"{OUT} does not say whether it is {SERIAL}" in err
+    assert f"{OUT} does not show whether it is {SERIAL}" in err
     assert deploy.offered() == {FIRST}

@@ -291,7 +291,7 @@ def test_nothing_is_written_that_would_tell(synthetic, tmp_path, monkeypatch, ca
         patched.setattr(node_archive, "_anonymise_file", forgetful)
         assert main(words) == 2
     err = capsys.readouterr().err
-    assert "node_guid would tell what was to be replaced, so nothing was written" in err
+    assert "node_guid would reveal a value that has to be replaced, so nothing was written" in err
     assert not target.exists()
     assert main(words) == 0
     # A saved node saved again: its numbers stay what they are, and tell nothing.

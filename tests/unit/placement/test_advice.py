@@ -108,7 +108,7 @@ def test_devices_of_which_nobody_knows_the_numa_node(cells: int) -> None:
         assert "4 gpu free, but only of 0 gpu is it known on which NUMA node" in answer.miss.user
         assert "nova-hpc doctor" in answer.miss.operator
         said = user_reasons.refusal_sentence(asked, user_reasons.nearest_unmet_wish([answer.miss]))
-        assert said.startswith("No host with 2 gpu free says on which NUMA node they are; ")
+        assert said.startswith("No host with 2 gpu free reports on which NUMA node they are; ")
         changes = advised(said)
         assert changes
         for change in changes:

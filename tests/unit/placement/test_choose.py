@@ -160,7 +160,7 @@ def test_a_unit_is_given_whole_or_not_at_all() -> None:
     assert not answer.sets
     assert answer.miss is not None
     assert answer.miss.user == "0 gpu free (needs 1)"
-    assert "gpu00 can not be given" in answer.miss.operator
+    assert "gpu00 cannot be given" in answer.miss.operator
     # Both serve something, but there is one too many of it.
     answer = choose_device_sets(ask(gpu=1), host(*unit(0, *gpus(0, 0))))
     assert answer.miss is not None

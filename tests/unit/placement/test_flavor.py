@@ -79,15 +79,15 @@ def test_values_that_mean_something(key: str, value: str) -> None:
         ("hpc:group", "gpu:1,", "hpc:group has the term ''"),
         ("hpc:group", ":1", "hpc:group has the term ':1'"),
         ("hpc:group", "gpu:1:1", "hpc:group has the term 'gpu:1:1'"),
-        ("hpc:group", "gpu:", "asks for '' of 'gpu'; the count must be 1 to 1024"),
-        ("hpc:group", "gpu:0", "asks for '0' of 'gpu'; the count must be 1 to 1024"),
-        ("hpc:group", "gpu:-1", "asks for '-1' of 'gpu'"),
+        ("hpc:group", "gpu:", "requests '' of 'gpu'; the count must be 1 to 1024"),
+        ("hpc:group", "gpu:0", "requests '0' of 'gpu'; the count must be 1 to 1024"),
+        ("hpc:group", "gpu:-1", "requests '-1' of 'gpu'"),
         ("hpc:group", "gpu:+1", "the count must be 1 to 1024"),
         ("hpc:group", "gpu:1.5", "the count must be 1 to 1024"),
         ("hpc:group", "gpu:1_0", "the count must be 1 to 1024"),
         ("hpc:group", "gpu:1025", "the count must be 1 to 1024"),
         ("hpc:group", "gpu:" + "9" * 100_000, "the count must be 1 to 1024"),
-        ("hpc:group", "gpu:\N{ARABIC-INDIC DIGIT TWO}", r"asks for '\\u0662' of 'gpu'"),
+        ("hpc:group", "gpu:\N{ARABIC-INDIC DIGIT TWO}", r"requests '\\u0662' of 'gpu'"),
         ("hpc:group", "gpu:\N{SUPERSCRIPT TWO}", "the count must be 1 to 1024"),
         ("hpc:group", "gpu:1,vf:1,gpu:1", "hpc:group names 'gpu' twice; add the counts up"),
     ],
@@ -225,7 +225,7 @@ def test_the_default_of_nova_is_named() -> None:
         (specs(affinity_policy="preferred"), GPU2, "hpc:affinity is missing"),
         (specs(guest_topology="flat"), GPU2, "hpc:affinity is missing"),
         ({}, GPU2, "hpc:affinity is missing"),
-        (specs(affinity="numa"), (), "the flavor asks for none; add pci_passthrough:alias"),
+        (specs(affinity="numa"), (), "the flavor requests none; add pci_passthrough:alias"),
         (specs(affinity="numa", group="gpu:3"), GPU2, "3 gpu in each group, which does not divide"),
         (specs(affinity="numa", group="gpu:4"), GPU2, "does not divide the 2 gpu of the flavor"),
         (specs(affinity="numa", group="gpu:1"), BOTH, "hpc:group does not name vf"),
@@ -239,13 +239,13 @@ def test_the_default_of_nova_is_named() -> None:
             BOTH,
             "names 'nic', which is no alias of the flavor; it has gpu, vf",
         ),
-        (specs(affinity="numa"), (Want("g", "gpu", 0),), "asks for '0' of 'gpu'"),
-        (specs(affinity="numa"), (Want("g", "gpu", -1),), "asks for '-1' of 'gpu'"),
+        (specs(affinity="numa"), (Want("g", "gpu", 0),), "requests '0' of 'gpu'"),
+        (specs(affinity="numa"), (Want("g", "gpu", -1),), "requests '-1' of 'gpu'"),
         (specs(affinity="numa"), (Want("g", "gpu", 10**9),), "the count must be 1 to 1024"),
         (
             specs(affinity="numa"),
             (Want("g", "gpu", 1000), Want("h", "gpu", 1000)),
-            "asks for 2000 of 'gpu' altogether",
+            "requests 2000 of 'gpu' altogether",
         ),
         (
             specs(affinity="numa"),
@@ -393,7 +393,9 @@ def test_the_need_of_nvlink_is_in_the_request(word: str | None, need: Nvlink) ->
 def test_devices_of_cyborg_are_refused_with_the_reason(level: str) -> None:
     """Their place is known when they are bound, and that is after the host was chosen."""
     specs = {"hpc:affinity": level, "accel:device_profile": "fpga-a"}
-    with pytest.raises(FlavorError, match=r"accel:device_profile='fpga-a' asks Cyborg") as raised:
+    with pytest.raises(
+        FlavorError, match=r"accel:device_profile='fpga-a' requests Cyborg"
+    ) as raised:
         build_request(specs, [Want("0", "gpu", 1)], ())
     assert "remove the hpc: keys" in str(raised.value)
     # Ours or theirs alone.

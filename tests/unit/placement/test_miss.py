@@ -82,7 +82,7 @@ def test_the_nearest_miss_does_not_depend_on_the_order_of_the_cells() -> None:
     ("sets", "counts", "text"),
     [
         ((), {"gpu": 2}, "no NVLink sets are known or wholly free here"),
-        ((QUADS[0],), {"vf": 1}, "none of the devices asked for is in an NVLink set"),
+        ((QUADS[0],), {"vf": 1}, "none of the requested devices is in an NVLink set"),
         (QUADS, {"gpu": 2}, "no whole NVLink set of 2 free (needs 1 group of 2 gpu)"),
         ((frozenset({"gpu00", "gone"}),), {"gpu": 2}, "no whole NVLink set of 2 free"),
         (QUADS, {"gpu": 4}, "2 whole NVLink sets of 4 gpu free (needs 1 apart, on one NUMA"),
@@ -138,7 +138,7 @@ def test_contradictions_of_the_host_are_named() -> None:
     many = attrs.evolve(one, free=10**9)
     answer = choose_device_sets(ask(gpu=1), host(many))
     assert answer.miss is not None
-    assert "gpu00 is said to have 1000000000 free devices" in answer.miss.operator
+    assert "gpu00 has the impossible number of 1000000000 free devices" in answer.miss.operator
     twice = attrs.evolve(host(one), nodes=(HostNode(0, 0, 1), HostNode(0, 0, 2)))
     with pytest.raises(ValueError, match="NUMA node 0 twice"):
         choose_device_sets(ask(gpu=1), twice)

@@ -14,5 +14,5 @@ from nova_hpc.placement.server import ServerSpec
 def test_counts_are_judged_before_anything_else(count):
     """The scheduler refuses them before it reads a host: who reads later says the same."""
     asked = ServerSpec({"hpc:group": "nic:1"}, (Want("0", "gpu", count),))
-    with pytest.raises(FlavorError, match=f"asks for '{count}' of 'gpu'"):
+    with pytest.raises(FlavorError, match=f"requests '{count}' of 'gpu'"):
         asked.request({})

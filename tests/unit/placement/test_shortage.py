@@ -77,11 +77,11 @@ def test_the_sentences() -> None:
         ): "No host has trait T, which the flavor requires; a flavor without that trait may help",
         HostWish(
             WishSign.TRAIT, "T", none
-        ): "No host has trait T, which Nova requires for this flavor "
-        "and image; ask the cloud's operator",
+        ): "No host has trait T, which Nova requires for this flavor and image; contact the "
+        "cloud's operator",
         HostWish(
             WishSign.CLOSED, "T", frozenset("ab"), inverted=True
-        ): "No host with 2 gpu free is in service; ask the cloud's operator",
+        ): "No host with 2 gpu free is in service; contact the cloud's operator",
         HostWish(
             WishSign.ZONE, "z", frozenset("b")
         ): "No host of availability zone z has 2 gpu free; fewer devices or another zone may help",
@@ -90,7 +90,7 @@ def test_the_sentences() -> None:
         ): "No host of availability zone z has 2 gpu free; another zone may help",
         HostWish(
             WishSign.RULE, "x", none
-        ): "No host may be used by this project and flavor; ask the cloud's operator",
+        ): "No host may be used by this project and flavor; contact the cloud's operator",
         HostWish(
             WishSign.AMOUNT, "PCPU", frozenset("b"), amount=8
         ): "No host has 2 gpu and 8 dedicated "
@@ -159,7 +159,8 @@ def test_a_miss_counts_what_is_withheld() -> None:
 def test_no_answer_names_no_cause() -> None:
     said = user_reasons.explain_unplaced(None, GPU)
     assert said == (
-        "No host has 2 gpu free together with all else that is asked for; ask the cloud's operator"
+        "No host has 2 gpu free together with everything else that is requested; contact the "
+        "cloud's operator"
     )
 
 

@@ -127,7 +127,7 @@ def test_typical_shapes_cover_what_they_must():
     ("machines", "wanted", "more", "message"),
     [
         ([machine("a", 0)], tasks(1, shape(1)), {}, "no node has a free GPU"),
-        ([machine("a", 1)], tasks(1, shape(0)), {}, "no request asks for a GPU"),
+        ([machine("a", 1)], tasks(1, shape(0)), {}, "no request contains a GPU"),
         ([machine("a", 1)], tasks(1, shape(1)), {"demand": None}, "have no times"),
         ([machine("a", 2)], tasks(1, shape(2, level=Level.NUMA)), {}, "no node has a topology"),
         ([machine("a", 2)], tasks(1, shape(2)), {"levels": 0.5}, "no node has a topology"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The check of comments and docstrings, on sources with and without each finding."""
+"""The check of comments, docstrings and messages, on sources with and without each finding."""
 
 import importlib.util
 import sys
@@ -65,6 +65,33 @@ def test_findings_have_the_lines_of_the_file(english, tmp_path):
     ]
     # A line with a comment beside its code counts as text, and the line of the licence as code.
     assert (room.text_lines, room.code_lines) == (10, 2)
+
+
+def test_messages_are_a_part_of_their_own(english, tmp_path):
+    source = (
+        '"""Nobody reads it."""\n\n\ndef run(name):\n    """Nobody reads it."""\n'
+        '    LOG.info(\n        "The file says "\n'
+        '        "what is there: %s",\n        name,\n    )\n'
+        '    raise ValueError(f"Who asks {name!r} is nobody")\n\n\n'
+        'keys = ["says what", "nobody"]\nhelp = "One what in three words"\n'
+    )
+    write_room(tmp_path, source)
+    rooms = english.judge_rooms(tmp_path)
+    assert [finding.rule for finding in rooms["nova_hpc/topology"].findings] == ["person"] * 2
+    messages = rooms["messages nova_hpc/topology"]
+    assert sorted((each.line, each.rule, each.text) for each in messages.findings) == [
+        (7, "speaking", "says what is there: %s"),
+        (7, "what", "what is there: %s"),
+        (11, "clause", "Who asks _ is nobody"),
+        (11, "person", "nobody"),
+        (11, "speaking", "asks _ is nobody"),
+        (15, "what", "what in three words"),
+    ]
+    assert messages.words == 7 + 5 + 5
+    (tmp_path / english.BOUNDS).write_text(
+        "new = { what = 99.0, speaking = 999.0, person = 999.0, clause = 999.0 }\n"
+    )
+    assert english.main([], top=tmp_path) == 1
 
 
 def test_rooms_are_folders(english, tmp_path):

@@ -159,7 +159,7 @@ def test_ports_that_cannot_be_told_apart_are_said():
     assert found.changes == ()
     (lacks,) = found.lacks.values()
     assert [(each.address, each.what, each.unread) for each in lacks] == [
-        ("0000:30:00.0", "the ports above it cannot be told apart", True)
+        ("0000:30:00.0", "the ports above it cannot be distinguished", True)
     ]
 
 

@@ -21,7 +21,10 @@ def test_a_set_that_lacks_a_member_is_not_free_and_no_mistake():
     ("texts", "fault"),
     [
         ({"a": "x:2", "b": "x:3"}, "NVLink set 'x': its members disagree about its size (2, 3)"),
-        ({"a": "x:2", "b": "x:2", "c": "x:2"}, "NVLink set 'x': it has 3 members, but says 2"),
+        (
+            {"a": "x:2", "b": "x:2", "c": "x:2"},
+            "NVLink set 'x': it has 3 members, but its tag gives 2",
+        ),
         ({"a": "x", "b": "x:2"}, "NVLink set 'x': '' is no size (2 to 64)"),
         ({"a": "x:1"}, "NVLink set 'x': '1' is no size (2 to 64)"),
         ({"a": "x:٢", "b": "x:2"}, "NVLink set 'x': '٢' is no size (2 to 64)"),

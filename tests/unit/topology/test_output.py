@@ -43,7 +43,7 @@ VF x2 vfio-pci* · eth1
    └─ pci0000:00 · 5 chipset functions
       └─ 0000:00:1f.2 SATA 8086:2922 · group 3*
 
-*  IOMMU group shared with other devices: one guest gets all of it, or nobody
+*  IOMMU group shared with other devices: one guest gets all of it, or no guest
 """
 #: What the command draws below it.
 PAIRS = """

@@ -324,7 +324,7 @@ def test_locality_without_files(machine: Machine, tmp_path: Path) -> None:
     (folder / "numa_node").unlink()
     gpu = get(machine, GPU)
     assert gpu.local_numa_nodes == frozenset()
-    assert gpu.unknown == "NUMA node: neither local_cpus nor numa_node says it"
+    assert gpu.unknown == "NUMA node: neither local_cpus nor numa_node contains it"
     machine.file(f"sys/devices/pci0000:17/{GPU}/local_cpulist", "0-3")
     assert get(machine, GPU).numa_node == 0
     # On a machine with one node there is nothing to say.

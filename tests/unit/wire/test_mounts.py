@@ -65,10 +65,10 @@ def test_the_last_colon_separates(text: str, source: str, target: str) -> None:
         ("nfs:/x:/data/../etc", "no absolute path"),
         ("nfs:/x:/./data", "no absolute path"),
         ("nfs:/x:/da:ta", "no absolute path"),
-        ("nfs:/x:/etc", "would hide what members need"),
-        ("nfs:/x:/usr/local/share", "would hide what members need"),
-        ("nfs:/x:/var/lib/cloud", "would hide what members need"),
-        ("nfs:/x:/home", "take a directory such as /data, /srv/data or /home/shared"),
+        ("nfs:/x:/etc", "would hide files that members need"),
+        ("nfs:/x:/usr/local/share", "would hide files that members need"),
+        ("nfs:/x:/var/lib/cloud", "would hide files that members need"),
+        ("nfs:/x:/home", "use a directory such as /data, /srv/data or /home/shared"),
     ],
 )
 def test_what_is_refused(text: str, why: str) -> None:

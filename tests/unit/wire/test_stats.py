@@ -125,10 +125,10 @@ def test_what_cannot_be_read_is_not_nothing():
         # A node that this project has nothing to do with.
         (None, False, None),
         (None, True, "it runs Nova's own libvirt driver, not HpcLibvirtDriver"),
-        ('{"v":2}', True, "what the node holds back is unknown: the statistics document has"),
-        ('{"v":2}', False, "what the node holds back is unknown: the statistics document has"),
-        ("", False, "what the node holds back is unknown: the statistics document is not JSON"),
-        (7, True, "what the node holds back is unknown: the statistics document is no text"),
+        ('{"v":2}', True, "the node's withheld devices are unknown: the statistics document has"),
+        ('{"v":2}', False, "the node's withheld devices are unknown: the statistics document has"),
+        ("", False, "the node's withheld devices are unknown: the statistics document is not JSON"),
+        (7, True, "the node's withheld devices are unknown: the statistics document is no text"),
     ],
 )
 def test_whether_a_node_may_have_servers(text, tagged, out):

@@ -67,4 +67,4 @@ def test_a_damaged_reservation_is_lost_and_named(change):
     problems: list[str] = []
     body = {"0000:41:00.0": right, "0000:42:00.0": {**right, **change}}
     assert list(reservation.read_reservations(body, problems)) == ["0000:41:00.0"]
-    assert problems == ["0000:42:00.0: what is reserved of its provider cannot be read"]
+    assert problems == ["0000:42:00.0: the reservations of its provider cannot be read"]

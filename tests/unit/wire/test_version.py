@@ -35,7 +35,7 @@ def test_what_is_later_is_left_alone() -> None:
         FIRST.load('{"version": 4}')
     assert error.value.version == 4
     assert "version 4, which is newer than" in str(error.value)
-    assert str(error.value).endswith("reads, 1, 2, 3: update nova-hpc")
+    assert str(error.value).endswith("can read, 1, 2, 3: update nova-hpc")
 
 
 @pytest.mark.parametrize("version", NO_VERSIONS)

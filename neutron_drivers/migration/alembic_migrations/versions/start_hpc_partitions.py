@@ -10,4 +10,4 @@ down_revision = None
 
 
 def upgrade() -> None:
-    """Nothing: both branches begin here."""
+    """Do nothing: both branches begin at this revision."""

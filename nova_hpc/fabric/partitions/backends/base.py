@@ -16,16 +16,16 @@ from nova_hpc.fabric.partitions.members import DesiredPartitions
 
 
 class SubnetManagerError(Exception):
-    """The subnet manager does not do its part; the text names the fault and the cure."""
+    """The subnet manager cannot do its part. The text names the fault and the cure."""
 
 
 class StaleReadingError(SubnetManagerError):
-    """A later reading of the desired state is in force already; nothing was written."""
+    """A later reading of the desired partitions is in force already; nothing was written."""
 
 
 @attrs.frozen
 class Capabilities:
-    """The separations that a subnet manager supports."""
+    """The features of a subnet manager on which the separation of networks depends."""
 
     #: Functions of one physical port can be members of different partitions.
     separates_functions: bool
@@ -35,7 +35,7 @@ class Capabilities:
 
 
 class MemberState(enum.StrEnum):
-    """The state of one row, as read back."""
+    """The state of one member row, from the P_Key tables that were read back."""
 
     #: The tables of the port and of the switch port facing it are exactly as they have to be.
     AS_DESIRED = "as desired"
@@ -50,7 +50,7 @@ class MemberState(enum.StrEnum):
 
 @attrs.frozen
 class MemberReading:
-    """The state of one row.
+    """The state of one member row, from the P_Key tables that were read back.
 
     :ivar reason: for people: the difference.
     :ivar kept: whether the row's own key is in both tables; None if unknown. A table may differ by
@@ -68,7 +68,7 @@ def _freeze_readings(given: Mapping[int, MemberReading]) -> Mapping[int, MemberR
 
 @attrs.frozen
 class ReadBack:
-    """One reading of the state in force.
+    """One reading of the P_Key tables that are in force on a fabric.
 
     :ivar members: row -> its state; a missing row could not be read.
     :ivar faults: sentences on faults beside the rows, for example a port with full membership of
@@ -88,7 +88,7 @@ class ReadBack:
 
 
 class AuditState(enum.StrEnum):
-    """How one setting of a subnet manager stands."""
+    """The result of the check of one setting of a subnet manager."""
 
     MET = "met"
     NOT_MET = "not met"
@@ -100,7 +100,7 @@ class AuditState(enum.StrEnum):
 
 @attrs.frozen
 class AuditRow:
-    """One setting that the isolation depends on.
+    """The check of one setting on which the isolation of networks depends.
 
     :ivar requirement: id in NVIDIA's *Requirements for AI Clouds*, e.g. ``SDN04-05``; "" if the
         requirement is nova-hpc's own.
@@ -133,7 +133,7 @@ class FileComparison:
 
 
 class SubnetManager(Protocol):
-    """One subnet manager with its files or its API.
+    """The interface to one subnet manager: its files or its API.
 
     Methods block and are called from one thread at a time.
     """
@@ -141,7 +141,7 @@ class SubnetManager(Protocol):
     capabilities: ClassVar[Capabilities]
 
     def enforce(self, desired: DesiredPartitions) -> bool:
-        """Have the subnet manager put *desired* in force; do not wait for it.
+        """Make the subnet manager apply *desired*, without waiting for the result.
 
         :returns: whether anything had to be changed, or had been changed by others.
         :raises StaleReadingError: the state in force is of a later reading.
@@ -149,7 +149,7 @@ class SubnetManager(Protocol):
         """
 
     def read_back(self, desired: DesiredPartitions) -> ReadBack:
-        """Look once whether *desired* is true.
+        """Read the P_Key tables once and compare them with *desired*.
 
         :raises SubnetManagerError: nothing can be read.
         """
@@ -163,16 +163,18 @@ class SubnetManager(Protocol):
         """
 
     def refuse_settings(self) -> None:
-        """Go back to the administrator's settings of before the last change; that did harm."""
+        """Restore the administrator's settings from before the last change, because that change did
+        harm.
+        """
 
     def foreign_pkeys(self) -> frozenset[int]:
         """P_Keys that an administrator's own partitions use: no network may have them."""
 
     def watched_files(self) -> Sequence[Path]:
-        """Files whose change by others has to wake the agent."""
+        """The files whose change by other programs has to wake the agent."""
 
     def audit(self) -> Sequence[AuditRow]:
-        """The settings that the isolation rests on, one row each."""
+        """Check the settings on which the isolation depends; one row for each."""
 
     def close(self) -> None:
-        """Close open handles; idempotent."""
+        """Close the open files and connections of the subnet manager; idempotent."""

@@ -13,7 +13,7 @@ NAMESPACE: Final = "nova_hpc.subnet_managers"
 
 
 def read_capabilities(name: str) -> Capabilities:
-    """The separations that a subnet manager supports, without starting any part of it.
+    """The features of a subnet manager, read without starting any part of it.
 
     :param name: of the entry point: ``opensm``.
     :raises SubnetManagerError: no entry point has that name.
@@ -23,7 +23,7 @@ def read_capabilities(name: str) -> Capabilities:
 
 
 def make_subnet_manager(name: str, conf: Any) -> SubnetManager:
-    """Make the subnet manager of that name.
+    """Create the subnet manager with that name.
 
     :param conf: the group ``[hpc_fabric_agent]``.
     :raises SubnetManagerError: no entry point has the name, or its options cannot be used.

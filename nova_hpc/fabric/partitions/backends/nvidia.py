@@ -47,7 +47,7 @@ from nova_hpc.fabric.partitions.port_tables import (
 
 @attrs.frozen
 class FunctionTableExpectations(TableExpectations):
-    """The expected tables of physical ports if their functions have tables, too."""
+    """The expected P_Key tables of physical ports if their virtual functions have own tables."""
 
     def judge_port(self, guid: int, tables: PortTables) -> str | None:
         """See :meth:`TableExpectations.judge_port`; keys of functions do not count."""
@@ -81,7 +81,7 @@ class FunctionTableExpectations(TableExpectations):
 
 
 class NvidiaSubnetManager(OpensmSubnetManager):
-    """NVIDIA's subnet manager on this host."""
+    """NVIDIA's subnet manager on this host, controlled by the same files as opensm."""
 
     capabilities: ClassVar[Capabilities] = Capabilities(separates_functions=True)
 

@@ -79,7 +79,7 @@ _OWN_IN_FORCE: Final = "own-partitions.last-good.conf"
 
 @attrs.frozen
 class _Told:
-    """The last text that opensm had to read, and the run of opensm that got the signal."""
+    """The last file content for which opensm got a signal, and the process that got it."""
 
     process: OpensmProcess
     body: str
@@ -140,7 +140,10 @@ class OpensmSubnetManager:
     # -- the desired state ---------------------------------------------------------------
 
     def enforce(self, desired: DesiredPartitions) -> bool:
-        """See :meth:`SubnetManager.enforce`."""
+        """Write the file of partitions for *desired*, and signal opensm to read it.
+
+        See :meth:`SubnetManager.enforce`.
+        """
         # Keys of the fabric may have been changed.
         self.reader.use_settings(self._choose_reader_settings())
         with self._store.hold_lock():
@@ -323,7 +326,10 @@ class OpensmSubnetManager:
     # -- the state in force --------------------------------------------------------------
 
     def read_back(self, desired: DesiredPartitions) -> ReadBack:
-        """See :meth:`SubnetManager.read_back`."""
+        """Read the P_Key tables once and compare them with *desired*.
+
+        See :meth:`SubnetManager.read_back`.
+        """
         own = self._find_own(self._store.read()) or OwnPartitions()
         guids = frozenset(member.guid for member in desired.members)
         fabric = self._tables.refresh_ports(guids)
@@ -387,13 +393,13 @@ class OpensmSubnetManager:
         if text is None or body_of_file(text) != body:
             return f"{self._store.path} is not as it was written"
         if self._told is None or self._told.body != body:
-            return "opensm was not told of the file yet"
+            return "opensm has not been signalled to read the file yet"
         try:
             process = find_opensm(Path(self._conf.opensm_pid_file))
         except SubnetManagerError as error:
             return str(error)
         if process != self._told.process:
-            return "opensm has begun anew and was not told of the file yet"
+            return "opensm has restarted and has not been signalled to read the file yet"
         return None
 
     def _read_complaints(self) -> tuple[str, ...]:
@@ -468,11 +474,17 @@ class OpensmSubnetManager:
     # -- the rest ------------------------------------------------------------------------
 
     def watched_files(self) -> Sequence[Path]:
-        """See :meth:`SubnetManager.watched_files`."""
+        """The files of opensm and of the operator whose change has to wake the agent.
+
+        See :meth:`SubnetManager.watched_files`.
+        """
         return (self._store.path, self._own_path, Path(self._conf.opensm_pid_file))
 
     def audit(self) -> Sequence[AuditRow]:
-        """See :meth:`SubnetManager.audit`."""
+        """Check opensm's settings on which the isolation depends.
+
+        See :meth:`SubnetManager.audit`.
+        """
         return self._checks.audit()
 
     def plan_first_write(self, desired: DesiredPartitions) -> None:
@@ -498,7 +510,10 @@ class OpensmSubnetManager:
         return compare_tables(self._expect_tables(file.layout, file.own, fabric), tables)
 
     def close(self) -> None:
-        """See :meth:`SubnetManager.close`."""
+        """Close the reader of the fabric; idempotent.
+
+        See :meth:`SubnetManager.close`.
+        """
         self.reader.close()
 
 

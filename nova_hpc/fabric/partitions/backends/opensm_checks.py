@@ -50,7 +50,7 @@ def read_running(conf: Any) -> RunningOptions:
 
 
 class OpensmChecks:
-    """The rows of one opensm and its agent."""
+    """The audit of one opensm and its agent: settings, and losses by the agent's first write."""
 
     def __init__(self, conf: Any, store: PartitionStore, reader: PortReader) -> None:
         """Read nothing yet.
@@ -72,7 +72,7 @@ class OpensmChecks:
     def audit(
         self, judge: Callable[..., tuple[AuditRow, ...]] = audit_opensm
     ) -> tuple[AuditRow, ...]:
-        """All rows.
+        """All rows of the audit.
 
         :param judge: of the options, such as :func:`audit_opensm`.
         """
@@ -110,13 +110,13 @@ class OpensmChecks:
                 FIRST_WRITE,
                 _ISOLATION,
                 AuditState.UNKNOWN,
-                f"nothing is known of what ports would lose: {error}",
+                f"the memberships that ports would lose are unknown: {error}",
                 "start the subnet manager before the agent's first start",
                 needed=True,
             )
 
     def accept_losses(self) -> tuple[str, ...]:
-        """Keep the operator's decision that the first write may cause its present losses.
+        """Store the operator's decision to accept the present losses by the agent's first write.
 
         :returns: the losses.
         :raises SubnetManagerError: they are unknown, or the decision cannot be kept.

@@ -41,7 +41,7 @@ _COMPLAINT: Final = re.compile(r"^.*(?:PARSE ERROR|retrying with default config)
 
 
 def read_text(path: Path) -> str | None:
-    """Read a file of opensm's as it is; None if it does not exist.
+    """Read one of opensm's files; None if it does not exist.
 
     :raises SubnetManagerError: it cannot be read.
     """
@@ -54,7 +54,7 @@ def read_text(path: Path) -> str | None:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Replace a file in one step; its mode and owner stay.
+    """Replace a file atomically; its mode and owner stay.
 
     :raises SubnetManagerError: it cannot be written; the old one is there.
     """
@@ -76,7 +76,7 @@ def replace_text(path: Path, text: str) -> None:
         _sync_folder(path.parent)
     except OSError as error:
         raise SubnetManagerError(
-            f"{path} cannot be written: {error.strerror}; what was in force is in force"
+            f"{path} cannot be written: {error.strerror}; the former partitions stay in force"
         ) from error
     finally:
         if handle >= 0:
@@ -95,7 +95,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 class PartitionStore:
-    """The file of partitions, and the fence before it."""
+    """The file of partitions, and the fence that rejects writes of an older reading."""
 
     def __init__(self, path: Path) -> None:
         #: A link, such as of configuration management, stays one.
@@ -105,7 +105,7 @@ class PartitionStore:
 
     @contextlib.contextmanager
     def hold_lock(self) -> Iterator[None]:
-        """Keep other agents on this host out.
+        """Hold the lock that keeps other agents on this host from writing.
 
         :raises SubnetManagerError: another agent has the lock, or the folder does not exist.
         """
@@ -124,14 +124,14 @@ class PartitionStore:
             lock.release()
 
     def read(self) -> str | None:
-        """The file as it is; None if it does not exist.
+        """The present text of the file of partitions; None if it does not exist.
 
         :raises SubnetManagerError: it cannot be read.
         """
         return read_text(self.path)
 
     def pass_fence(self, ticket: int, text: str | None) -> None:
-        """Take a ticket through the fence. The lock is held.
+        """Store *ticket* as the latest one; an older ticket is refused. The caller holds the lock.
 
         :param text: the file as it is.
         :raises StaleReadingError: a later reading has gone through.
@@ -149,7 +149,7 @@ class PartitionStore:
             replace_text(self.ticket_path, f"{ticket}\n")
 
     def latest_ticket(self, text: str | None) -> int:
-        """The highest ticket that was written; 0 if none was.
+        """The highest ticket (number of a reading) that was stored; 0 if none was.
 
         :param text: the file as it is.
         """
@@ -161,7 +161,7 @@ class PartitionStore:
         except FileNotFoundError:
             return 0
         except (OSError, ValueError) as error:
-            LOG.warning("%s says nothing of tickets: %s", self.ticket_path, error)
+            LOG.warning("%s has no readable tickets: %s", self.ticket_path, error)
             return 0
 
 
@@ -190,7 +190,7 @@ class OpensmLog:
         self._managers: dict[str, float] = {}
 
     def set_mark(self) -> None:
-        """From here on."""
+        """Set the mark at the present end of the log."""
         self._mark = self._end()
 
     def _end(self) -> tuple[int, int]:
@@ -201,14 +201,15 @@ class OpensmLog:
         return status.st_ino, status.st_size
 
     def read_complaints(self) -> tuple[str, ...]:
-        """Lines that report that opensm has not taken a file.
+        """The lines behind the mark that report that opensm has rejected a file.
 
         :raises SubnetManagerError: it cannot be read.
         """
         return tuple(_COMPLAINT.findall(self._read_from(self._mark)))
 
     def find_other_managers(self) -> tuple[str, ...]:
-        """Places of managers with another sm_key, for a time after the log's last mention.
+        """Places of other subnet managers with another sm_key, for a time after their last line in
+        the log.
 
         opensm mentions them in its sweeps of the whole fabric, and the last may be long ago.
 
@@ -225,7 +226,11 @@ class OpensmLog:
         return tuple(self._managers)
 
     def describe_other_managers(self, fabric: FabricPorts) -> tuple[str, ...]:
-        """The same for people; nothing if the log cannot be read, which is reported elsewhere."""
+        """Sentences about the managers of :meth:`find_other_managers`; () if the log cannot be
+        read.
+
+        An unreadable log is reported elsewhere.
+        """
         with contextlib.suppress(SubnetManagerError):
             places = self.find_other_managers()
             return tuple(describe_other_manager(place, fabric) for place in places)

@@ -47,7 +47,7 @@ _UNKNOWN: Final = ord("?")
 
 
 class CommandLineError(Exception):
-    """The command line of the running opensm cannot be understood."""
+    """The command line of the running opensm cannot be parsed."""
 
 
 def _freeze_values(given: Mapping[str, str]) -> Mapping[str, str]:
@@ -56,7 +56,7 @@ def _freeze_values(given: Mapping[str, str]) -> Mapping[str, str]:
 
 @attrs.frozen
 class CommandLine:
-    """The options that the command line sets, under their names in opensm's file."""
+    """The options on opensm's command line, under their names in opensm's file of options."""
 
     values: Mapping[str, str] = attrs.field(factory=dict, converter=_freeze_values)
     #: The file of options.
@@ -64,7 +64,7 @@ class CommandLine:
 
 
 class _Option(ctypes.Structure):
-    """``struct option`` of getopt.h."""
+    """The C structure ``struct option`` of getopt.h."""
 
     _fields_ = (
         ("name", ctypes.c_char_p),
@@ -79,7 +79,7 @@ _LOCK: Final = threading.Lock()
 
 
 def read_command_line(pid: int, proc: Path = Path("/proc")) -> CommandLine:
-    """The options of a process.
+    """Read the options on the command line of the opensm with process id *pid*.
 
     :raises CommandLineError: they cannot be read.
     """
@@ -95,7 +95,7 @@ def read_command_line(pid: int, proc: Path = Path("/proc")) -> CommandLine:
 
 
 def parse_command_line(words: Sequence[bytes]) -> CommandLine:
-    """Read the words that opensm was started with; of an option that comes twice the last counts.
+    """Parse opensm's command line. If an option comes twice, the last one counts.
 
     :raises CommandLineError: there is an option that opensm 3.3.23 does not have.
     """

@@ -20,12 +20,12 @@ _PROC: Final = Path("/proc")
 
 
 class NotRunningError(SubnetManagerError):
-    """opensm does not run, according to this host's processes."""
+    """opensm does not run, according to the processes of this host."""
 
 
 @attrs.frozen
 class OpensmProcess:
-    """One run of opensm.
+    """One run of opensm: a process id and the start time of the process.
 
     :ivar started: in clock ticks since boot (proc_pid_stat(5), starttime): distinguishes a process
         from a later one with its number.
@@ -36,7 +36,7 @@ class OpensmProcess:
 
 
 def find_opensm(pid_file: Path) -> OpensmProcess:
-    """Find the process that a file names.
+    """Find the opensm process that the pid file names.
 
     :raises SubnetManagerError: it does not run.
     """
@@ -101,7 +101,7 @@ def read_running_options(pid_file: Path, config: Path) -> RunningOptions:
 
 
 def wake_opensm(process: OpensmProcess) -> None:
-    """Have opensm read its files again (SIGHUP).
+    """Make opensm read its files again, with the signal SIGHUP.
 
     :raises SubnetManagerError: it has ended, or it has only begun and would die of the signal.
     """

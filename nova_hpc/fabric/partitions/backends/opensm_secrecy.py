@@ -18,7 +18,7 @@ _KEYS: Final = "SDN04-05"
 
 
 def audit_secrecy(conf: Any) -> Iterator[AuditRow]:
-    """The row for files that have keys of the fabric.
+    """Check that other users cannot read the files with keys of the fabric.
 
     :param conf: the group ``[hpc_fabric_agent]``.
     """

@@ -36,14 +36,14 @@ _PATIENCE: Final = 2.0
 
 
 def can_try_file() -> bool:
-    """Whether all that a trial needs is installed."""
+    """Whether the programs for :func:`try_file` (opensm and ibsim) are installed."""
     return bool(
         shutil.which("ibsim") and shutil.which("opensm") and find_simulator_library() is not None
     )
 
 
 def try_file(text: str) -> str | None:
-    """Give a file to an opensm that manages only a simulated fabric.
+    """Test a file of partitions with an opensm that manages only a simulated fabric.
 
     :returns: why opensm does not take it; None if it does, or if the trial itself has failed.
     :raises OSError: the trial itself has failed.

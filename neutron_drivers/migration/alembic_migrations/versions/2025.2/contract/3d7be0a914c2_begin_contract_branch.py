@@ -13,4 +13,4 @@ branch_labels = (cli.CONTRACT_BRANCH,)
 
 
 def upgrade() -> None:
-    """Nothing to take away."""
+    """Do nothing: this branch has no tables to remove yet."""

@@ -15,7 +15,7 @@ _TABLE = "hpc_partition_former_holders"
 
 
 def upgrade() -> None:
-    """Create the table."""
+    """Create the table of ports that were deleted while bound."""
     op.create_table(
         _TABLE,
         sa.Column("port_id", sa.String(36), primary_key=True),

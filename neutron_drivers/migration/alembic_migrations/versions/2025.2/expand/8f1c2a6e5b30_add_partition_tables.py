@@ -15,7 +15,7 @@ branch_labels = (cli.EXPAND_BRANCH,)
 
 
 def upgrade() -> None:
-    """Create the four tables."""
+    """Create the four tables for members, GUIDs, P_Keys and tickets."""
     op.create_table(
         "hpc_partition_members",
         sa.Column("id", sa.Integer(), primary_key=True, autoincrement=True),

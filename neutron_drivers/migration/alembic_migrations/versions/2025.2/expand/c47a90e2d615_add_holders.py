@@ -17,7 +17,7 @@ _TABLE = "hpc_partition_holders"
 
 
 def upgrade() -> None:
-    """Create the table."""
+    """Create the table of bound ports and their GUIDs."""
     op.create_table(
         _TABLE,
         sa.Column("port_id", sa.String(36), primary_key=True),
