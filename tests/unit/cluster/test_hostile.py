@@ -247,7 +247,7 @@ def test_the_list_of_clusters(shell: Shell, form: str) -> None:
     else:
         found = read(form, out)
         assert len(found) == count
-        assert {len(row) for row in found} == {8}
+        assert {len(row) for row in found} == {9}
 
 
 def read(form: str, out: str) -> Any:
