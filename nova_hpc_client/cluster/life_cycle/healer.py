@@ -179,7 +179,7 @@ class Healer:
         self._told = text
 
     def _drain(self, cluster: Cluster, numbers: Sequence[int]) -> None:
-        for member in _find_servers(cluster, numbers):
+        for member in find_servers(cluster, numbers):
             words = ", ".join(_words_of(member))
             if self.tools.drain(member):
                 self._tell(f"{member.shown} ({words}) is drained")
@@ -191,12 +191,12 @@ class Healer:
     def _make(self, cluster: Cluster, move: Replace | Finish) -> bool:
         """Replace members, or finish a half cluster; returns whether the healer goes on."""
         numbers = move.numbers if isinstance(move, Replace) else _find_missing(cluster)
-        old = _find_servers(cluster, numbers)
+        old = find_servers(cluster, numbers)
         ids = frozenset(member.id for member in old)
         try:
             self.tools.check(cluster, numbers, numbers if old else ())
             claimed = self._claim(cluster, move.wish)
-            still = _find_servers(claimed, numbers)
+            still = find_servers(claimed, numbers)
             if ids != {member.id for member in still} or not all(map(healing.is_faulty, still)):
                 return True
             made = self._make_claimed(claimed, move)
@@ -210,7 +210,7 @@ class Healer:
             return bool(ids) and ids <= left
         self._unaccepted = False
         self._write(made, attrs.evolve(move.wish, turn="", generation=move.wish.generation + 1))
-        new = ", ".join(member.shown for member in _find_servers(made, numbers))
+        new = ", ".join(member.shown for member in find_servers(made, numbers))
         self._tell(f"{new} is another server now" if old else f"{made.name} is whole again")
         try:
             self.tools.settle(made, numbers)
@@ -224,7 +224,7 @@ class Healer:
         if isinstance(move, Finish):
             self._tell(f"a healer has left {cluster.name} half: it is finished")
             return commands.resume_cluster(cloud, cluster, None, secrets, pace)
-        for member in _find_servers(cluster, move.numbers):
+        for member in find_servers(cluster, move.numbers):
             self._tell(f"{member.shown} ({', '.join(_words_of(member))}) is replaced")
         numbers = [number for number in move.numbers if number != HEAD]
         head = HEAD in move.numbers
@@ -257,13 +257,13 @@ class Healer:
 def describe_move(cluster: Cluster, move: HealMove, terms: HealTerms) -> Iterator[str]:
     """The faulty members in one line each, and the next action of a healer."""
     named = terms.named or {*cluster.wanted, HEAD}
-    for member in _find_servers(cluster, healing.faulty_numbers(cluster, named)):
+    for member in find_servers(cluster, healing.faulty_numbers(cluster, named)):
         meanings = [word.meaning for word in member.faults]
         if member.failed:
             meanings.insert(0, printable_text(member.fault) or "it is in error")
         yield f"{member.shown}: {'; '.join(meanings)}"
     if isinstance(move, (Drain, Replace)):
-        names = ", ".join(member.shown for member in _find_servers(cluster, move.numbers))
+        names = ", ".join(member.shown for member in find_servers(cluster, move.numbers))
         yield f"next: {names} is {'drained' if isinstance(move, Drain) else 'replaced'}"
     elif isinstance(move, (Finish, Release)):
         yield f"next: the work of another healer on {cluster.name} is finished"
@@ -276,12 +276,13 @@ def _words_of(member: ClusterMember) -> Sequence[str]:
 
 
 def _name_faulty(cluster: Cluster, terms: HealTerms) -> str:
-    faulty = _find_servers(cluster, healing.faulty_numbers(cluster, terms.named))
+    faulty = find_servers(cluster, healing.faulty_numbers(cluster, terms.named))
     names = ", ".join(f"{member.shown} ({', '.join(_words_of(member))})" for member in faulty)
     return f"; faulty: {names}" if names else ""
 
 
-def _find_servers(cluster: Cluster, numbers: Collection[int]) -> Sequence[ClusterMember]:
+def find_servers(cluster: Cluster, numbers: Collection[int]) -> Sequence[ClusterMember]:
+    """The servers with these numbers, HEAD for the head; missing ones are left out."""
     numbered = number_members(cluster)
     servers = {**numbered.by_number, HEAD: numbered.head}
     return [server for number in numbers if (server := servers.get(number)) is not None]

@@ -233,8 +233,8 @@ def _plan_faulty(
     ill = len(faulty_numbers(cluster))
     if 2 * ill > len(numbered.by_number):
         return Hold(
-            f"{ill} of {len(numbered.by_number)} members are faulty, and none is replaced: a switch or "
-            "the power may have failed"
+            f"{ill} of {len(numbered.by_number)} members are faulty, and none is replaced: a "
+            "switch or the power may have failed"
         )
     settled = (Standing.RUNS, Standing.FAILED)
     resting = [member for member in servers.values() if member.standing not in settled]

@@ -9,6 +9,7 @@ import os
 import secrets as chance
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -94,6 +95,12 @@ class HealCluster(HeardOutput, cluster_changes.ClusterChange, command.Command):
             f"its faults in {_WORDS}; where it fails, the member is busy and stays",
         )
         parser.add_argument(
+            "--undrain",
+            metavar="<program>",
+            help="program that is called with the name of each new member, after --accept has "
+            "accepted it",
+        )
+        parser.add_argument(
             "--force", action="store_true", help="replace members even if they are busy"
         )
         parser.add_argument(
@@ -139,6 +146,8 @@ class HealCluster(HeardOutput, cluster_changes.ClusterChange, command.Command):
                 gpu_members.attach_members(cloud, made, args.timeout)
                 if args.accept:
                     _accept(cloud, made, numbers, args, floors)
+                if args.undrain:
+                    _undrain(args.undrain, made, numbers)
 
             tools = HealTools(
                 drain=lambda member: _drain(args.drain, member),
@@ -208,17 +217,39 @@ def _tell(text: str) -> None:
 
 
 def _drain(program: str | None, member: ClusterMember) -> bool:
-    if program is None:
-        return False
     words = ",".join(word.value for word in member.faults) or "failed"
+    try:
+        _run_program(program or "", member, words)
+    except (ClusterError, OutsideError) as error:
+        print(printable_text(f"--drain {error}"), file=sys.stderr)
+        return False
+    return True
+
+
+def _undrain(program: str, cluster: Cluster, numbers: Collection[int]) -> None:
+    """Call the program for new members.
+
+    :raises ClusterError: it has failed for one of them; the others were called, too.
+    """
+    wrong = []
+    for member in healer.find_servers(cluster, numbers):
+        try:
+            _run_program(program, member, "")
+        except (ClusterError, OutsideError) as error:
+            wrong.append(f"--undrain {error}")
+    if wrong:
+        raise ClusterError("\n".join(wrong))
+
+
+def _run_program(program: str, member: ClusterMember, words: str) -> None:
+    member_names.check_names([(member.id, member.name)])
     environment = {**os.environ, _WORDS: words}
     try:
-        member_names.check_names([(member.id, member.name)])
         ended = subprocess.run([program, member.name], env=environment, check=False)
-    except (OSError, OutsideError) as error:
-        _tell(printable_text(f"--drain {program}: {error}"))
-        return False
-    return ended.returncode == 0
+    except OSError as error:
+        raise ClusterError(f"{program}: {error.strerror}") from error
+    if ended.returncode:
+        raise ClusterError(f"{program} {member.shown} ended with status {ended.returncode}")
 
 
 def _check(
