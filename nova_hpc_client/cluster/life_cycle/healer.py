@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Final
@@ -204,12 +205,17 @@ class Healer:
             raise
         except ClusterError as error:
             self._tell(str(error))
-            left = {server.id for server in self._read().servers}
-            self._memory = attrs.evolve(self._memory, refused=self._memory.refused | ids)
-            # An old server that is there still was not touched, so the others may be healed.
-            return bool(ids) and ids <= left
+            # The next look of a whole cluster ends the debt.
+            self._memory = attrs.evolve(self._memory, refused=self._memory.refused | ids, owes=True)
+            left = self._read()
+            if ids and ids <= {server.id for server in left.servers}:
+                # The old servers were not touched, so the others may be healed.
+                return True
+            # Another client may have stopped this one after it had deleted a server.
+            return isinstance(move, Replace) and bool(_find_missing(left))
         self._unaccepted = False
-        self._write(made, attrs.evolve(move.wish, turn="", generation=move.wish.generation + 1))
+        with contextlib.suppress(_OvertakenError):
+            self._write(made, attrs.evolve(move.wish, turn="", generation=move.wish.generation + 1))
         new = ", ".join(member.shown for member in find_servers(made, numbers))
         self._tell(f"{new} is another server now" if old else f"{made.name} is whole again")
         try:
@@ -222,7 +228,7 @@ class Healer:
     def _make_claimed(self, cluster: Cluster, move: Replace | Finish) -> Cluster:
         cloud, secrets, pace = self.cloud, self.secrets, self.pace
         if isinstance(move, Finish):
-            self._tell(f"a healer has left {cluster.name} half: it is finished")
+            self._tell(f"a healer has left {cluster.name}: its work is finished")
             return commands.resume_cluster(cloud, cluster, None, secrets, pace)
         for member in find_servers(cluster, move.numbers):
             self._tell(f"{member.shown} ({', '.join(_words_of(member))}) is replaced")

@@ -72,6 +72,7 @@ class HealMemory:
     :ivar free: ids of servers that the drain program has drained since the last pause.
     :ivar busy: ids of servers that it could not drain.
     :ivar refused: ids of servers whose replacement was refused since the last pause.
+    :ivar owes: this healer has deleted a server, and the cluster has not been whole since.
     """
 
     seen: Mapping[str, float] = attrs.Factory(dict)
@@ -80,6 +81,7 @@ class HealMemory:
     free: frozenset[str] = frozenset()
     busy: frozenset[str] = frozenset()
     refused: frozenset[str] = frozenset()
+    owes: bool = False
 
     def remember(self, cluster: Cluster, moment: float) -> HealMemory:
         """The memory after one more look.
@@ -99,6 +101,7 @@ class HealMemory:
             seen={server: self.seen.get(server, moment) for server in faulty},
             scene=scene,
             unchanged=self.unchanged if scene == self.scene else moment,
+            owes=self.owes and bool(cluster.wanted - number_members(cluster).by_number.keys()),
         )
 
 
@@ -202,13 +205,14 @@ def plan_healing(
     half = _explain_half(cluster, numbered, claimed)
     if wish.turn and not claimed:
         half = half or f"its {wish.turn_verb} is not finished"
-    if half and not claimed:
+    if half and not claimed and not memory.owes:
         return _hold(cluster, half) if idle else Hold(half, passes=True)
     if claimed and not ours and not idle:
         return Hold("another healer is at work", passes=True)
     if half and numbered.unclear:
         return _hold(cluster, half)
-    if half:
+    # A healer that is only slow may still delete a server, until it sees that its claim is gone.
+    if half or (claimed and not ours):
         return Finish(_claim(wish, terms, date, 0))
     unborn = decide.remakable_members_of(cluster)
     if claimed and not unborn:

@@ -108,13 +108,18 @@ def test_a_claim_of_another_healer() -> None:
     assert plan(whole) == Hold("another healer is at work", passes=True)
     assert plan(half) == Hold("another healer is at work", passes=True)
     # Nothing has changed for a while: that healer is dead.
-    assert plan(whole, seen_for=40.0) == Release(attrs.evolve(whole.wish, turn="", generation=3))
+    assert isinstance(plan(whole, seen_for=40.0), Finish)
     left = plan(half, seen_for=40.0)
     assert isinstance(left, Finish)
     assert (left.wish.turn, left.wish.generation) == ("heal-3-me", 3)
-    # This healer's own claim needs no wait.
-    own = build({1: WELL}, 2, turn="heal-2-me", generation=2)
-    assert isinstance(plan(own), Finish)
+    # This healer's own claim needs no wait, and ends on a whole cluster.
+    own = {"turn": "heal-2-me", "generation": 2}
+    assert isinstance(plan(build({1: WELL}, 2, **own)), Finish)
+    whole = build({1: LINK, 2: WELL}, **own)
+    assert plan(whole) == Release(attrs.evolve(whole.wish, turn="", generation=3))
+    # A claim is gone, and this healer had deleted a member.
+    assert isinstance(plan(build({1: WELL}, 2), owes=True), Finish)
+    assert isinstance(plan(build({1: WELL}, 2)), Hold)
 
 
 @pytest.mark.parametrize(
@@ -434,7 +439,7 @@ def test_answers_that_are_lost() -> None:
             assert_whole(cloud, before, {"train-3"})
 
 
-def run_two(cloud: ModelCloud, turns: Sequence[bool]) -> list[list[str]]:
+def run_two(cloud: ModelCloud, turns: Sequence[bool], interval: float = 10.0) -> list[list[str]]:
     """Run two healers side by side; at each look or pause the next one of *turns* goes on."""
     clock = Clock()
     lock, order = threading.Condition(), list(turns)
@@ -451,6 +456,7 @@ def run_two(cloud: ModelCloud, turns: Sequence[bool]) -> list[list[str]]:
 
     def run(me: int) -> None:
         work, said = healer_of(cloud, f"h{me}", clock)
+        work.terms = attrs.evolve(work.terms, interval=interval)
         lines[me] = said
 
         def sleep(seconds: float) -> None:
@@ -506,3 +512,19 @@ def test_two_healers_at_once(turns: list[bool]) -> None:
     (cluster,) = cloud.clusters()
     assert cluster.wish is not None
     assert len(cluster.wish.healed) == 1, lines
+
+
+@settings(max_examples=60)
+@given(st.lists(st.booleans(), max_size=60), st.sampled_from([0.0, 0.1, 1.0]))
+def test_two_healers_that_take_each_other_for_dead(turns: list[bool], interval: float) -> None:
+    """Their requests last longer than their patience: nothing is left half, nor too many."""
+    cloud = made()
+    before = ids_of(cloud)
+    mark(cloud, "train-2")
+    lines = run_two(cloud, turns, interval)
+    if any("well: True" in text for text in (lines[0][-1], lines[1][-1])):
+        assert_whole(cloud, before, {"train-2"})
+    else:
+        # Each had ended before the other one was done: a third one does not wait for them.
+        assert healer_of(cloud, "third")[0].heal(watch=False), lines
+        assert_whole(cloud, before, {"train-2"})
