@@ -13,13 +13,13 @@ import attrs
 from nova_hpc_client.cluster.life_cycle import commands, healing, verbs
 from nova_hpc_client.cluster.life_cycle import run as life_cycle_run
 from nova_hpc_client.cluster.life_cycle.healing import (
-    Drain,
+    DrainFirst,
     Finish,
     HealMemory,
     HealMove,
     HealTerms,
     Healthy,
-    Hold,
+    HoldBack,
     Release,
     Replace,
 )
@@ -46,7 +46,7 @@ _SETTLE: Final = 2.0
 _LOST_LOOKS: Final = 6
 
 
-class _GoneError(ClusterError):
+class _NoClusterError(ClusterError):
     """The cluster was deleted."""
 
 
@@ -112,7 +112,7 @@ class Healer:
             try:
                 goes_on = self._look(watch or not over)
             except (ClusterError, ClusterCloudError) as error:
-                if not watch or isinstance(error, _GoneError):
+                if not watch or isinstance(error, _NoClusterError):
                     raise ClusterError(str(error)) from error
                 self._tell(f"the cloud does not answer: {error}")
                 goes_on = False
@@ -135,12 +135,12 @@ class Healer:
         if isinstance(move, Healthy):
             self._tell(f"no member of {cluster.name} has to be replaced")
             return False
-        if isinstance(move, Hold):
+        if isinstance(move, HoldBack):
             self._tell(f"{move.reason}{_name_faulty(cluster, self.terms)}")
             if move.passes and waits:
                 self._pause()
             return move.passes and waits
-        if isinstance(move, Drain):
+        if isinstance(move, DrainFirst):
             self._drain(cluster, move.numbers)
             return True
         try:
@@ -165,7 +165,7 @@ class Healer:
                     raise
                 self.pace.sleep(min(_SETTLE, self.terms.interval))
         if cluster.group is None and not cluster.servers:
-            raise _GoneError(f"there is no cluster {self.group} any more")
+            raise _NoClusterError(f"there is no cluster {self.group} any more")
         return cluster
 
     def _pause(self) -> None:
@@ -268,13 +268,13 @@ def describe_move(cluster: Cluster, move: HealMove, terms: HealTerms) -> Iterato
         if member.failed:
             meanings.insert(0, printable_text(member.fault) or "it is in error")
         yield f"{member.shown}: {'; '.join(meanings)}"
-    if isinstance(move, (Drain, Replace)):
+    if isinstance(move, (DrainFirst, Replace)):
         names = ", ".join(member.shown for member in find_servers(cluster, move.numbers))
-        yield f"next: {names} is {'drained' if isinstance(move, Drain) else 'replaced'}"
+        yield f"next: {names} is {'drained' if isinstance(move, DrainFirst) else 'replaced'}"
     elif isinstance(move, (Finish, Release)):
         yield f"next: the work of another healer on {cluster.name} is finished"
     else:
-        yield move.reason if isinstance(move, Hold) else "no member has to be replaced"
+        yield move.reason if isinstance(move, HoldBack) else "no member has to be replaced"
 
 
 def _words_of(member: ClusterMember) -> Sequence[str]:

@@ -92,7 +92,10 @@ class HealMemory:
         scene = (
             cluster.wish,
             tuple(
-                sorted((each.id, each.status, each.task, each.going) for each in cluster.servers)
+                sorted(
+                    (server.id, server.status, server.task, server.going)
+                    for server in cluster.servers
+                )
             ),
             tuple(sorted((port.id, port.server) for port in (*cluster.ports, *cluster.kept))),
         )
@@ -117,7 +120,7 @@ class Replace:
 
 
 @attrs.frozen
-class Drain:
+class DrainFirst:
     """Run the drain program for these members."""
 
     numbers: tuple[int, ...]
@@ -144,7 +147,7 @@ class Release:
 
 
 @attrs.frozen
-class Hold:
+class HoldBack:
     """Look again later; nothing can be done now.
 
     :ivar passes: time alone may end it, so that a single round waits for it.
@@ -159,7 +162,7 @@ class Healthy:
     """No member has a fault for which it would be replaced."""
 
 
-HealMove = Replace | Drain | Finish | Release | Hold | Healthy
+HealMove = Replace | DrainFirst | Finish | Release | HoldBack | Healthy
 
 
 def is_faulty(server: ClusterMember) -> bool:
@@ -194,26 +197,26 @@ def plan_healing(
     """
     wish = cluster.wish
     if wish is None or cluster.state in (ClusterState.NO_GROUP, ClusterState.UNKNOWN):
-        return _hold(cluster, cluster.reason)
+        return _hold_with_command(cluster, cluster.reason)
     numbered = number_members(cluster)
     idle = moment - memory.unchanged >= _IDLE_LOOKS * terms.interval
     claimed = wish.turn_verb == HEAL
     ours = claimed and wish.turn.endswith(f"-{terms.healer}")
     changing = _explain_change(numbered)
     if changing:
-        return Hold(changing, passes=True)
+        return HoldBack(changing, passes=True)
     half = _explain_half(cluster, numbered, claimed)
     if wish.turn and not claimed:
         half = half or f"its {wish.turn_verb} is not finished"
     if half and not claimed and not memory.owes:
-        return _hold(cluster, half) if idle else Hold(half, passes=True)
+        return _hold_with_command(cluster, half) if idle else HoldBack(half, passes=True)
     if claimed and not ours and not idle:
-        return Hold("another healer is at work", passes=True)
+        return HoldBack("another healer is at work", passes=True)
     if half and numbered.unclear:
-        return _hold(cluster, half)
+        return _hold_with_command(cluster, half)
     # A healer that is only slow may still delete a server, until it sees that its claim is gone.
     if half or (claimed and not ours):
-        return Finish(_claim(wish, terms, date, 0))
+        return Finish(_build_claim(wish, terms, date, 0))
     unborn = decide.remakable_members_of(cluster)
     if claimed and not unborn:
         return Release(attrs.evolve(wish, turn="", generation=wish.generation + 1))
@@ -236,41 +239,43 @@ def _plan_faulty(
         return Healthy()
     ill = len(faulty_numbers(cluster))
     if 2 * ill > len(numbered.by_number):
-        return Hold(
+        return HoldBack(
             f"{ill} of {len(numbered.by_number)} members are faulty, and none is replaced: a "
             "switch or the power may have failed"
         )
     settled = (Standing.RUNS, Standing.FAILED)
     resting = [member for member in servers.values() if member.standing not in settled]
     if resting:
-        return _hold(cluster, f"{resting[0].shown} is {resting[0].state_text}")
+        return _hold_with_command(cluster, f"{resting[0].shown} is {resting[0].state_text}")
     ripe = [
         number for number in faulty if moment - memory.seen[servers[number].id] >= terms.interval
     ]
     left = memory.refused | (frozenset() if terms.force else memory.busy)
     idle = [number for number in ripe if servers[number].id not in left]
-    room = terms.most_per_hour - len(_recent(wish, date))
+    room = terms.most_per_hour - len(_recent_times(wish, date))
     if idle and room <= 0:
-        return Hold(
+        return HoldBack(
             f"{terms.most_per_hour} members were replaced within an hour, which is the most"
         )
     # The worst first: those that do not run, then in the order of the words.
-    idle.sort(key=lambda number: (not servers[number].failed, _rank(servers[number]), number))
+    idle.sort(
+        key=lambda number: (not servers[number].failed, _rank_of_fault(servers[number]), number)
+    )
     chosen = tuple(idle[: min(room, terms.at_once)])
     asked = memory.free | memory.busy
     undrained = tuple(number for number in chosen if servers[number].id not in asked)
     if terms.drains and undrained:
-        return Drain(undrained)
+        return DrainFirst(undrained)
     if not terms.drains and not terms.force:
         chosen = tuple(number for number in chosen if servers[number].failed)
     if chosen:
-        return Replace(chosen, _claim(wish, terms, date, len(chosen)))
+        return Replace(chosen, _build_claim(wish, terms, date, len(chosen)))
     if len(ripe) < len(faulty):
-        return Hold("a fault has to last", passes=True)
+        return HoldBack("a fault has to last", passes=True)
     names = ", ".join(servers[number].shown for number in ripe)
     if terms.drains or not idle:
-        return Hold(f"{names} stays as it is")
-    return Hold(f"{names} may have jobs: --drain PROGRAM drains it before, --force ends them")
+        return HoldBack(f"{names} stays as it is")
+    return HoldBack(f"{names} may have jobs: --drain PROGRAM drains it before, --force ends them")
 
 
 def _servers_of(numbered: Numbered) -> Mapping[int, ClusterMember]:
@@ -278,16 +283,16 @@ def _servers_of(numbered: Numbered) -> Mapping[int, ClusterMember]:
     return {**numbered.by_number, **head}
 
 
-def _rank(member: ClusterMember) -> int:
+def _rank_of_fault(member: ClusterMember) -> int:
     order = list(type(member.faults[0])) if member.faults else []
     return order.index(member.faults[0]) if order else 0
 
 
-def _recent(wish: ClusterWish, date: float) -> tuple[int, ...]:
+def _recent_times(wish: ClusterWish, date: float) -> tuple[int, ...]:
     return tuple(at for at in wish.healed if at > date - HOUR)
 
 
-def _claim(wish: ClusterWish, terms: HealTerms, date: float, more: int) -> ClusterWish:
+def _build_claim(wish: ClusterWish, terms: HealTerms, date: float, more: int) -> ClusterWish:
     """The ``ClusterWish`` with a claim of this healer.
 
     :param more: the number of replacements to add to the count.
@@ -296,7 +301,7 @@ def _claim(wish: ClusterWish, terms: HealTerms, date: float, more: int) -> Clust
     return attrs.evolve(
         wish,
         turn=f"{HEAL}-{generation}-{terms.healer}",
-        healed=(*_recent(wish, date), *([int(date)] * more)),
+        healed=(*_recent_times(wish, date), *([int(date)] * more)),
         generation=generation,
     )
 
@@ -305,10 +310,15 @@ def _explain_change(numbered: Numbered) -> str:
     """The first server at which Nova is at work; empty if there is none."""
     if numbered.going:
         return f"{numbered.going[0].shown} is being deleted"
-    every = (*numbered.present, *numbered.surplus)
+    servers = (*numbered.present, *numbered.surplus)
     changing = (Standing.ARRIVES, Standing.CHANGES)
     return next(
-        (f"{each.shown} is {each.state_text}" for each in every if each.standing in changing), ""
+        (
+            f"{server.shown} is {server.state_text}"
+            for server in servers
+            if server.standing in changing
+        ),
+        "",
     )
 
 
@@ -328,10 +338,10 @@ def _explain_half(cluster: Cluster, numbered: Numbered, claimed: bool) -> str:
         return f"{missing[0]} is missing"
     if numbered.surplus:
         return f"{numbered.surplus[0].shown} is too many"
-    untold = [each for each in cluster.untold if claimed and each.standing is Standing.RUNS]
+    untold = [member for member in cluster.untold if claimed and member.standing is Standing.RUNS]
     return f"{untold[0].shown} does not have the newest host list" if untold else ""
 
 
-def _hold(cluster: Cluster, reason: str) -> Hold:
+def _hold_with_command(cluster: Cluster, reason: str) -> HoldBack:
     command = decide.format_finish_commands(cluster)
-    return Hold(f"{reason}: {command}" if command else reason)
+    return HoldBack(f"{reason}: {command}" if command else reason)

@@ -145,15 +145,15 @@ class HealCluster(HeardOutput, cluster_changes.ClusterChange, command.Command):
             def settle(made: Cluster, numbers: Collection[int]) -> None:
                 gpu_members.attach_members(cloud, made, args.timeout)
                 if args.accept:
-                    _accept(cloud, made, numbers, args, floors)
+                    _accept_members(cloud, made, numbers, args, floors)
                 if args.undrain:
-                    _undrain(args.undrain, made, numbers)
+                    _undrain_members(args.undrain, made, numbers)
 
             tools = HealTools(
-                drain=lambda member: _drain(args.drain, member),
-                check=lambda current, numbers, freed: _check(cloud, current, numbers, freed),
+                drain=lambda member: _drain_member(args.drain, member),
+                check=lambda current, numbers, freed: _check_room(cloud, current, numbers, freed),
                 settle=settle,
-                tell=_tell if args.watch else lambda text: print(text, flush=True),
+                tell=_print_event if args.watch else lambda text: print(text, flush=True),
             )
             with _sleep_until_ended() as sleep:
                 pace = Pace(limit=args.timeout, sleep=sleep)
@@ -211,12 +211,12 @@ def _show_plan(cluster: Cluster, terms: HealTerms) -> int:
     return 0 if isinstance(move, healing.Healthy) else 1
 
 
-def _tell(text: str) -> None:
-    now = datetime.datetime.now(datetime.UTC)
-    print(f"{now:%Y-%m-%dT%H:%M:%SZ} {text}", flush=True)
+def _print_event(text: str) -> None:
+    date = datetime.datetime.now(datetime.UTC)
+    print(f"{date:%Y-%m-%dT%H:%M:%SZ} {text}", flush=True)
 
 
-def _drain(program: str | None, member: ClusterMember) -> bool:
+def _drain_member(program: str | None, member: ClusterMember) -> bool:
     words = ",".join(word.value for word in member.faults) or "failed"
     try:
         _run_program(program or "", member, words)
@@ -226,7 +226,7 @@ def _drain(program: str | None, member: ClusterMember) -> bool:
     return True
 
 
-def _undrain(program: str, cluster: Cluster, numbers: Collection[int]) -> None:
+def _undrain_members(program: str, cluster: Cluster, numbers: Collection[int]) -> None:
     """Call the program for new members.
 
     :raises ClusterError: it has failed for one of them; the others were called, too.
@@ -252,7 +252,7 @@ def _run_program(program: str, member: ClusterMember, words: str) -> None:
         raise ClusterError(f"{program} {member.shown} ended with status {ended.returncode}")
 
 
-def _check(
+def _check_room(
     cloud: SdkCloud, cluster: Cluster, numbers: Collection[int], freed: Collection[int]
 ) -> None:
     """Check that Nova can make new servers, before an old one is deleted.
@@ -279,7 +279,7 @@ def _check(
     cloud.check_quotas(need_of(numbers), need_of(freed))
 
 
-def _accept(
+def _accept_members(
     cloud: SdkCloud,
     cluster: Cluster,
     numbers: Collection[int],

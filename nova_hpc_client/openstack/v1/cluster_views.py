@@ -128,7 +128,7 @@ def _format_cluster_row(cluster: Cluster, long: bool) -> Sequence[Any]:
     if long:
         policy = cluster.group.policy if cluster.group else ""
         present = number_members(cluster).present
-        faults = [f"{each.name} {word.value}" for each in present for word in each.faults]
+        faults = [f"{member.name} {word.value}" for member in present for word in member.faults]
         row += [policy, cluster.reason, decide.format_finish_commands(cluster)]
         row.append(format_columns.ListColumn(faults))
     return row

@@ -19,12 +19,12 @@ from nova_hpc_client.cluster.life_cycle.commands import Nearness
 from nova_hpc_client.cluster.life_cycle.healer import Healer, HealTools
 from nova_hpc_client.cluster.life_cycle.healing import (
     HOUR,
-    Drain,
+    DrainFirst,
     Finish,
     HealMemory,
     HealTerms,
     Healthy,
-    Hold,
+    HoldBack,
     Release,
     Replace,
 )
@@ -99,14 +99,14 @@ def test_a_fault_that_comes_and_goes() -> None:
     for moment, cluster in ((0, ill), (6, well), (12, ill), (18, ill), (22, ill)):
         memory = memory.remember(cluster, moment)
         moves.append(healing.plan_healing(cluster, memory, TERMS, moment, DATE))
-    assert [type(move) for move in moves] == [Hold, Healthy, Hold, Hold, Replace]
+    assert [type(move) for move in moves] == [HoldBack, Healthy, HoldBack, HoldBack, Replace]
 
 
 def test_a_claim_of_another_healer() -> None:
     claim = {"turn": "heal-2-other", "generation": 2}
     whole, half = build({1: LINK, 2: WELL}, **claim), build({1: WELL}, 2, **claim)
-    assert plan(whole) == Hold("another healer is at work", passes=True)
-    assert plan(half) == Hold("another healer is at work", passes=True)
+    assert plan(whole) == HoldBack("another healer is at work", passes=True)
+    assert plan(half) == HoldBack("another healer is at work", passes=True)
     # Nothing has changed for a while: that healer is dead.
     assert isinstance(plan(whole, seen_for=40.0), Finish)
     left = plan(half, seen_for=40.0)
@@ -119,7 +119,7 @@ def test_a_claim_of_another_healer() -> None:
     assert plan(whole) == Release(attrs.evolve(whole.wish, turn="", generation=3))
     # A claim is gone, and this healer had deleted a member.
     assert isinstance(plan(build({1: WELL}, 2), owes=True), Finish)
-    assert isinstance(plan(build({1: WELL}, 2)), Hold)
+    assert isinstance(plan(build({1: WELL}, 2)), HoldBack)
 
 
 @pytest.mark.parametrize(
@@ -133,11 +133,11 @@ def test_a_claim_of_another_healer() -> None:
 )
 def test_a_cluster_in_change_is_waited_for(cluster: Cluster, words: str) -> None:
     move = plan(cluster)
-    assert move == Hold(words, passes=True)
+    assert move == HoldBack(words, passes=True)
     late = plan(cluster, seen_for=40.0)
     # Nova ends what it is at; nobody may end another command.
     at_work = "t-2 is" in words and "missing" not in words
-    assert isinstance(late, Hold)
+    assert isinstance(late, HoldBack)
     assert late.passes is at_work
     assert at_work or "openstack hpc cluster" in late.reason
 
@@ -150,7 +150,7 @@ def test_members_that_rest() -> None:
                 | {at: {**(LINK if at == 1 else WELL), "status": status}}
             )
             move = plan(cluster)
-            assert isinstance(move, Hold)
+            assert isinstance(move, HoldBack)
             assert f"t-{at} is {status}: openstack" in move.reason
 
 
@@ -250,7 +250,7 @@ def test_the_plan_against_brute_force(world: Any) -> None:
         before = [at for at in cluster.wish.healed if DATE - at < HOUR]
         assert list(move.wish.healed) == before + [int(DATE)] * len(move.numbers)
         assert move.wish.order > cluster.wish.order
-    elif isinstance(move, Drain):
+    elif isinstance(move, DrainFirst):
         assert terms.drains
         assert tuple(sorted(move.numbers)) in sets
         assert not {f"id{number}" for number in move.numbers} & asked
@@ -258,7 +258,7 @@ def test_the_plan_against_brute_force(world: Any) -> None:
         scope = terms.named or {number for number in made if number != HEAD}
         assert not any(ill(made[number]) for number in scope if number in made)
     else:
-        assert isinstance(move, Hold)
+        assert isinstance(move, HoldBack)
         failed = [some for some in sets if all(made[n]["status"] == "ERROR" for n in some)]
         assert not (sets if terms.drains or terms.force else most == 1 and failed)
 
@@ -283,18 +283,21 @@ def test_never_more_than_so_many_in_any_hour(
     wish: dict[str, Any] = {}
     memories = [HealMemory(), HealMemory()]
     now, replaced, births = DATE, [], itertools.count()
-    ill_since: dict[int, float] = {}
+    # Of each healer: number and id of a server -> its first look in a row that saw a fault.
+    looks: list[dict[tuple[int, str], float]] = [{}, {}]
     for event, number, seconds in history:
         now += seconds
         if event == "fault":
             words[number] = (FaultWord.ERRORS,)
-            ill_since.setdefault(number, now)
         elif event == "well":
             words[number] = ()
-            ill_since.pop(number, None)
         elif event == "new healer":
-            memories[number % 2] = HealMemory()
+            memories[number % 2], looks[number % 2] = HealMemory(), {}
         else:
+            seen = looks[number % 2]
+            looks[number % 2] = {
+                (at, ids[at]): seen.get((at, ids[at]), now) for at in words if words[at]
+            }
             cluster = build({at: {"id": ids[at], "faults": words[at]} for at in words}, **wish)
             memory = memories[number % 2].remember(cluster, now)
             memories[number % 2] = memory
@@ -302,8 +305,8 @@ def test_never_more_than_so_many_in_any_hour(
             move = healing.plan_healing(cluster, memory, terms, now, now)
             if isinstance(move, Replace):
                 (chosen,) = move.numbers
-                # Never a healthy one, nor before it was ill for the time between two looks.
-                assert now - ill_since.pop(chosen) >= 10.0
+                # Never a healthy one, nor one that this healer has not seen ill for so long.
+                assert now - looks[number % 2][chosen, ids[chosen]] >= 10.0
                 assert 2 * sum(map(bool, words.values())) <= len(words)
                 replaced.append(now)
                 words[chosen], ids[chosen] = (), f"b{next(births)}"
