@@ -108,7 +108,7 @@ class OneRoundTest(HealTest):
         self.assertEqual({"k-2"}, changed)
         self.assertEqual(["k-4 gone", "k-2 errors"], calls.read_text().splitlines())
         self.assertIn("k-4 (gone) is busy", lines)
-        self.assertEqual("k-4 stays as it is; faulty: k-4 (gone)", lines[-1])
+        self.assertEqual("not replaced: k-4; faulty: k-4 (gone)", lines[-1])
         # Its job has ended.
         drain = self.program("drain", "true")
         self.heal("--drain", drain)
@@ -128,6 +128,7 @@ class OneRoundTest(HealTest):
         self.heal("--force")
         self.assertNotEqual(before["k-2"]["id"], self.by_name()["k-2"]["id"])
 
+    @pytest.mark.slow
     def test_most_per_hour_is_counted_in_the_cloud(self) -> None:
         self.make(4)
         for at, name in enumerate(("k-1", "k-1", "k-2")):
@@ -156,7 +157,7 @@ class OneRoundTest(HealTest):
             service = self.admin_api.get_services(host=host.host, binary="nova-compute")[0]
             self.admin_api.put_service(service["id"], {"status": "disabled"})
         lines = self.heal("--force", status=1)
-        self.assertIn("k-2 failed: No valid host was found", "\n".join(lines))
+        self.assertIn("k-2 failed: ", "\n".join(lines))
         (row,) = self.cluster("list", "-f", "json").json
         self.assertEqual("ERROR", row["State"])
         for host in self.computes.values():
@@ -165,6 +166,7 @@ class OneRoundTest(HealTest):
         self.heal()
         self.assert_complete("k", [1, 2, 3], ports_each=1)
 
+    @pytest.mark.slow
     def test_renamed_members_and_tags_of_users(self) -> None:
         before = self.make()
         own = [f"own-{number}" for number in range(48)]
@@ -179,11 +181,12 @@ class OneRoundTest(HealTest):
         tags = [*before["k-1"]["tags"], "kept"]
         self.api.api_put(f"/servers/{before['k-1']['id']}/tags", {"tags": tags})
         lines = self.heal("--drain", self.program("drain", "true"), status=1)
-        self.assertIn("stays as it is", lines[-1])
+        self.assertIn("not replaced: mine; reboot", lines[-1])
         self.heal("--force")
         self.assert_complete("k", [1, 2, 3], ports_each=1)
         self.assertIn("kept", self.by_name()["k-1"]["tags"])
 
+    @pytest.mark.slow
     def test_the_head_is_replaced_only_if_it_is_named(self) -> None:
         before = self.make(2, "--head", "one")
         self.tag(before["k-head"]["id"], FaultWord.GONE)
@@ -209,6 +212,7 @@ class OneRoundTest(HealTest):
         self.heal("--force")
         self.assertEqual(before["k-3"]["id"], self.by_name()["k-3"]["id"])
 
+    @pytest.mark.slow
     def test_a_failed_member_and_a_cluster_in_change(self) -> None:
         before = self.make()
         self.fail(before["k-2"]["id"])
@@ -319,12 +323,14 @@ class WatchTest(HealTest):
         # Of two --interval the last one counts. A healer is not dead while the other one waits.
         for _ in range(2):
             self.start("--interval", "3")
-        self.until(lambda: all("no member of k" in text for text in self.said()))
+        calm = lambda: all("no member of k" in text[-60:] for text in self.said())  # noqa: E731
+        self.until(calm)
         self.front.arm()
         for number, name in enumerate(("k-1", "k-2", "k-3"), 1):
             self.tag(before[name]["id"], FaultWord.ERRORS)
             self.until(lambda name=name: self.healed(before[name]["id"], name))
             self.assertEqual(number, self.created())
+        self.until(calm)
         for process, _ in self.healers:
             process.terminate()
         self.assertEqual([0, 0], [process.wait(60) for process, _ in self.healers])

@@ -274,7 +274,7 @@ def _plan_faulty(
         return HoldBack("a fault has to last", passes=True)
     names = ", ".join(servers[number].shown for number in ripe)
     if terms.drains or not idle:
-        return HoldBack(f"{names} stays as it is")
+        return HoldBack(f"not replaced: {names}")
     return HoldBack(f"{names} may have jobs: --drain PROGRAM drains it before, --force ends them")
 
 
