@@ -16,6 +16,10 @@ KINDS: Final = (
     *("disk", "shared-memory"),
 )
 
+#: Kind of a finding -> the word of ``openstack hpc cluster show`` for the same fault.
+#: ``nova_hpc_common.wire.server_faults`` has the words, and this wheel does not need that one.
+FAULTS: Final = {"device": "gone", "link": "link", "pkey": "partition"}
+
 #: A guest's kernel and firmware take some of the memory for themselves.
 _KEPT_SHARE: Final = 0.10
 _KEPT_KIB: Final = 256 * 1024
@@ -30,6 +34,11 @@ class GuestFinding(NamedTuple):
     text: str
     #: It is not as promised; otherwise it is only a remark.
     wrong: bool
+
+    @property
+    def fault(self) -> str | None:
+        """The word for the fault that the owner reads of the server; None if there is none."""
+        return FAULTS.get(self.kind) if self.wrong else None
 
 
 class GuestWishes(NamedTuple):

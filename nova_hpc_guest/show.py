@@ -159,6 +159,7 @@ def build_report_data(document: GuestDocument, result: Result) -> dict[str, Any]
                 "device": finding.device,
                 "text": finding.text,
                 "wrong": finding.wrong,
+                "fault": finding.fault,
             }
             for finding in result.findings
         ],

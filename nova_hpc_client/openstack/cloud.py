@@ -152,7 +152,8 @@ class SdkCloud(MarkingCloud):
             }
         else:
             siblings = {}
-        return servers.read_own_server(server_record, siblings.values())
+        ports = self.rest.ports(device_id=server_record["id"], fields=PORT_FIELDS)
+        return servers.read_own_server(server_record, siblings.values(), ports)
 
     def server_record(self, name: str) -> dict[str, Any]:
         """Nova's record of the server with this name or id.
@@ -394,9 +395,10 @@ class SdkCloud(MarkingCloud):
 
     # -- quotas --------------------------------------------------------------
 
-    def check_quotas(self, need: quotas.QuotaNeed) -> None:
+    def check_quotas(self, need: quotas.QuotaNeed, freed: quotas.QuotaNeed | None = None) -> None:
         """Check that the quotas leave room for a command.
 
+        :param freed: the amounts that the command gives back before it takes others.
         :raises ClusterError: a quota is too low; the text contains the command that raises it.
         """
         absolute = self.rest.nova("GET", "/limits")["limits"]["absolute"]
@@ -408,7 +410,7 @@ class SdkCloud(MarkingCloud):
                 quota_by_name["ports"] = quotas.Quota(int(port["limit"]), int(port["used"]))
             except (ClusterCloudError, KeyError, TypeError):
                 pass  # This Neutron shows it only to operators; it checks the quota itself later.
-        short = quotas.find_short_quotas(need, quota_by_name)
+        short = quotas.find_short_quotas(need, quota_by_name, freed)
         if short:
             raise ClusterError(quotas.format_short_quotas(short, self.rest.project))
 

@@ -21,7 +21,7 @@ from nova_hpc_common.wire.cluster_wish import ClusterWish
 _WITH_ZONES: Final = "2.96"
 #: Fields of a port that clusters need.
 PORT_FIELDS: Final = (
-    *("id", "name", "description", "device_id", "fixed_ips", "tags"),
+    *("id", "name", "description", "device_id", "fixed_ips", "tags", "status"),
     *("network_id", "mac_address", "binding:vnic_type"),
 )
 _WISH_ITEM: Final = re.compile(rf"{cluster_wish.KEY}(_[2-9]|_turn)?", re.ASCII)

@@ -71,6 +71,8 @@ GROUP_KEY: Final = "hpc_cluster_group"
 ADOPTED_GROUP_KEY: Final = "hpc_adopted_group"
 #: The item with the last turn that a member has done (:attr:`ClusterWish.turn`).
 TURN_KEY: Final = "hpc_cluster_turn"
+#: The verb of the turn of a cluster in which a healer replaces members.
+HEAL: Final = "heal"
 #: The item that marks the head, and its value.
 ROLE_KEY: Final = "hpc_cluster_role"
 HEAD_ROLE: Final = "head"
@@ -122,7 +124,9 @@ class ClusterWish:
     :ivar gpu_share: id of the GPU server that gives each member a slot; empty if none does.
     :ivar hosts: members have keys for each other and the cluster's host list.
     :ivar turn: an action of each member that some may not have done yet:
-        ``reboot-GENERATION`` or ``rebuild-GENERATION-IMAGE``; empty if there is none.
+        ``reboot-GENERATION`` or ``rebuild-GENERATION-IMAGE``; empty if there is none. While a
+        healer replaces members, ``heal-GENERATION-HEALER``.
+    :ivar healed: times at which a healer began to replace a member, in seconds since 1970.
     :ivar head: id of the head's flavor; empty if the cluster has no head.
     :ivar head_image: id of the image that the head boots from, even if it is the members'; empty if
         there is no head.
@@ -149,6 +153,7 @@ class ClusterWish:
     gpu_share: str = ""
     hosts: bool = False
     turn: str = ""
+    healed: tuple[int, ...] = ()
     head: str = ""
     head_image: str = ""
     adopted: bool = False
@@ -156,11 +161,12 @@ class ClusterWish:
 
     @property
     def digest(self) -> str:
-        """A digest that does not change with the members, the turn or the generation.
+        """A digest that does not change with members, turn, healing or generation.
 
         It shows whether repeated options are the same.
         """
-        body = _build_wish_body(attrs.evolve(self, members=frozenset({1}), turn="", generation=1))
+        alike = attrs.evolve(self, members=frozenset({1}), turn="", healed=(), generation=1)
+        body = _build_wish_body(alike)
         return short_digest_of(json.dumps(body, sort_keys=True).encode())
 
     @property
@@ -314,6 +320,8 @@ def _build_wish_body(wish: ClusterWish) -> dict[str, Any]:
     texts = {"k": wish.key, "z": wish.zone, "u": _join_user_data(wish), "o": wish.volumes}
     texts["r"] = wish.turn
     body |= {key: value for key, value in texts.items() if value}
+    if wish.healed:
+        body["q"] = list(wish.healed)
     if wish.boot_gib:
         body["b"] = wish.boot_gib
     if wish.gpu_share:
@@ -364,6 +372,7 @@ def _parse_wish_body(name: str, data: Mapping[str, Any]) -> ClusterWish:
         gpu_share=_unpack_id(_wish_text(data, "x", "")),
         hosts=data.get("y") is True,
         turn=_parse_turn(_wish_text(data, "r", "")),
+        healed=_wish_times(data, "q"),
         head=head,
         head_image=(_unpack_id(_wish_text(data, "ei", "")) or image) if head else "",
         adopted=adopted,
@@ -433,6 +442,13 @@ def _wish_texts(data: Mapping[str, Any], key: str) -> list[str]:
     if not good:
         raise CLUSTER_WISH.broken(f"has {key}: {show_json_value(value)}")
     return list(value)
+
+
+def _wish_times(data: Mapping[str, Any], key: str) -> tuple[int, ...]:
+    value = data.get(key, [])
+    if not isinstance(value, list) or any(type(at) is not int or at < 0 for at in value):
+        raise CLUSTER_WISH.broken(f"has {key}: {show_json_value(value)}")
+    return tuple(value)
 
 
 def _wish_number(data: Mapping[str, Any], key: str, default: int) -> int:

@@ -183,3 +183,28 @@ class AcceptTest(base.ClusterClientTest):
         self.assertIn("had been replaced once before", said.err)
         self.assertIn("nothing is left of the cluster", said.err)
         self.assert_nothing_left()
+
+    def heal(self, name: str) -> base.Said:
+        """Let Nova fail a member, and heal the cluster."""
+        (server,) = [each for each in self.servers() if each["name"] == name]
+        self.admin_api.post_server_action(server["id"], {"os-resetState": {"state": "error"}})
+        undrain = self.home / "undrain"
+        undrain.write_text(f'#!/bin/sh\necho "$1" >>{self.home}/undrained\n')
+        undrain.chmod(0o755)
+        words = ("--accept", "quick", "--interval", "0.3", "--force", "--undrain", str(undrain))
+        return self.cluster("heal", "train", *words)
+
+    @pytest.mark.slow
+    def test_a_new_member_has_to_be_accepted(self) -> None:
+        self.create("train", 3)
+        self.heal("train-3")
+        # Only the new member has a verdict; the others may have jobs.
+        self.assertEqual({"train-3": "accepted"}, self.verdicts())
+        self.assertEqual("train-3\n", (self.home / "undrained").read_text())
+        # The first new server is slow, and the second one is not.
+        self.lay_down("until", "6")
+        said = self.heal("train-2")
+        self.assertIn("cluster train is not accepted: slow", said.out)
+        self.assertIn("train-2 (slow) is replaced", said.out)
+        self.assertEqual({"train-2": "accepted", "train-3": "accepted"}, self.verdicts())
+        self.assertEqual("train-3\ntrain-2\n", (self.home / "undrained").read_text())

@@ -17,7 +17,10 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from nova import context as nova_context
+from nova import objects
 
+from nova_hpc_common.wire import server_faults
 from nova_hpc_guest import host_list
 from tests.functional import test_cluster_snapshots
 from tests.functional.cluster_client import base
@@ -37,7 +40,7 @@ KINDS = (
 VERBS = {
     "ACTIVE": (
         *("stop", "shelve", "reboot", "rebuild", "snapshot", "delete"),
-        *("scale", "replace") * 2,
+        *("scale", "replace", "heal") * 2,
     ),
     "STOPPED": ("start", "start", "shelve", "rebuild", "snapshot", "scale", "delete"),
     "SHELVED": ("unshelve", "unshelve", "unshelve", "delete"),
@@ -138,7 +141,19 @@ class ClusterHistoryTest(test_cluster_snapshots.SnapshotTest):
             return (verb, "k", "--members", str(chance.randint(1, 4)))
         if verb == "replace":
             return (verb, "k", chance.choice(sorted(each["name"] for each in self.servers())))
+        if verb == "heal":
+            self.tag_some()
+            return (verb, "k", "--force", "--interval", "0.2", "--most-per-hour", "30")
         return (verb, "k")
+
+    def tag_some(self) -> None:
+        """What nova-compute does when it sees faults: of one server, or of any number."""
+        admin = nova_context.get_admin_context()
+        servers = self.servers()
+        for server in self.chance.sample(servers, self.chance.choice((1, 1, len(servers)))):
+            word = self.chance.choice(list(server_faults.FaultWord))
+            tag = objects.Tag(context=admin, resource_id=server["id"], tag=word.tag)
+            tag.create()
 
     def spoil(self, words: tuple[str, ...]) -> str:
         """Run a command that dies, or loses an answer, or whose end nothing disturbs."""
@@ -171,6 +186,8 @@ class ClusterHistoryTest(test_cluster_snapshots.SnapshotTest):
                 return row
             commands = re.findall(r"openstack hpc [^,]+", row["Next"])
             words = shlex.split(self.chance.choice(commands))[1:]
+            if words[2] == "heal":
+                words += ["--force", "--interval", "0.2", "--most-per-hour", "30"]
             said = self.openstack(*words)
             log.append(f"{row['State']} ({row['Reason']}): {' '.join(words)} -> {said.status}")
             if said.status:

@@ -286,7 +286,7 @@ def replace_members(
         adoption.keep_ports(
             cloud, cluster, wish, {at: numbered.by_number[at].id for at in which}, pace
         )
-    life_cycle_run.remove_members(cloud, cluster.id, old, pace)
+    life_cycle_run.remove_members(cloud, cluster.id, old, pace, wish)
     bear = frozenset(server.id for server in cluster.servers if server.failed)
     try:
         return life_cycle_run.fulfil_wish(cloud, cluster.id, wish, secrets, pace, Terms(bear=bear))

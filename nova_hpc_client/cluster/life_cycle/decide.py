@@ -45,7 +45,7 @@ from nova_hpc_client.cluster.members.model import (
 from nova_hpc_client.cluster.members.port import MemberPort
 from nova_hpc_client.cluster.members.server_state import CHANGEABLE, Standing
 from nova_hpc_common.outside.text import printable_text, shell_command
-from nova_hpc_common.wire.cluster_wish import ClusterWish
+from nova_hpc_common.wire.cluster_wish import HEAL, ClusterWish
 from nova_hpc_guest.host_list import PublicKeys, write_host_list
 
 
@@ -173,7 +173,7 @@ def plan_running(cluster: Cluster, members: Collection[ClusterMember]) -> Move:
         more = f" (and {len(resting) - 1} more do not run)" if len(resting) > 1 else ""
         command = format_finish_commands(cluster)
         return Stuck(f"{resting[0].shown} is {resting[0].state_text}{more}: {command}")
-    if cluster.wish is not None and cluster.wish.turn:
+    if cluster.wish is not None and cluster.wish.turn_verb not in ("", HEAL):
         return Stuck(f"{cluster.reason}: {format_finish_commands(cluster)}")
     return Done()
 

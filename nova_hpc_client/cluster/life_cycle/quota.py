@@ -88,15 +88,21 @@ class Short:
     least: int
 
 
-def find_short_quotas(need: QuotaNeed, quotas: Mapping[str, Quota]) -> list[Short]:
-    """The quotas that are too low. Nova itself checks the quotas that are missing here."""
+def find_short_quotas(
+    need: QuotaNeed, quotas: Mapping[str, Quota], freed: QuotaNeed | None = None
+) -> list[Short]:
+    """The quotas that are too low. Nova itself checks the quotas that are missing here.
+
+    :param freed: the amounts that the command gives back before it takes others.
+    """
     short_quotas = []
+    back = freed.by_name() if freed else {}
     for name, needed in need.by_name().items():
         quota = quotas.get(name)
         if quota is None or quota.limit == UNLIMITED or not needed:
             continue
         # This quota applies to each group separately, and *in_group* counts all its members.
-        used = 0 if name == "server_group_members" else quota.used
+        used = 0 if name == "server_group_members" else quota.used - back.get(name, 0)
         if used + needed > quota.limit:
             short_quotas.append(Short(name, needed, quota, used + needed))
     return short_quotas

@@ -229,15 +229,22 @@ def end_cluster(cloud: ClusterCloud, group: str, pace: Pace) -> None:
 
 
 def remove_members(
-    cloud: ClusterCloud, group: str, members: Sequence[ClusterMember], pace: Pace
+    cloud: ClusterCloud,
+    group: str,
+    members: Sequence[ClusterMember],
+    pace: Pace,
+    wish: ClusterWish | None = None,
 ) -> None:
     """Delete these members and wait until they are gone.
 
-    :raises ClusterError: one cannot be deleted.
+    :param wish: the ``ClusterWish`` for which they are deleted; none is deleted under a newer one.
+    :raises ClusterError: one cannot be deleted, or another client has changed the cluster.
     """
     ids = {member.id for member in members}
 
     def plan(cluster: Cluster) -> Move:
+        if wish and cluster.wish and cluster.wish.order > wish.order:
+            return Stuck("another client has changed this cluster meanwhile")
         left = [server for server in cluster.servers if server.id in ids]
         living = [member for member in left if not member.going]
         if living:

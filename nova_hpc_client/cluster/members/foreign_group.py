@@ -147,6 +147,7 @@ def _continue_wish(records: GroupRecords, wish: ClusterWish, user_data: str | No
             user_data=newest.user_data if unsaid else wish.user_data,
             nics=newest.nics if _sorted_nics(newest.nics) == _sorted_nics(wish.nics) else wish.nics,
             turn=newest.turn,
+            healed=newest.healed,
             generation=newest.generation,
         )
         if candidate != newest and newest.turn:

@@ -12,7 +12,7 @@ import attrs
 
 from nova_hpc_client.cluster import snapshots
 from nova_hpc_client.cluster import wish as wishes
-from nova_hpc_client.cluster.members import member_items, server_state
+from nova_hpc_client.cluster.members import member_faults, member_items, server_state
 from nova_hpc_client.cluster.members.group import ClusterGroup, read_group
 from nova_hpc_client.cluster.members.marks import sort_by_cluster
 from nova_hpc_client.cluster.members.port import MemberPort, read_port
@@ -22,6 +22,7 @@ from nova_hpc_common.wire import cluster_wish, member_verdict, position
 from nova_hpc_common.wire.cluster_wish import ClusterWish
 from nova_hpc_common.wire.member_verdict import MemberVerdict
 from nova_hpc_common.wire.position import Position
+from nova_hpc_common.wire.server_faults import FaultWord
 from nova_hpc_common.wire.version import LaterError, WireError
 from nova_hpc_guest import host_list
 from nova_hpc_guest.host_list import HEAD, PublicKeys, WrongHostListError
@@ -69,6 +70,7 @@ class ClusterMember:
     :ivar hosts: text of its host list; empty if it has none, or if a part is missing.
     :ivar problem: the reason not to act on its ``ClusterWish``: a later release wrote it.
     :ivar verdict: the result of its measurement; None if there is none that can be read.
+    :ivar faults: its present faults, the worst first.
     """
 
     id: str
@@ -94,6 +96,7 @@ class ClusterMember:
     hosts: str = ""
     problem: str = ""
     verdict: MemberVerdict | None = None
+    faults: tuple[FaultWord, ...] = ()
 
     @property
     def shown(self) -> str:
@@ -311,8 +314,9 @@ class Cluster:
         if self.wish and self.wish.turn and all(member.status == "SHUTOFF" for member in resting):
             left = sum(member.turn != self.wish.turn for member in numbered.by_number.values())
             verb = self.wish.turn_verb
-            # The progress of a snapshot is only in Glance.
-            more = f", {left} members are left" if verb != snapshots.SNAPSHOT else ""
+            # The progress of a snapshot is only in Glance, and a healer leaves a whole cluster.
+            counted = verb not in (snapshots.SNAPSHOT, cluster_wish.HEAL)
+            more = f", {left} members are left" if counted else ""
             return ClusterState.CHANGING, f"its {verb} is not finished{more}"
         left = 0 if resting else len(self.untold)
         if left:
@@ -423,8 +427,9 @@ def gather_clusters(
     members: dict[str, list[ClusterMember]] = {}
     heads: dict[str, list[ClusterMember]] = {}
     for group_id, records in marked.servers.items():
+        own_ports = (*marked.made.get(group_id, ()), *marked.kept.get(group_id, ()))
         for server in records:
-            member = read_member(server)
+            member = read_member(server, own_ports)
             # The head is never in the group. A member of the group with a head's name or metadata
             # is a renamed member.
             head = group_of.get(member.id) != group_id and member_items.is_head(
@@ -451,8 +456,13 @@ def gather_clusters(
     return sorted(gathered, key=lambda cluster: (cluster.name, cluster.id))
 
 
-def read_member(server: Mapping[str, Any]) -> ClusterMember:
-    """Read a server record of Nova's API; unreadable metadata counts as missing."""
+def read_member(
+    server: Mapping[str, Any], ports: Iterable[Mapping[str, Any]] = ()
+) -> ClusterMember:
+    """Read a server record of Nova's API; unreadable metadata counts as missing.
+
+    :param ports: the cluster's ports, records of Neutron's API.
+    """
     metadata = server.get("metadata") or {}
     wish, problem = None, ""
     try:
@@ -493,4 +503,5 @@ def read_member(server: Mapping[str, Any]) -> ClusterMember:
         hosts=member_items.read_member_hosts(metadata),
         problem=problem,
         verdict=member_verdict.verdict_of_metadata(metadata),
+        faults=member_faults.read_faults(server, ports),
     )

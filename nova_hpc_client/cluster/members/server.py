@@ -11,9 +11,11 @@ from typing import Any
 
 import attrs
 
+from nova_hpc_client.cluster.members import member_faults
 from nova_hpc_common.wire import position, server_devices
 from nova_hpc_common.wire.position import LEVELS, Position
 from nova_hpc_common.wire.server_devices import ServerDevices
+from nova_hpc_common.wire.server_faults import FaultWord
 
 
 @attrs.frozen
@@ -22,6 +24,7 @@ class OneServer:
 
     :ivar devices: None if its metadata contains none that can be read.
     :ivar beside: level -> names of the siblings whose narrowest common level with it is this.
+    :ivar faults: its present faults, the worst first.
     """
 
     id: str
@@ -30,6 +33,7 @@ class OneServer:
     devices: ServerDevices | None
     position: Position
     beside: Mapping[str, tuple[str, ...]] = attrs.Factory(dict)
+    faults: tuple[FaultWord, ...] = ()
 
     @property
     def groups(self) -> tuple[str, ...]:
@@ -43,11 +47,14 @@ def _format_roles(group: Mapping[str, int]) -> str:
 
 
 def read_own_server(
-    server: Mapping[str, Any], siblings: Iterable[Mapping[str, Any]] = ()
+    server: Mapping[str, Any],
+    siblings: Iterable[Mapping[str, Any]] = (),
+    ports: Iterable[Mapping[str, Any]] = (),
 ) -> OneServer:
     """Read a server record of Nova's API.
 
     :param siblings: the servers of its server groups, with or without itself.
+    :param ports: its ports, records of Neutron's API.
     """
     metadata = server.get("metadata") or {}
     own_position = position.position_of_metadata(metadata)
@@ -69,6 +76,7 @@ def read_own_server(
         beside={
             level: tuple(sorted(beside[level])) for level in reversed(LEVELS) if level in beside
         },
+        faults=member_faults.read_faults(server, ports),
     )
 
 

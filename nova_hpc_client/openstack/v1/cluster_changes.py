@@ -37,7 +37,8 @@ from nova_hpc_common.wire.cluster_wish import NAME
 from nova_hpc_common.wire.version import WireError
 
 _INTERRUPTED: Final = 130
-_BRIEF: Final = 3600.0
+#: Seconds after which a command gives up.
+BRIEF: Final = 3600.0
 
 
 class ClusterChange:
@@ -95,9 +96,9 @@ def add_patience(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeout",
         type=options.parse_seconds,
-        default=_BRIEF,
+        default=BRIEF,
         metavar="<seconds>",
-        help=f"give up after so long, default: {_BRIEF:g}; 0: never",
+        help=f"give up after so long, default: {BRIEF:g}; 0: never",
     )
 
 
@@ -358,7 +359,7 @@ class ReplaceMember(HeardOutput, ClusterChange, InertOutput, command.ShowOne):
                 member_number
                 for text in parsed_args.members
                 if text != head_name
-                for member_number in _parse_member_numbers(cluster, text)
+                for member_number in parse_member_numbers(cluster, text)
             ]
             if not parsed_args.members:
                 numbered = number_members(cluster)
@@ -388,9 +389,9 @@ def _choose_wanted_numbers(cluster: Cluster, args: argparse.Namespace) -> frozen
     """The numbers of the members that the cluster should have."""
     wanted = cluster.wanted
     if args.add:
-        return wanted | _parse_member_numbers(cluster, args.add)
+        return wanted | parse_member_numbers(cluster, args.add)
     if args.remove:
-        leaving = _parse_member_numbers(cluster, args.remove)
+        leaving = parse_member_numbers(cluster, args.remove)
         unknown = leaving - wanted
         if unknown:
             names = printable_text(", ".join(_names_of_members(cluster, unknown)))
@@ -404,7 +405,7 @@ def _choose_wanted_numbers(cluster: Cluster, args: argparse.Namespace) -> frozen
     return wanted - leave.choose_leavers(neighbours.member_places_of(cluster), args.members)
 
 
-def _parse_member_numbers(cluster: Cluster, text: str) -> frozenset[int]:
+def parse_member_numbers(cluster: Cluster, text: str) -> frozenset[int]:
     """Numbers of members: ``3-5,9``, ``NAME-3,NAME-4`` or ``NAME-[3-5,9]``.
 
     :raises ClusterError: the text has none of these forms.

@@ -77,6 +77,13 @@ def cluster_record_of(cluster: Cluster) -> tuple[Sequence[str], Sequence[Any]]:
                 if member.verdict is not None
             }
         ),
+        "faults": format_columns.DictListColumn(
+            {
+                member.name: [word.value for word in member.faults]
+                for member in numbered_members.present
+                if member.faults
+            }
+        ),
         "spans": format_columns.DictColumn(neighbours.count_spanned_domains(cluster)),
     }
     if cluster.wants_head:
@@ -105,7 +112,7 @@ class ListCluster(HeardOutput, InertOutput, command.Lister):
             clusters = sdk_cloud_of(self.app).clusters()
         columns = ["Name", "ID", "State", "Members", "Ports"]
         if parsed_args.long:
-            columns += ["Policy", "Reason", "Next"]
+            columns += ["Policy", "Reason", "Next", "Faults"]
         return columns, [_format_cluster_row(cluster, parsed_args.long) for cluster in clusters]
 
 
@@ -120,7 +127,10 @@ def _format_cluster_row(cluster: Cluster, long: bool) -> Sequence[Any]:
     ]
     if long:
         policy = cluster.group.policy if cluster.group else ""
+        present = number_members(cluster).present
+        faults = [f"{member.name} {word.value}" for member in present for word in member.faults]
         row += [policy, cluster.reason, decide.format_finish_commands(cluster)]
+        row.append(format_columns.ListColumn(faults))
     return row
 
 

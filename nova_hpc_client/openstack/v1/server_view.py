@@ -25,7 +25,7 @@ class ShowServer(HeardOutput, InertOutput, command.ShowOne):
     the flavor asks for and the one that was reached, devices by role and by group, and the
     names of its domains on the fabric. Names are the project's own: two servers with the
     same name of a leaf share it. "beside" says so of the servers in its server groups, each
-    at the narrowest level that both are known to share.
+    at the narrowest level that both are known to share. "faults" are words for present faults.
     """
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
@@ -57,5 +57,6 @@ def server_record_of(server: OneServer) -> tuple[Sequence[str], Sequence[Any]]:
         "beside": format_columns.DictListColumn(
             {level: list(names) for level, names in server.beside.items()}
         ),
+        "faults": format_columns.ListColumn([word.value for word in server.faults]),
     }
     return tuple(values), tuple(values.values())

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 
 import attrs
@@ -45,7 +46,8 @@ WISHES = st.builds(
     config_drive=st.booleans(),
     check=st.booleans(),
     single=st.booleans(),
-    turn=st.sampled_from(["", "", "reboot-3", f"rebuild-12-{uuid.UUID(int=7)}"]),
+    turn=st.sampled_from(["", "", "reboot-3", f"rebuild-12-{uuid.UUID(int=7)}", "heal-4-a77e01fc"]),
+    healed=st.lists(st.integers(0, 1 << 40), max_size=30).map(tuple),
     adopted=st.booleans(),
     generation=st.integers(1, 99),
 )
@@ -110,6 +112,15 @@ def test_what_fits_into_a_name() -> None:
     label = cluster_wish.from_group_name(cluster_wish.to_group_name(wish, "a77e01fc"))
     assert label is not None
     assert label.wish == wish
+
+
+@pytest.mark.parametrize("times", [7, "7", [-1], [True], [1.5], ["7"], {"7": 7}])
+def test_times_that_are_none(times: object) -> None:
+    text = json.dumps({"v": 1, "name": "t", "m": "1", "f": "1", "q": times})
+    with pytest.raises(WireError):
+        cluster_wish.read_cluster_wish(text)
+    # A cluster that was healed has the same options.
+    assert attrs.evolve(PLAIN, healed=(7,), turn="heal-2-a").digest == PLAIN.digest
 
 
 @pytest.mark.parametrize("name", ["mine", "hpc", "HPC:x {}", "xhpc:train {}"])
@@ -209,6 +220,13 @@ def test_enough_room() -> None:
     assert quotas.find_short_quotas(NEED, enough) == []
     assert quotas.find_short_quotas(NEED, dict.fromkeys(enough, Quota(-1, 10**6))) == []
     assert quotas.find_short_quotas(NEED, {}) == []
+    # A command that gives back as much as it takes needs no more, but not less either.
+    exact = {name: Quota(value, value) for name, value in NEED.by_name().items()}
+    assert quotas.find_short_quotas(NEED, exact, NEED) == []
+    over = {name: Quota(value, value + 1) for name, value in NEED.by_name().items()}
+    short = {quota.name for quota in quotas.find_short_quotas(NEED, over, NEED)}
+    # A group's members are no sum.
+    assert short == NEED.by_name().keys() - {"server_group_members"}
 
 
 def test_the_head_counts_but_in_the_server_group() -> None:

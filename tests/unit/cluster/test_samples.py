@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import configparser
 import os
+import shlex
 import subprocess
+import types
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ import yaml
 
 from nova_hpc_client.cluster import wish as wishes
 from nova_hpc_client.cluster.members import neighbours
+from nova_hpc_client.openstack.v1.cluster_heal import HealCluster
 from tests.unit.cluster.test_members import TWO_LEAVES, cluster, member
 
 SAMPLES = Path(__file__).resolve().parents[3] / "docs/source/user/samples"
@@ -192,6 +196,19 @@ def test_heat_says_group_and_members_and_names_that_adopt_takes() -> None:
     assert ports == [None, {"binding:vnic_type": "direct"}]
     names = [server["name"].replace("%index%", str(index)) for index in range(4)]
     assert [wishes.member_number_of("train", name, True) for name in names] == [0, 1, 2, 3]
+
+
+def test_the_service_calls_heal() -> None:
+    unit = configparser.ConfigParser(interpolation=None, strict=False)
+    unit.optionxform = str  # type: ignore[assignment,method-assign]
+    unit.read_string((SAMPLES / "hpc-heal@.service").read_text())
+    words = shlex.split(unit["Service"]["ExecStart"].replace("\\\n", " "))
+    assert words[1:5] == ["hpc", "cluster", "heal", "%i"]
+    parser = HealCluster(types.SimpleNamespace(), None).get_parser("heal")
+    given = parser.parse_args(words[4:])
+    assert given.watch
+    for path in (given.drain, given.undrain):
+        assert os.access(SLURM / Path(path).name, os.X_OK)
 
 
 def tree_of(text: str) -> dict[str, dict[str, list[str]]]:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from nova_hpc_guest import build, document, terms
+from nova_hpc_common.wire.server_faults import FaultWord
+from nova_hpc_guest import build, compare, document, terms
 from tests.unit.guest.servers import gpu_of, run
 
 
@@ -170,3 +171,19 @@ def test_the_script_of_the_guide_names_the_nearest_adapter(guest, tmp_path):
         text=True,
     )
     assert (done.stdout, done.stderr) == ("mlx5_3:1\n", "")
+
+
+def test_the_words_are_those_of_the_owner(guest):
+    """The guest's wheel has them once more, because it does not need the common one."""
+    assert {
+        "device": FaultWord.GONE.value,
+        "link": FaultWord.LINK.value,
+        "pkey": FaultWord.PARTITION.value,
+    } == compare.FAULTS
+    assert set(compare.FAULTS) <= set(compare.KINDS)
+    (gpu_of(guest) / "current_link_width").write_text("8\n")
+    (gpu_of(guest) / "current_link_speed").write_text("2.5 GT/s PCIe\n")
+    status, out, _ = run(guest, "check", "--format", "json")
+    faults = [(found["kind"], found["fault"]) for found in json.loads(out)["findings"]]
+    # The speed is only a note.
+    assert (status, faults) == (1, [("link", "link"), ("link", None)])

@@ -312,6 +312,7 @@ WISH: Final = ClusterWish(
     gpu_share="0f4b3c2a-1111-4222-8333-444455556666",
     hosts=True,
     adopted=True,
+    healed=(1764180000, 1764183599),
     generation=3,
 )
 LABEL_OF: Final = ClusterWish("train", WISH.members, WISH.flavor, image=WISH.image, nics=WISH.nics)

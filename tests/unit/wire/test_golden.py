@@ -274,7 +274,7 @@ def test_texts_of_the_first_code_are_read() -> None:
         examples.POSITION, rails=()
     )
     assert READERS["cluster-wish"](golden("cluster-wish/v1-first.json")) == attrs.evolve(
-        examples.WISH, gpu_share="", hosts=False, adopted=False, mounts=()
+        examples.WISH, gpu_share="", hosts=False, adopted=False, mounts=(), healed=()
     )
     # Nor these: of clusters that have a head.
     headed = READERS["cluster-label"](golden("cluster-label/v2.json"))
