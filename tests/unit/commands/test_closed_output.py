@@ -253,8 +253,8 @@ def test_the_fabric_is_synchronised_to_its_end(tmp_path):
         with (tmp_path / "out").open("w") as file:
             done = run([tmp_path / name, *words], SYNC, stdout=file if name == "read" else None)
         steps.append((tmp_path / name).read_text().splitlines())
-        # Nobody's aggregates are as they were written: that is said, and the status its own.
-        assert "somebody else has" in done.stderr
+        # The aggregates differ from the map, which has a status of its own.
+        assert "another program has changed them" in done.stderr
         assert done.returncode not in (0, CLOSED)
     assert steps[0] == steps[1]
     assert len(steps[0]) > 3
