@@ -118,6 +118,13 @@ def hygiene(size: Size) -> Iterator[measure.Row]:
     yield from hygiene.run(size.switches, size.starts)
 
 
+def watch(size: Size) -> Iterator[measure.Row]:
+    """The watch over devices in use."""
+    from benchmarks import watch
+
+    yield from watch.run(*size.node, size.rounds_of_node)
+
+
 def gangs(size: Size) -> Iterator[measure.Row]:
     """The planner of gangs."""
     from benchmarks import gangs
@@ -133,6 +140,7 @@ PARTS: Mapping[str, Callable[[Size], Iterator[measure.Row]]] = {
     "creates": creates,
     "guest_xml": guest_xml,
     "hygiene": hygiene,
+    "watch": watch,
     "gangs": gangs,
 }
 

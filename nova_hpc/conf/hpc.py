@@ -20,6 +20,7 @@ from nova_hpc.conf import (
     segments,
     servers,
     stage,
+    watch,
 )
 
 GROUP: Final = cfg.OptGroup(
@@ -37,7 +38,7 @@ OPTS: Final[list[cfg.Opt]] = [
     option
     for concern in (
         *(roles, ports, scheduler, fabric, node, health),
-        *(servers, nvlink, adapters, peer, stage, segments),
+        *(servers, nvlink, adapters, peer, stage, segments, watch),
     )
     for option in concern.OPTS
 ]

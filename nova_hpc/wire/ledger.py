@@ -16,7 +16,8 @@ One JSON object in a file of the node, ``[hpc]ledger_file``::
          "clean": "17 2026-01-01 00:00:00+00:00",
          "baseline": {...},
          "adapter": {"server": "<uuid>", "index": 0, "before": {...}, "made": {...}},
-         "stage": {"phase": "due", "server": "<uuid>", "since": 1767225600.0}}},
+         "stage": {"phase": "due", "server": "<uuid>", "since": 1767225600.0},
+         "watch": {"server": "<uuid>", "faults": {"link": {...}}}}},
      "absent": {"serial:...": {as above}},
      "maintenance": {"start": 1767225600.0, "end": 1767232800.0, "reason": "firmware 1.2"},
      "accepted": [{"model": "10de:2330", "change": "...", "reason": "..."}],
@@ -28,9 +29,10 @@ One JSON object in a file of the node, ``[hpc]ledger_file``::
 
 ``providers`` lists the reservations in Placement (:mod:`nova_hpc.wire.reservation`).
 ``server`` is written before a server starts and removed only after the device was found
-clean. ``baseline``, ``adapter`` and ``stage`` belong to the steps that write them
+clean. ``baseline``, ``adapter``, ``stage`` and ``watch`` belong to their writers
 (:mod:`nova_hpc.tenancy.hygiene.baseline`, :mod:`nova_hpc.tenancy.adapters.settings`,
-:mod:`nova_hpc.tenancy.stage.device_stage`) and are passed on unchanged.
+:mod:`nova_hpc.tenancy.stage.device_stage`, :mod:`nova_hpc.tenancy.watch.record`) and are passed on
+unchanged.
 ``absent`` contains the records of hardware that is no longer in the node.
 ``compared`` is set once nova-compute has marked the devices that servers have in Nova's
 records. A file that was started again after the old one was lost does not have it.
@@ -159,6 +161,9 @@ class LedgerDevice:
     #: The difference between the guest and the server's devices, for this device, at the last
     #: update; "" if there is none.
     differs: str = attrs.field(default="", converter=cut_reason)
+    #: Its present faults while a server has it, and the values they are compared with; None if
+    #: it is not watched.
+    watch: Mapping[str, Any] | None = attrs.field(default=None, hash=False)
     #: How often it was found clean after a server, and how often not.
     cleaned: int = 0
     failed: int = 0
@@ -194,6 +199,8 @@ class LedgerDevice:
             body["stage"] = dict(self.stage)
         if self.differs:
             body["differs"] = self.differs
+        if self.watch is not None:
+            body["watch"] = dict(self.watch)
         if self.cleaned or self.failed:
             body["counts"] = {"cleaned": self.cleaned, "failed": self.failed}
         return body
@@ -218,7 +225,7 @@ class LedgerDevice:
 _NOTHING: Final = LedgerDevice()
 _KEYS: Final = frozenset(
     {"hardware", "state", "reason", "server", "unreported", "baseline", "adapter", "counts"}
-    | {"health", "last_server", "counted", "differs", "stage", "clean", "replaced"}
+    | {"health", "last_server", "counted", "differs", "stage", "clean", "replaced", "watch"}
 )
 _TOP: Final = frozenset(
     {LEDGER.key, "devices", "nvlink", "absent", "maintenance", "accepted"}
@@ -474,6 +481,7 @@ def _read_device_entry(body: Any) -> LedgerDevice:
         adapter=_step_part_of(body.get("adapter")),
         stage=_step_part_of(body.get("stage")),
         differs=require_type(body.get("differs", ""), str),
+        watch=_step_part_of(body.get("watch")),
         cleaned=require_type(counts.get("cleaned", 0), int),
         failed=require_type(counts.get("failed", 0), int),
         more={key: body[key] for key in body.keys() - _KEYS},

@@ -29,6 +29,7 @@ from nova_hpc.tenancy.stage import device_stage, erasers
 from nova_hpc.tenancy.stage.device_stage import DeviceStage, StagePhase
 from nova_hpc.tenancy.step import DeviceCandidate, NodeView
 from nova_hpc.tenancy.storage import Erasers
+from nova_hpc.tenancy.watch import record
 from nova_hpc.topology import roles, sysfs
 from nova_hpc.topology.device import DEVICES
 from nova_hpc.topology.model import AddressError, Node, address_key, normalise_address
@@ -126,6 +127,11 @@ class ManagedNode:
         )
         return ":".join(word for word in words if word is not None)
 
+    def faults(self, address: str) -> str:
+        """The faults of a device that a server has, as nova-compute's watch found them, or ""."""
+        entry = record.load_record(self.ledger.device(address).watch)
+        return "" if entry is None else entry.text(format_ledger_time)
+
     def since(self, address: str) -> str:
         """The time at which the state of a device began; "" if it never had a fault."""
         trial = self.ledger.device(address).trial
@@ -168,8 +174,12 @@ class ManagedNode:
             and server in (None, entry.holder)
         ):
             return "cleaning", self.progress(address, entry)
-        if (server is not None and device.state is not DeviceState.SUSPECT) or device.differs:
-            return "in use", "; ".join(filter(None, (device.differs, ill.get(address, ""))))
+        faults = self.faults(address)
+        if (server is not None and device.state is not DeviceState.SUSPECT) or (
+            device.differs or faults
+        ):
+            texts = (faults, device.differs, ill.get(address, ""))
+            return "in use", "; ".join(filter(None, texts))
         if address in self.ledger.suspect:
             return "suspect", self.ledger.suspect[address]
         if address in ill:
@@ -302,6 +312,7 @@ class ShowDevice(_DeviceCommand):
             "State": state,
             "Reason": reason,
             "Server": description["Server"],
+            "Faults": place.faults(address),
             "Driver": function.driver or "",
             "Reset methods": " ".join(function.reset_methods or ()),
             "Differences": "; ".join([*differences, *unknown]),

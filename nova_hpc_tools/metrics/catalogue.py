@@ -115,6 +115,12 @@ NODE_DIFFERING: Final = MetricKind(
     "differing_devices",
     "Devices whose presence in the guest differs from the record of the server",
 )
+NODE_FAULTS: Final = MetricKind(
+    _NODE,
+    "server_faults",
+    "Faults of devices that servers have, by the word that the owner's tag has",
+    ("fault",),
+)
 NODE_LARGEST: Final = MetricKind(
     _NODE,
     "largest_set",
@@ -286,6 +292,7 @@ ALL: Final[tuple[MetricKind, ...]] = (
     NODE_CLEANINGS,
     NODE_ABSENT,
     NODE_DIFFERING,
+    NODE_FAULTS,
     NODE_LARGEST,
     NODE_PEERS,
     NODE_NVLINK,

@@ -18,6 +18,8 @@ import attrs
 
 from nova_hpc.placement.model import DevicePool, FreeHost
 from nova_hpc.tenancy.sign import HealthSign
+from nova_hpc.tenancy.watch.record import load_record
+from nova_hpc.tenancy.watch.rules import NODE_WORDS
 from nova_hpc.topology import peer
 from nova_hpc.wire.ledger import DeviceState, Ledger
 from nova_hpc_tools.base import CommandError
@@ -132,6 +134,10 @@ def _count_ledger_facts(ledger: Ledger) -> Iterator[MetricSample]:
         yield MetricSample(catalogue.NODE_CLEANINGS, number, (result,))
     yield MetricSample(catalogue.NODE_ABSENT, len(ledger.absent))
     yield MetricSample(catalogue.NODE_DIFFERING, sum(bool(device.differs) for device in here))
+    faults: Counter[tuple[str, ...]] = Counter({(word.value,): 0 for word in NODE_WORDS})
+    for watched in filter(None, (load_record(device.watch) for device in here)):
+        faults.update((word.value,) for word in watched.faults)
+    yield from list_count_samples(catalogue.NODE_FAULTS, faults)
 
 
 def _measure_node_sets(

@@ -6,6 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 from lxml import etree
+from nova import context as nova_context
+from nova import objects
 from nova.tests import fixtures as nova_fixtures
 
 from nova_hpc.tenancy import guest_domains
@@ -90,6 +92,37 @@ class PromisesTest(GuestTest):
         self.assertEqual(1, len(self.places(self.server)))
         self.assertEqual(("INFO", self.address, ""), self.told()[-1])
         self.assertEqual(2, len(self.told()))
+
+    def test_the_watch_does_not_wait_for_two_updates(self) -> None:
+        """libvirt has reported the loss; two comparisons, some seconds apart, confirm it."""
+        self.update("alpha")
+        driver: Any = self.computes["alpha"].driver
+        promises, watch = driver.hpc_promises, driver.hpc_watch
+        watch.look()
+        promises.look_again()
+        self.assertIsNone(promises._between)  # nothing was lost
+        self.lose()
+        promises.removed(self.server["id"])
+        promises.look_again()
+        self.assertEqual([], promises.gone_from_guests())
+        # Neither another one nor an update may confirm it at once.
+        promises.look_again()
+        self.update("alpha")
+        self.assertEqual([], promises.gone_from_guests())
+        promises._between -= 20.0
+        watch.look()
+        self.assertEqual([(self.server["id"], self.address)], promises.gone_from_guests())
+        self.eventually(lambda: self.assertEqual(["hpc-fault=gone"], self.tags()))
+        # Nothing more is due, and the next update compares again.
+        promises._between -= 20.0
+        watch.look()
+        self.assertEqual(0, promises._due)
+        self.assertEqual({self.address}, self.differs(looks=1).keys())
+
+    def tags(self) -> list[str]:
+        context = nova_context.get_admin_context()
+        tags = objects.TagList.get_by_resource_id(context, self.server["id"])
+        return [tag.tag for tag in tags]
 
     def test_a_device_too_many(self) -> None:
         other = next(each for each in self.tracked("alpha") if each != self.address)

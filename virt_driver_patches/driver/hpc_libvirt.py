@@ -52,6 +52,7 @@ from virt_driver_patches.driver.kept_devices import GuestComparison
 from virt_driver_patches.driver.node import HpcNode
 from virt_driver_patches.driver.segment_keeper import SegmentKeeper
 from virt_driver_patches.driver.segments import NodeSegments
+from virt_driver_patches.driver.watch import DeviceWatch, used_devices_of
 from virt_driver_patches.errors import ClaimRefused, DeviceFault, StartFault, wrap_for_rollback
 from virt_driver_patches.patches import pci_devices, refuse_early
 
@@ -102,6 +103,9 @@ class HpcLibvirtDriver(LibvirtDriver):
             lambda instance: self._host.get_guest(instance),
             self.hpc_admission.restart,
         )
+        self.hpc_watch = DeviceWatch(
+            lambda: used_devices_of(virtapi), self.hpc_promises, lambda: self.hpc_node.source.ledger
+        )
 
     @functools.cached_property
     def _hpc_host_boot(self) -> HostBoot:
@@ -124,8 +128,14 @@ class HpcLibvirtDriver(LibvirtDriver):
                 self.hpc_node.providers,
             )
             self.hpc_node.begin()
+            self.hpc_watch.begin(host)
         elif self.hpc_segments.keeper.given:
             patches.install_early_wraps(self.virtapi, self._hpc_early_checks())
+
+    def cleanup_host(self, host: str) -> None:
+        """End the watch of devices, too."""
+        self.hpc_watch.end()
+        super().cleanup_host(host)
 
     def _get_pci_passthrough_devices(self) -> str:
         """Return Nova's reading, without its cache if this project is in use."""
@@ -156,10 +166,7 @@ class HpcLibvirtDriver(LibvirtDriver):
         if isinstance(event, libvirtevent.DeviceRemovedEvent) and self.hpc_node.active:
             # This thread must not delay libvirt's other events.
             threading.Thread(
-                target=self.hpc_promises.removed,
-                args=(event.uuid,),
-                name="hpc-removed",
-                daemon=True,
+                target=self.hpc_promises.removed, args=(event.uuid,), name="hpc-lost", daemon=True
             ).start()
 
     def _hpc_early_checks(self) -> dict[str, refuse_early.Check]:
@@ -222,7 +229,7 @@ class HpcLibvirtDriver(LibvirtDriver):
             self.hpc_admission.restart(instance)  # the same host, the same devices
         else:
             self.hpc_admission.start(context, instance)
-        with self.hpc_segments.starting(instance, anew=not here):
+        with self.hpc_watch.restarting(instance), self.hpc_segments.starting(instance, not here):
             position.write_position_metadata(instance, self.hpc_node)
             with _word_start_fault(context, instance):
                 super().spawn(context, instance, *args, **kwargs)
@@ -252,7 +259,7 @@ class HpcLibvirtDriver(LibvirtDriver):
         also call this method.
         """
         self.hpc_admission.restart(instance)
-        with self.hpc_segments.starting(instance, anew=False):
+        with self.hpc_watch.restarting(instance), self.hpc_segments.starting(instance, anew=False):
             position.write_position_metadata(instance, self.hpc_node)
             with _word_start_fault(context, instance):
                 super()._hard_reboot(context, instance, *args, **kwargs)
@@ -261,7 +268,7 @@ class HpcLibvirtDriver(LibvirtDriver):
         self, context: RequestContext, instance: objects.Instance, *args: Any, **kwargs: Any
     ) -> None:
         """Keep the server's shared memory while a soft reboot starts its domain again."""
-        with self.hpc_segments.staying(instance):
+        with self.hpc_watch.restarting(instance), self.hpc_segments.staying(instance):
             super().reboot(context, instance, *args, **kwargs)
 
     def resume_state_on_host_boot(
@@ -291,7 +298,7 @@ class HpcLibvirtDriver(LibvirtDriver):
             self.hpc_admission.restart(instance)
         except exception.NovaException as error:
             raise wrap_for_rollback(error) from error
-        with _word_start_fault(context, instance):
+        with self.hpc_watch.restarting(instance), _word_start_fault(context, instance):
             super().resume(context, instance, *args, **kwargs)
 
     def suspend(self, context: RequestContext, instance: objects.Instance) -> None:
@@ -351,6 +358,7 @@ class HpcLibvirtDriver(LibvirtDriver):
         """Check before the guest is replaced by the rescue guest."""
         self.hpc_admission.restart(instance)
         with (
+            self.hpc_watch.restarting(instance),
             self.hpc_segments.starting(instance, anew=False),
             _word_start_fault(context, instance),
         ):
@@ -359,11 +367,11 @@ class HpcLibvirtDriver(LibvirtDriver):
     def unrescue(self, context: RequestContext, instance: objects.Instance) -> None:
         """Keep the guest's former memory: Nova starts the guest with a stored domain."""
 
-        def read_kept_xml() -> str:
+        def read_xml() -> str:
             path = Path(libvirt_utils.get_instance_path(instance)) / "unrescue.xml"
             return str(libvirt_utils.load_file(str(path)))
 
-        with self.hpc_segments.returning(instance, read_kept_xml):
+        with self.hpc_watch.restarting(instance), self.hpc_segments.returning(instance, read_xml):
             super().unrescue(context, instance)
 
     # -- a server ends --------------------------------------------------------
@@ -397,7 +405,7 @@ class HpcLibvirtDriver(LibvirtDriver):
     ) -> None:
         """On the destination: the full check, with a fresh reading."""
         self.hpc_admission.start(context, instance)
-        with self.hpc_segments.starting(instance, anew=True):
+        with self.hpc_watch.restarting(instance), self.hpc_segments.starting(instance, anew=True):
             position.write_position_metadata(instance, self.hpc_node)
             with _word_start_fault(context, instance):
                 super().finish_migration(context, migration, instance, *args, **kwargs)
@@ -407,7 +415,7 @@ class HpcLibvirtDriver(LibvirtDriver):
     ) -> None:
         """Back on the source, with the server's former devices."""
         self.hpc_admission.back(context, instance)
-        with self.hpc_segments.starting(instance, anew=True):
+        with self.hpc_watch.restarting(instance), self.hpc_segments.starting(instance, anew=True):
             position.write_position_metadata(instance, self.hpc_node)
             with _word_start_fault(context, instance):
                 super().finish_revert_migration(context, instance, *args, **kwargs)

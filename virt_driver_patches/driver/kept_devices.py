@@ -12,8 +12,9 @@ attached again at its place.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import attrs
 from nova import context as nova_context
@@ -38,6 +39,10 @@ LOG = logging.getLogger(__name__)
 #: States in which a server's guest has its devices, and Nova makes no changes.
 _SETTLED = (vm_states.ACTIVE, vm_states.PAUSED)
 
+#: Comparisons after a lost device, and the seconds that they are apart at least.
+_COMPARISONS: Final = 2
+_APART: Final = 10.0
+
 
 class GuestComparison:
     """The comparison of one node. It stores the last result, and the reported differences."""
@@ -60,6 +65,12 @@ class GuestComparison:
         self._notifier = GuestNotifier()
         #: Differences in the ledger; None if not yet written since the service started.
         self._written: Mapping[str, str] | None = None
+        #: Comparisons between two updates that are due since libvirt reported a lost device.
+        self._due = 0
+        #: Host and node of the last update; None before the first.
+        self._place: tuple[str, str] | None = None
+        #: When the last comparison between two updates was made, by time.monotonic().
+        self._between: float | None = None
 
     def report(
         self, resources: dict[str, Any], host: str, nodename: str, ledger: LedgerFile
@@ -71,7 +82,11 @@ class GuestComparison:
         """
         try:
             with self._lock:
-                texts = self._texts(host, nodename)
+                self._place = (host, nodename)
+                if self._is_too_early():
+                    texts = kept_devices.reasons_of_differences(self._look.known)
+                else:
+                    texts = self._texts(host, nodename)
                 document = (
                     stats.read_stats(resources["stats"].get(stats.KEY)) or stats.StatsDocument()
                 )
@@ -91,6 +106,7 @@ class GuestComparison:
         the next update draws a conclusion. But a device whose removal was requested at a
         failed suspend is put back at once.
         """
+        self._due = _COMPARISONS
         try:
             context = nova_context.get_admin_context()
             instance = objects.Instance.get_by_uuid(
@@ -100,6 +116,34 @@ class GuestComparison:
                 self._put_back(server)
         except Exception:
             LOG.exception("A device that a guest gave up cannot be put back: server %s", server)
+
+    def look_again(self) -> None:
+        """Compare between two updates if libvirt has reported a lost device. Never raises.
+
+        The watch of devices calls this every few seconds, so that it need not wait for two updates.
+        """
+        if not self._due or self._place is None:
+            return
+        try:
+            with self._lock:
+                if not self._is_too_early():
+                    self._due -= 1
+                    self._texts(*self._place)
+                    self._between = time.monotonic()
+        except Exception:
+            LOG.exception("The driver cannot tell whether the servers have their devices")
+
+    def gone_from_guests(self) -> list[tuple[str, str]]:
+        """Return (server, address) of devices that two comparisons have missed in their guests."""
+        words = kept_devices.difference_words_of(self._look.known)
+        return [key for key, word in words.items() if word == kept_devices.GONE]
+
+    def _is_too_early(self) -> bool:
+        """Whether a comparison now would confirm another one after a moment.
+
+        Nova removes the record of a direct port's device seconds after the guest has lost it.
+        """
+        return self._between is not None and time.monotonic() - self._between < _APART
 
     # -- looking ------------------------------------------------------------------
 

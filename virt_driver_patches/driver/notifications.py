@@ -6,8 +6,9 @@ These are Nova's own versioned notifications (nova/notifications/objects/base.py
 sent, if anything. The event ``hpc_device.update`` is about a device of
 the node. Its payload contains no serial numbers and no reasons, because reasons name servers:
 they are in ``stats['hpc']`` and in the ledger of the node. ``hpc_guest_device.update`` is about a
-server whose guest lacks devices of Nova's records, or has others. It names the server, as
-Nova's own notifications of servers do.
+server whose guest lacks devices of Nova's records, or has others. ``hpc_server_fault.update`` is
+about a fault of a running server's device. Both name the server, as Nova's own notifications of
+servers do.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ LOG = logging.getLogger(__name__)
 
 _OBJECT: Final = "hpc_device"
 _GUEST: Final = "hpc_guest_device"
+_FAULT: Final = "hpc_server_fault"
 #: The most changes of one update that are sent; the others are only counted.
 _MOST: Final = 64
 _Key = TypeVar("_Key", str, tuple[str, str])
@@ -105,6 +107,61 @@ class HpcGuestDeviceNotification(base.NotificationBase):
     # Version 1.0: Initial version
     VERSION = "1.0"
     fields: Final = {"payload": fields.ObjectField("HpcGuestDevicePayload")}
+
+
+@nova_base.NovaObjectRegistry.register_notification
+class HpcServerFaultPayload(_HpcPayload):
+    """A fault of a device that a running server has, or its end."""
+
+    # Version 1.0: Initial version
+    VERSION = "1.0"
+    fields: Final = {
+        "host": fields.StringField(),
+        # PCI address in the node.
+        "address": fields.StringField(),
+        "server_uuid": fields.UUIDField(),
+        # A value of nova_hpc_common.wire.server_faults.FaultWord.
+        "fault": fields.StringField(),
+        # False if the fault is over, or the server is no longer here.
+        "present": fields.BooleanField(),
+        # When the fault was found.
+        "since": fields.DateTimeField(nullable=True),
+    }
+
+
+@nova_base.NovaObjectRegistry.register_notification
+class HpcServerFaultNotification(base.NotificationBase):
+    """``hpc_server_fault.update``."""
+
+    # Version 1.0: Initial version
+    VERSION = "1.0"
+    fields: Final = {"payload": fields.ObjectField("HpcServerFaultPayload")}
+
+
+def notify_server_fault(
+    host: str, address: str, server: str, fault: str, present: bool, since: float
+) -> None:
+    """Send that a fault of a server's device was found, or is over. Never raises.
+
+    :param host: the service's name for this node.
+    :param since: when it was found, Unix time in seconds.
+    """
+    try:
+        HpcServerFaultNotification(
+            priority=_priority_of_change(not present),
+            publisher=_compute_publisher_of(host),
+            event_type=base.EventType(object=_FAULT, action=fields.NotificationAction.UPDATE),
+            payload=HpcServerFaultPayload(
+                host=host,
+                address=address,
+                server_uuid=server,
+                fault=fault,
+                present=present,
+                since=_datetime_of_moment(since),
+            ),
+        ).emit(nova_context.get_admin_context())
+    except Exception:
+        LOG.exception("No notification of the fault of PCI device %s was sent", address)
 
 
 @attrs.define

@@ -88,7 +88,7 @@ def _switch_on() -> None:
         enabled = [*conf.filter_scheduler.enabled_filters]
         # Nova's tests must not read this machine; an empty one stands in.
         nowhere = self.useFixture(fixtures.TempDir()).path
-        self.flags(group="hpc", sysfs_root=nowhere)
+        self.flags(group="hpc", sysfs_root=nowhere, watch_interval=0.0)
         self.flags(
             group="filter_scheduler",
             available_filters=["nova.scheduler.filters.all_filters", FILTER, FABRIC_FILTER],

@@ -131,6 +131,37 @@ def test_the_life_of_a_quarantine(node, ask):
     assert "neither suspect nor in quarantine" in err
 
 
+def test_a_fault_of_a_device_in_use(node, ask):
+    body = {
+        "server": SERVER,
+        "faults": {
+            "link": {"since": 1767225600.0, "reported": True},
+            "errors": {"since": 1767225660.0},
+        },
+    }
+
+    def edit(ledger):
+        entry = attrs.evolve(ledger.device(GPU), server=SERVER, watch=body)
+        return ledger.put({GPU: entry, OTHER: attrs.evolve(ledger.device(OTHER), watch={"": ""})})
+
+    LedgerFile(node.state).change(edit)
+    text = (
+        "fault errors since 2026-01-01T00:01:00Z, not reported to its owner yet; "
+        "fault link since 2026-01-01T00:00:00Z"
+    )
+    rows = listed(ask)
+    assert (rows[GPU]["State"], rows[GPU]["Reason"]) == ("in use", text)
+    assert rows[GPU]["Server"] == SERVER
+    assert rows[OTHER]["State"] == "free"
+    shown = json.loads(ask("show", GPU, "-f", "json")[1])
+    assert (shown["Faults"], shown["Server"]) == (text, SERVER)
+    # nova-compute writes no mark if it cleans no devices.
+    LedgerFile(node.state).change(
+        lambda ledger: ledger.put({GPU: attrs.evolve(ledger.device(GPU), server=None)})
+    )
+    assert listed(ask)[GPU]["State"] == "in use"
+
+
 def test_show(node, ask):
     node.config(GPU, device=0x2331)
     status, out, _ = ask("show", GPU, "--format", "json")

@@ -95,6 +95,24 @@ def test_suspects_their_tries_and_who_quarantined_them(node, device, metrics):
     assert told(text) == listed(device)
 
 
+def test_faults_of_devices_in_use(node, metrics):
+    faults = {"link": {"since": 1.0}, "gone": {"since": 2.0}}
+    node.file.change(
+        lambda ledger: ledger.put(
+            {
+                GPU: attrs.evolve(ledger.device(GPU), watch={"server": SERVER, "faults": faults}),
+                VF: attrs.evolve(
+                    ledger.device(VF), watch={"server": SERVER, "faults": {"link": {"since": 1.0}}}
+                ),
+                OTHER: attrs.evolve(ledger.device(OTHER), watch={"": ""}),
+            }
+        )
+    )
+    assert values(metrics(), "nova_hpc_node_server_faults", "fault") == {
+        **{"errors": 0, "firmware": 0, "gone": 1, "link": 2, "port": 0}
+    }
+
+
 def test_fragmentation_by_the_engine(node, metrics):
     sizes = values(metrics(), "nova_hpc_node_largest_set", "role", "level")
     assert sizes["gpu", "host"] == told(metrics())["gpu", "free"] == 2

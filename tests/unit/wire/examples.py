@@ -230,6 +230,13 @@ LEDGER: Final = Ledger(
             unreported=True,
             replaced=True,
             baseline={"identity": {"vendor_id": "10de"}, "width": 16, "speed": 32.0},
+            watch={
+                "server": "d3b5b3ac-54b1-4a6e-a3d5-6b0e6f6c2a10",
+                "boot": "3f6a9c0e-boot",
+                "width": 16,
+                "counters": {"fatal": 0, "nonfatal": 3},
+                "faults": {"link": {"since": 1790000000.0, "reported": True}},
+            },
             cleaned=12,
             failed=1,
         ),

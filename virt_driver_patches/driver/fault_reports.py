@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reports the faults of a server's devices to its owner: a tag and an instance action each.
+
+Nova's objects write both, so a user's limit of 50 tags does not count: only the API checks it
+(nova/api/openstack/compute/server_tags.py, releases 32 to 34). A report that fails stays in its
+server's queue, and the next look sends it again. Its request id shows whether an earlier try has
+arrived all the same. The texts contain the word of the fault, and nothing of the host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+from collections.abc import Mapping
+
+import attrs
+from nova import context as nova_context
+from nova import exception, objects
+from oslo_log import log as logging
+from oslo_utils import timeutils
+
+from nova_hpc_common.wire.server_faults import CLEARED_ACTION, FOUND_ACTION, FaultWord
+
+LOG = logging.getLogger(__name__)
+
+
+def _new_request_id() -> str:
+    request_id: str = nova_context.get_admin_context().request_id
+    return request_id
+
+
+@attrs.define
+class _FaultReport:
+    """One change of a server's faults that is not reported yet."""
+
+    word: FaultWord
+    present: bool
+    moment: datetime.datetime = attrs.field(factory=timeutils.utcnow)
+    request_id: str = attrs.field(factory=_new_request_id)
+    #: Whether an earlier try may have written the action.
+    tried: bool = False
+
+
+@attrs.define
+class OwnerReports:
+    """The reports of one node. Only the thread of the watch uses it."""
+
+    #: Server -> faults that its owner has as tags and actions.
+    _reported: dict[str, set[FaultWord]] = attrs.field(factory=dict)
+    _queues: dict[str, list[_FaultReport]] = attrs.field(factory=dict)
+    _failed: set[str] = attrs.field(factory=set)
+
+    def restore(self, server: str, word: FaultWord) -> None:
+        """Take over a fault that an earlier run of this service has reported."""
+        self._reported.setdefault(server, set()).add(word)
+
+    def put(self, server: str, word: FaultWord, present: bool) -> None:
+        """Add a change to the server's queue."""
+        self._queues.setdefault(server, []).append(_FaultReport(word, present))
+
+    def is_reported(self, server: str, word: FaultWord) -> bool:
+        """Whether a present fault has its tag and its action."""
+        return word in self._reported.get(server, ())
+
+    @property
+    def waiting(self) -> frozenset[str]:
+        """The servers with reports that are not sent yet."""
+        return frozenset(self._queues)
+
+    def send(self, tags: Mapping[str, frozenset[str]]) -> None:
+        """Send the reports that wait, and write tags again that are missing. Never raises.
+
+        :param tags: server -> its present tags, for the servers whose tags were read.
+        """
+        for server in sorted(self._queues.keys() | tags.keys()):
+            try:
+                if server in self._queues:
+                    self._send_queue(server)
+                    continue  # the tags were read before
+                for word in self._reported.get(server, ()):
+                    if word.tag not in tags[server]:
+                        _add_tag(server, word)
+            except exception.InstanceNotFound:
+                self.forget(server)  # deleted, and its tags with it
+            except Exception as error:
+                if server not in self._failed:
+                    LOG.warning("The faults of server %s are not reported yet: %s", server, error)
+                self._failed.add(server)
+            finally:
+                self._failed &= self._queues.keys()
+
+    def forget(self, server: str) -> None:
+        """Drop a server that is deleted."""
+        self._reported.pop(server, None)
+        self._queues.pop(server, None)
+
+    def _send_queue(self, server: str) -> None:
+        queue = self._queues[server]
+        while queue:
+            report = queue[0]
+            if report.present:
+                _add_tag(server, report.word)
+            else:
+                _remove_tag(server, report.word)
+            _write_action(server, report)
+            reported = self._reported.setdefault(server, set())
+            if report.present:
+                reported.add(report.word)
+            else:
+                reported.discard(report.word)
+            del queue[0]
+        del self._queues[server]
+        if not self._reported[server]:
+            del self._reported[server]
+
+
+def _add_tag(server: str, word: FaultWord) -> None:
+    context = nova_context.get_admin_context()
+    objects.Tag(context=context, resource_id=server, tag=word.tag).create()
+
+
+def _remove_tag(server: str, word: FaultWord) -> None:
+    with contextlib.suppress(exception.InstanceTagNotFound):  # its owner was faster
+        objects.Tag.destroy(nova_context.get_admin_context(), server, word.tag)
+
+
+def _write_action(server: str, report: _FaultReport) -> None:
+    context = nova_context.get_admin_context()
+    if report.tried and objects.InstanceAction.get_by_request_id(
+        context, server, report.request_id
+    ):
+        return
+    report.tried = True
+    objects.InstanceAction(
+        context=context,
+        instance_uuid=server,
+        request_id=report.request_id,
+        action=FOUND_ACTION if report.present else CLEARED_ACTION,
+        message=report.word.value,
+        start_time=report.moment,
+        updated_at=report.moment,
+    ).create()
