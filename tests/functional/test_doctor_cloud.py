@@ -224,7 +224,7 @@ class FaultTest(CloudTest):
         self.set_inventory(stale, total=1)
         finding = self.found("provider-excess")
         self.assertIn(
-            "0000:99:00.0 of alpha: Placement gives 1 of 1, and Nova knows 0", finding.seen
+            "0000:99:00.0 of alpha: Placement gives 1 of 1, and Nova has 0", finding.seen
         )
         words = render_cure(finding.cure).split(";")[0]
         self.assertTrue(words.endswith(f"--resource {fixtures.GPU_CLASS}:reserved=1 {stale}"))

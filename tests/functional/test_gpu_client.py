@@ -106,7 +106,7 @@ class GpuTest(base.GpuClientTest):
         # A port without a filter needs keys.
         (port,) = [p for p in self.neutron._ports.values() if p["device_id"] == one]
         port["port_security_enabled"] = False
-        self.assertIn("say --encrypt", self.gpu("attach", "sim", "one", status=1).err)
+        self.assertIn("use --encrypt", self.gpu("attach", "sim", "one", status=1).err)
         port["port_security_enabled"] = True
         # A group that opens everything to its members was added to the share's port.
         (share,) = [row["ID"] for row in self.shares()]

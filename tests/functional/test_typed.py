@@ -8,7 +8,7 @@ from collections import defaultdict
 import pytest
 from keystoneauth1 import loading
 from nova.conf import opts as nova_opts
-from oslo_config import cfg
+from oslo_config import cfg, types
 from oslo_limit import opts as limit_opts
 from placement.conf import opts as placement_opts
 
@@ -41,10 +41,24 @@ NEUTRON = [
     ("ml2_type_vlan", [cfg.ListOpt("network_vlan_ranges")]),
     ("sriov_nic", [cfg.ListOpt("physical_device_mappings")]),
 ]
+#: Of Masakari, whose options have the same names as Nova's.
+MASAKARI = [
+    (
+        "taskflow_driver_recovery_flows",
+        [
+            cfg.Opt(
+                "host_auto_failure_recovery_tasks",
+                type=types.Dict(types.List(bounds=True), bounds=False),
+            )
+        ],
+    ),
+    ("nova_hpc", [cfg.ListOpt("drain_command")]),
+]
 SERVICES = {
     "nova": everything(nova_opts.list_opts(), limit_opts.list_opts(), KEYSTONE),
     "placement": everything(placement_opts.list_opts()),
     "neutron": everything(partitions.list_opts(), NEUTRON),
+    "masakari": everything(MASAKARI),
 }
 
 

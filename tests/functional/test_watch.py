@@ -379,7 +379,7 @@ class WatchTest(DriverTest):
             time.sleep(3)
             self.sysfs["alpha"].vanish(address)
             self.eventually(lambda: self.assertEqual(["hpc-fault=gone"], self.tags(server)))
-            self.computes["alpha"].driver.cleanup_host("alpha")
+            self.watch.end()
         self.sysfs["alpha"].come_back(address)
 
     def test_errors_of_an_exporter(self) -> None:

@@ -70,7 +70,9 @@ def _address(lab, server):
 
 
 def _tags(lab, server):
-    return list(lab.connection.compute.get_server(server).tags)
+    """The tags of faults; a member has another one from the client."""
+    tags = lab.connection.compute.get_server(server).tags
+    return sorted(tag for tag in tags if tag.startswith("hpc-fault="))
 
 
 def _actions(lab, server):

@@ -132,11 +132,6 @@ class HpcLibvirtDriver(LibvirtDriver):
         elif self.hpc_segments.keeper.given:
             patches.install_early_wraps(self.virtapi, self._hpc_early_checks())
 
-    def cleanup_host(self, host: str) -> None:
-        """End the watch of devices, too."""
-        self.hpc_watch.end()
-        super().cleanup_host(host)
-
     def _get_pci_passthrough_devices(self) -> str:
         """Return Nova's reading, without its cache if this project is in use."""
         if self.hpc_node.active:
