@@ -223,9 +223,7 @@ class FaultTest(CloudTest):
         stale = self.make_provider("alpha_0000:99:00.0", root)
         self.set_inventory(stale, total=1)
         finding = self.found("provider-excess")
-        self.assertIn(
-            "0000:99:00.0 of alpha: Placement gives 1 of 1, and Nova has 0", finding.seen
-        )
+        self.assertIn("0000:99:00.0 of alpha: Placement gives 1 of 1, and Nova has 0", finding.seen)
         words = render_cure(finding.cure).split(";")[0]
         self.assertTrue(words.endswith(f"--resource {fixtures.GPU_CLASS}:reserved=1 {stale}"))
         self.set_inventory(stale, reserved=1)

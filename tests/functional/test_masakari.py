@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -21,10 +20,6 @@ from nova.tests import fixtures as nova_fixtures
 from tests.functional import fixtures
 from tests.functional.cluster_client.cloud_front import CloudFront
 from tests.functional.drain_base import DrainCase, run_drain
-
-# Masakari 22 stands beside Nova 34.
-if importlib.util.find_spec("masakari") is None:
-    pytest.skip("no Masakari is beside this Nova", allow_module_level=True)
 
 _TOP = Path(__file__).resolve().parents[2]
 _NAME = "hpc_evacuate_servers_task"
