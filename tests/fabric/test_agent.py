@@ -250,7 +250,7 @@ def test_neutron_lists_the_agent_with_what_it_does(plane):
 def test_check_finds_nothing_wrong_and_then_what_was_edited(plane):
     status, rows = check(agent_conf(plane), plane)
     assert (status, rows["tables"]["State"]) == (0, "met"), rows
-    assert "those of" in rows["tables"]["Found"]
+    assert "ports" in rows["tables"]["Found"]
     assert {row["State"] for row in rows.values()} == {"met", "not available"}
     with plane.frozen("fabric-agent"):
         before = plane.files.partitions.read_text()
