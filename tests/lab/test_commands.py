@@ -189,6 +189,7 @@ CHANGES = (
     Row("hpc cluster scale train --members 1", ("train-1",)),
     Row("hpc cluster scale train --add 2 --timeout 900", ("train-1, train-2",)),
     Row("hpc cluster replace train train-2 --timeout 900", ("train-1, train-2",)),
+    Row("hpc cluster heal train", ("no member of train has to be replaced",)),
     Row("hpc cluster delete train", ()),
     Row("hpc cluster list", ()),
     Row("fabric reap", ("Taken away: ", "1 record, 1 room")),

@@ -190,7 +190,8 @@ def test_entries_of_others(node, number):
     assert (status, out) == (2, "")
     refusals = [each for each in err.splitlines() if each.startswith("nova-hpc configure")]
     assert refusals == said
-    keys = "".join(f"{each.partition('of the devices: ')[2]}\n" for each in said[1:])
+    key = re.compile(r"first add the device settings of these lines to \S+: (.*)")
+    keys = "".join(f"{key.search(each)[1]}\n" for each in said[1:])
     node.declare(keys)
     (node.work / "cloud.yaml").write_text(Path(node.file).read_text())
     for path in re.findall(r"(\S+\.(?:conf|yml)):[0-9]", said[0]):
