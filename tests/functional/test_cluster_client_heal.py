@@ -142,6 +142,7 @@ class OneRoundTest(HealTest):
         self.heal("--force", "--most-per-hour", "2", status=1)
         self.heal("--force", "--most-per-hour", "3")
 
+    @pytest.mark.slow
     def test_a_quota_is_short_and_a_host_is_missing(self) -> None:
         before = self.make()
         self.tag(before["k-2"]["id"], FaultWord.LINK)
@@ -199,6 +200,7 @@ class OneRoundTest(HealTest):
         self.assertNotEqual(before["k-head"]["id"], after["k-head"]["id"])
         self.assertEqual(before["k-1"]["id"], after["k-1"]["id"])
 
+    @pytest.mark.slow
     def test_a_port_outside_its_partition_is_shown_and_not_replaced(self) -> None:
         before = self.make()
         (port,) = self.ports_of(before["k-3"]["id"])
@@ -318,6 +320,7 @@ class WatchTest(HealTest):
     def created(self) -> int:
         return self.front.requests.count("POST /v2.1/servers")
 
+    @pytest.mark.slow
     def test_two_healers_replace_each_member_once(self) -> None:
         before = self.make()
         # Of two --interval the last one counts. A healer is not dead while the other one waits.
@@ -337,6 +340,7 @@ class WatchTest(HealTest):
         self.assertEqual(["ended by a signal"] * 2, [text[-18:].strip() for text in self.said()])
         self.assert_complete("k", [1, 2, 3], ports_each=1)
 
+    @pytest.mark.slow
     def test_an_outage_a_signal_and_the_next_healer(self) -> None:
         before = self.make()
         healer = self.start()

@@ -9,6 +9,7 @@ from typing import Any
 from unittest import mock
 
 import oslo_messaging
+import pytest
 from nova import context as nova_context
 from nova import exception, objects
 from nova.compute import task_states
@@ -166,6 +167,7 @@ class WatchTest(DriverTest):
         )  # fmt: skip
         self.assertEqual(1, len(self.log_lines(f"ERROR.*{address} of server .* fault link")))
 
+    @pytest.mark.slow
     def test_each_kind_of_fault(self) -> None:
         server = self.boot(self.make_flavor(ONE))
         (address,) = self.settle(server)
@@ -189,6 +191,7 @@ class WatchTest(DriverTest):
         self.assertIn("hpc-fault=gone", self.tags(server))
         self.sysfs["alpha"].come_back(address)
 
+    @pytest.mark.slow
     def test_a_virtual_function_has_the_port_and_the_firmware_of_its_adapter(self) -> None:
         server = self.boot(self.make_flavor({"pci_passthrough:alias": "vf:1"}))
         (address,) = self.settle(server)
@@ -222,6 +225,7 @@ class WatchTest(DriverTest):
             [("found", "link"), ("found", "errors"), ("cleared", "link")], self.actions(server)
         )
 
+    @pytest.mark.slow
     def test_tags_of_a_lost_ledger_are_cleared_and_never_believed(self) -> None:
         server = self.boot(self.make_flavor(ONE))
         # Its owner, or an earlier run of the service, has written them.
@@ -294,6 +298,7 @@ class WatchTest(DriverTest):
             self.actions(server),
         )
 
+    @pytest.mark.slow
     def test_a_server_that_leaves(self) -> None:
         server = self.boot(self.make_flavor(ONE))
         (address,) = self.settle(server)
@@ -316,6 +321,7 @@ class WatchTest(DriverTest):
         self.assertFalse(self.notified()[-1][-1])
         self.assertIsNone(self.ledger("alpha").device(address).watch)
 
+    @pytest.mark.slow
     def test_a_move_starts_clean(self) -> None:
         self.host("beta", SHAPE, before=equip)
         server = self.boot(self.make_flavor(ONE), host="alpha")
@@ -370,6 +376,7 @@ class WatchTest(DriverTest):
 
     # -- the thread -----------------------------------------------------------------
 
+    @pytest.mark.slow
     def test_the_thread_looks(self) -> None:
         server = self.boot(self.make_flavor(ONE))
         (address,) = self.settle(server)
@@ -382,6 +389,7 @@ class WatchTest(DriverTest):
             self.watch.end()
         self.sysfs["alpha"].come_back(address)
 
+    @pytest.mark.slow
     def test_errors_of_an_exporter(self) -> None:
         server = self.boot(self.make_flavor(ONE))
         path = self.sysfs["alpha"].root / "gpu.prom"

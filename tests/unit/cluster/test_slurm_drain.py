@@ -79,6 +79,7 @@ def test_a_node_with_a_job_is_busy_and_gets_no_other_one(tmp_path: Path) -> None
         until(lambda: state_of(waiting) == "CF train-3")
 
 
+@pytest.mark.slow
 def test_a_slurm_that_does_not_answer_drains_nothing(tmp_path: Path) -> None:
     conf = tmp_path / "slurm.conf"
     conf.write_text("ClusterName=test\nSlurmctldHost=localhost(127.0.0.1)\nSlurmctldPort=1\n")
