@@ -41,7 +41,7 @@ _FORBIDDEN: Final = ("Policy doesn't allow", "disallowed by policy", "not author
 
 @attrs.frozen(kw_only=True)
 class StepOptions:
-    """The user's options for steps; "" for an option that is not given."""
+    """The user's values for validation steps; an option that is not given has its default."""
 
     os_cloud: str | None = None
     server: str = ""

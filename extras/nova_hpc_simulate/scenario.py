@@ -229,12 +229,13 @@ def prepare_scenario(
 def play_scenario(
     scenario: Scenario, policy: str, seed: int, maker: PolicyMaker | None = None
 ) -> ReplayOutcome:
-    """Simulate *policy* on one order of arrivals; equal arguments give equal outcomes.
+    """Simulate *scenario* with one policy; equal arguments give equal outcomes.
 
     :param maker: makes the policy; by default, the one of this name in :data:`policies.POLICIES`.
 
-    The seed decides the order of the arrivals and of equal nodes, the requests that need
-    a level, and the policy's own random numbers.
+    The seed decides the order of equal nodes and the policy's own random numbers. It also decides
+    the order of the arrivals unless tasks have times of their own, and the requests that need a
+    level if the scenario has levels.
     """
     tasks: Sequence[SimulatedTask] = scenario.tasks
     if scenario.levels:

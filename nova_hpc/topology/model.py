@@ -285,8 +285,9 @@ class PciFunction:
 
     @property
     def guest_driver(self) -> str:
-        """The name of the driver for passthrough. A bound VFIO driver stays; otherwise it is the
-        best match.
+        """The driver for passthrough: a bound variant driver, or else the best match.
+
+        A bound ``vfio-pci`` gives way to a variant driver of the device if there is one.
         """
         if self.on_vfio and self.driver not in (None, GENERIC):
             return str(self.driver)

@@ -277,7 +277,7 @@ def _plan_adapters(
 
 
 def _bind_functions(node: Node, addresses: Iterable[str]) -> Iterator[BoundFunction]:
-    """Each function with its driver for guests; a present VFIO driver is kept."""
+    """Yield a record of each present function with its driver for guests; bind nothing."""
     for address in addresses:
         function = node.function(address)
         if function is not None and (ids := _ids_of(function)) is not None:

@@ -343,10 +343,10 @@ def _refuse_unreadable(cluster: Cluster) -> None:
 
 
 def refuse_half(cluster: Cluster) -> ClusterWish:
-    """The ``ClusterWish`` of a cluster; incomplete clusters are refused.
+    """Return the ``ClusterWish`` of a complete cluster, and refuse any other.
 
-    :raises ClusterError: the cluster is incomplete, building or unreadable; the text contains the
-        command that finishes it.
+    :raises ClusterError: the cluster is incomplete or building, with the command that finishes it;
+        or it is unreadable, with the reason.
     """
     _refuse_unreadable(cluster)
     if cluster.wish is None or cluster.state in (ClusterState.INCOMPLETE, ClusterState.BUILDING):
