@@ -39,6 +39,21 @@ TIERS: Final = (QUICK, FULL)
 PATIENCE: Final = 300.0
 
 
+def add_accept_options(parser: argparse.ArgumentParser, explanation: str) -> None:
+    """Declare ``--accept TIER`` and all its options for a command that creates members.
+
+    :param explanation: the help of ``--accept``, with the fate of a rejected member.
+    """
+    parser.add_argument("--accept", choices=TIERS, help=explanation)
+    parser.add_argument(
+        "--accept-network",
+        default="",
+        metavar="<network>",
+        help="name of the network over which members are reached; default: each member's first",
+    )
+    add_reach_options(parser)
+
+
 def add_reach_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options that reach members, and those of the measurement's time and floors."""
     parser.add_argument(

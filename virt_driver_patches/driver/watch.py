@@ -251,20 +251,20 @@ class DeviceWatch:
                 device = self._devices[address] = WatchedDevice(server)
             if server in restarts:
                 self._steady.discard(address)
-                steps[address] = self._advance(
+                steps[address] = self._judge_look(
                     device, looks[address], ServerCondition.RESTART, moment
                 )
             elif address not in self._steady or looks[address] != device.last:
-                steps[address] = self._advance(
+                steps[address] = self._judge_look(
                     device, looks[address], ServerCondition.SETTLED, moment
                 )
         return steps
 
     @staticmethod
-    def _advance(
+    def _judge_look(
         device: WatchedDevice, look: DeviceLook, standing: ServerCondition, moment: float
     ) -> WatchStep:
-        return rules.advance(device, look, standing, moment, CONF.hpc.errors_per_hour)
+        return rules.judge_look(device, look, standing, moment, CONF.hpc.errors_per_hour)
 
     def _take_steps(
         self,
@@ -285,7 +285,7 @@ class DeviceWatch:
                 if resets is None:
                     resets = hygiene_reset.list_busy_resets(self._ledger.locks)
                 look = attrs.evolve(looks[address], resetting=address in resets)
-                step = self._advance(device, look, states[server].standing, moment)
+                step = self._judge_look(device, look, states[server].standing, moment)
             if step.device == device and device.still and not troubled:
                 self._steady.add(address)
             else:

@@ -185,7 +185,7 @@ def _has_errors(device: WatchedDevice, look: DeviceLook, errors_per_hour: float)
     return severe or grown.get(NONFATAL, 0) > errors_per_hour
 
 
-def advance(
+def judge_look(
     device: WatchedDevice,
     look: DeviceLook,
     standing: ServerCondition,

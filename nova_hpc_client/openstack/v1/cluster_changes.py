@@ -140,19 +140,11 @@ class CreateCluster(HeardOutput, ClusterChange, InertOutput, command.ShowOne):
             help="do not wait until members are active: a member that fails later is shown by "
             "list, and nothing is undone",
         )
-        parser.add_argument(
-            "--accept",
-            choices=acceptance.TIERS,
-            help="measure the members as accept does: one that is rejected is replaced once, then "
+        acceptance.add_accept_options(
+            parser,
+            "measure the members as accept does: one that is rejected is replaced once, then "
             "the creation fails",
         )
-        parser.add_argument(
-            "--accept-network",
-            default="",
-            metavar="<network>",
-            help="name of the network over which members are reached; default: each member's first",
-        )
-        acceptance.add_reach_options(parser)
         add_patience(parser)
         return parser
 

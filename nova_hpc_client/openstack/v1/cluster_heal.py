@@ -103,18 +103,9 @@ class HealCluster(HeardOutput, cluster_changes.ClusterChange, command.Command):
         parser.add_argument(
             "--force", action="store_true", help="replace members even if they are busy"
         )
-        parser.add_argument(
-            "--accept",
-            choices=acceptance.TIERS,
-            help="measure new members as accept does; one that is rejected is faulty",
+        acceptance.add_accept_options(
+            parser, "measure new members as accept does; one that is rejected is faulty"
         )
-        parser.add_argument(
-            "--accept-network",
-            default="",
-            metavar="<network>",
-            help="name of the network over which members are reached; default: each member's first",
-        )
-        acceptance.add_reach_options(parser)
         parser.add_argument(
             "--dry-run", action="store_true", help="only say which members are faulty"
         )

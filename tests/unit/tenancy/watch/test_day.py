@@ -32,7 +32,7 @@ def test_a_day(seed: int) -> None:
             looks += 1
             standing, look = device.look(moment)
             met |= {span.kind for span in device.spans if span.holds(moment)}
-            step = rules.advance(watched, look, standing, moment)
+            step = rules.judge_look(watched, look, standing, moment)
             watched = step.device
             changes += [(moment, "+", word) for word in step.found]
             changes += [(moment, "-", word) for word in step.cleared]

@@ -63,7 +63,7 @@ def test_a_damaged_record_never_raises(key: str, value: Any) -> None:
 def _advance(device: WatchedDevice, *looks: Any, start: float = 0.0) -> tuple[Any, list[str]]:
     changes = []
     for number, look in enumerate(looks):
-        step = rules.advance(device, look, ServerCondition.SETTLED, start + 25.0 * number)
+        step = rules.judge_look(device, look, ServerCondition.SETTLED, start + 25.0 * number)
         device = step.device
         changes += [f"+{word.value}" for word in step.found]
         changes += [f"-{word.value}" for word in step.cleared]

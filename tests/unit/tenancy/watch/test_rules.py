@@ -47,7 +47,7 @@ def run(
     device = device or WatchedDevice(SERVER)
     answers = []
     for moment, standing, look in steps:
-        step = rules.advance(device, look, standing, moment)
+        step = rules.judge_look(device, look, standing, moment)
         device = step.device
         answers.append((set(step.found), set(step.cleared)))
     return answers
@@ -245,8 +245,12 @@ def test_a_state_that_is_still_does_not_change(history: list[Moment]) -> None:
     """The watch skips a look like the last one if the state is still."""
     device = WatchedDevice(SERVER)
     for moment in history:
-        device = rules.advance(device, moment.look, moment.standing, moment.time).device
-        again = rules.advance(device, moment.look, ServerCondition.SETTLED, moment.time + 15).device
+        device = rules.judge_look(device, moment.look, moment.standing, moment.time).device
+        again = rules.judge_look(
+            device, moment.look, ServerCondition.SETTLED, moment.time + 15
+        ).device
         if again == device and device.still:
-            later = rules.advance(again, moment.look, ServerCondition.SETTLED, moment.time + 9999)
+            later = rules.judge_look(
+                again, moment.look, ServerCondition.SETTLED, moment.time + 9999
+            )
             assert (later.device, later.found, later.cleared) == (device, frozenset(), frozenset())
