@@ -9,7 +9,7 @@ from tests.fabric.histories import run_histories
 
 
 @pytest.mark.parametrize(
-    "count", [20, pytest.param(500, marks=pytest.mark.slow)], ids=["twenty", "five-hundred"]
+    "count", [10, pytest.param(500, marks=pytest.mark.slow)], ids=["ten", "five-hundred"]
 )
 def test_random_histories_come_to_rest(tidy, view, count):
     view.look_again()

@@ -10,7 +10,7 @@ asks at once, then the disk is in order again, and a last server has to get the 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -50,8 +50,8 @@ class Moments(LedgerBase):
         elif "full" in kind:
             self.fill(host)
 
-    def run_kind(self, kind: str) -> None:
-        """Do it at every moment, and see that nothing was given uncleaned."""
+    def run_kind(self, kind: str, moments: Sequence[str] = ()) -> None:
+        """Do it at these moments, by default at all, and see that nothing was given uncleaned."""
         self.older: dict[str, bytes] = {}
         self.first_start("other")
         self.put_in_order("other")
@@ -61,7 +61,7 @@ class Moments(LedgerBase):
             if kind in ("read-only", "disk full", "lost, disk full"):
                 self.need_a_disk()
         self.over(kind, "before the first start", (A, B))
-        for name in MOMENTS:
+        for name in moments or MOMENTS:
             self.older = {host: self.texts(host) for host in (A, B)}
             getattr(self, name)(lambda host=A: self.damage(kind, host))
             self.over(kind, MOMENTS[name], (A, B) if name == "migration" else (A,))
@@ -229,6 +229,10 @@ def _cell(row: tuple[int, int, int] | None) -> str:
 class StagedLedgerTest(Moments):
     STAGE = True
 
+    def test_lost_at_some_moments(self) -> None:
+        self.run_kind("lost", ("running", "in_the_stage", "service_restart"))
+
+    @pytest.mark.slow
     def test_lost(self) -> None:
         self.run_kind("lost")
 
