@@ -31,17 +31,16 @@ _LONGEST_REASON = 500
 
 
 def block_of_row(row: int) -> str:
-    """The name of the provisioning block that keeps a port from ACTIVE until its membership is in
-    force.
+    """Return the name of the provisioning block of a membership row.
 
-    Each row has a block of its own. So a late report on a former row leaves the block of its
-    successor.
+    The block keeps a port from ACTIVE until its membership is in force. Each row has a block of its
+    own. So a late report on a former row leaves the block of its successor.
     """
     return f"HPC_PARTITION_{row}"
 
 
 class FabricAgentEndpoint:
-    """The RPC server for fabric agents, on the topic ``hpc-partitions``."""
+    """The methods that fabric agents call by RPC, on the topic ``hpc-partitions``."""
 
     target = oslo_messaging.Target(version=LOST_VERSION)
 

@@ -22,7 +22,7 @@ _UNKNOWN_PLACES: Final = 4
 
 
 def count_places(wished: int | None, is_shared: bool) -> int:
-    """The number of requests that may wait: half of the API's threads on this host.
+    """Count the requests that may wait for the fabric: half of the API's threads on this host.
 
     uWSGI publishes its processes and threads to the program that it runs; other servers do not.
 

@@ -32,7 +32,10 @@ _SAID: Final = SaidOnce()
 
 
 def take_over_bound_ports(context: Any, settings: FabricSettings) -> None:
-    """Add the missing holder rows of ports that were bound before such rows existed."""
+    """Add the missing holder rows of ports that were bound before such rows existed.
+
+    A holder row records which port has a GUID. A port that cannot get one is logged.
+    """
     with db_api.CONTEXT_READER.using(context):
         unheld = _find_unheld_ports(context.session, settings)
     complaints = {}
@@ -68,9 +71,11 @@ def _hold_bound_port(context: Any, port_id: str, held: WantedMember) -> None:
 
 
 def _find_unheld_ports(session: Any, settings: FabricSettings) -> list[tuple[str, WantedMember]]:
-    """Ports with an active binding of this driver and no row of a holder.
+    """Find ports with an active binding of this driver and no row of a holder.
 
     A port keeps the membership of its present row; without one it is a full member.
+
+    :returns: pairs of a port's id and the membership to record.
     """
     holders, ports, bindings = PartitionHolderRow, models_v2.Port, ml2_models.PortBinding
     segments, members = segment_model.NetworkSegment, PartitionMemberRow

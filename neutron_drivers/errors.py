@@ -19,7 +19,7 @@ class PartitionError(Exception):
 
 
 class WrongWishError(PartitionError):
-    """The request can never be met; the API answers 400."""
+    """The request about a network or port can never be met; the API answers 400."""
 
 
 class PartitionInUseError(PartitionError):

@@ -75,8 +75,9 @@ ALARM_TEXT: Final = "Partition alarm on fabric"
 
 
 class RemoteServer:
-    """Neutron's server, called by RPC; see
-    :class:`~nova_hpc.fabric.partitions.agent_round.PartitionServer`.
+    """Neutron's server, called by RPC.
+
+    See :class:`~nova_hpc.fabric.partitions.agent_round.PartitionServer`.
     """
 
     def __init__(self, fabric: str, agent: str) -> None:
@@ -93,7 +94,10 @@ class RemoteServer:
         self._pending: futures.Future[Any] | None = None
 
     def read_desired(self, meanwhile: Callable[[], None]) -> DesiredPartitions:
-        """Read the desired partitions of this fabric by RPC."""
+        """Read the desired partitions of this fabric from Neutron's server by RPC.
+
+        :param meanwhile: called while the agent waits for the answer.
+        """
         return partition_wire.read_desired(self._call("read_desired", meanwhile))
 
     def report_members(
@@ -173,9 +177,11 @@ class WakeEndpoint:
 def describe_configurations(
     options: Any, manager: SubnetManager | None, status: AgentStatus
 ) -> dict[str, Any]:
-    """The configurations of this agent in its heartbeat, see ``openstack network agent show``.
+    """Build the configurations of this agent's heartbeat, see ``openstack network agent show``.
 
     Faults that would not fit into Neutron's column are counted.
+
+    :param manager: None if the subnet manager could not be loaded.
     """
     count = len(status.foreign_pkeys)
     managers = None if status.managers is None else status.managers[:_MOST_MANAGERS]
@@ -247,7 +253,7 @@ class AlarmSender:
 
 
 def build_alarm(fabric: str, host: str, sentences: Sequence[str]) -> Mapping[str, object]:
-    """The payload of an alarm notification. Its version rises with each change of the form."""
+    """Build the payload of an alarm notification. Its version changes with its form."""
     return {
         "version": "1.0",
         "fabric": fabric,
@@ -258,9 +264,7 @@ def build_alarm(fabric: str, host: str, sentences: Sequence[str]) -> Mapping[str
 
 
 class Heartbeat:
-    """Sends Neutron a heartbeat with the agent's faults every ``[AGENT]report_interval``
-    seconds.
-    """
+    """Sender of the agent's faults to Neutron every ``[AGENT]report_interval`` seconds."""
 
     def __init__(self, host: str) -> None:
         self._host = host
@@ -469,7 +473,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def run_agent() -> NoReturn:
-    """Entry point of the console script.
+    """Run the agent as the console script, and end the process with its status.
 
     Threads that wait for a broker do not keep the process alive: it ends at once.
     """

@@ -40,7 +40,7 @@ class FabricHeartbeat:
 
 
 def read_heartbeats(plugin: Any, context: Any) -> tuple[FabricHeartbeat, ...]:
-    """The heartbeats of all fabric agents.
+    """Read the heartbeats of all fabric agents, alive or dead.
 
     :param plugin: Neutron's core plug-in.
     :param context: of an administrator.
@@ -50,7 +50,7 @@ def read_heartbeats(plugin: Any, context: Any) -> tuple[FabricHeartbeat, ...]:
 
 
 def parse_heartbeat(agent: Mapping[str, Any]) -> FabricHeartbeat:
-    """Read one fabric agent from Neutron's list of agents."""
+    """Parse one fabric agent of Neutron's list of agents; values of wrong type count as missing."""
     found = agent.get("configurations")
     configurations: Mapping[str, Any] = found if isinstance(found, dict) else {}
     fabric = configurations.get("fabric")
@@ -66,13 +66,14 @@ def parse_heartbeat(agent: Mapping[str, Any]) -> FabricHeartbeat:
 
 
 def has_live_agent(heartbeats: Iterable[FabricHeartbeat], fabric: str) -> bool:
-    """Whether a live agent serves the fabric."""
+    """Return whether one of *heartbeats* is of a live agent of this fabric."""
     return any(one.alive and one.fabric == fabric for one in heartbeats)
 
 
 def foreign_pkeys_of(heartbeats: Iterable[FabricHeartbeat], fabric: str) -> frozenset[int]:
-    """The P_Keys of the administrator's own partitions, from all agents of the fabric, dead ones
-    included.
+    """Return the P_Keys of the administrator's own partitions, from all agents of the fabric.
+
+    Dead agents count, too.
 
     :raises FabricUnavailableError: the keys in a live agent's heartbeat cannot be read.
     """
@@ -87,19 +88,22 @@ def foreign_pkeys_of(heartbeats: Iterable[FabricHeartbeat], fabric: str) -> froz
 
 
 def manager_guids_of(heartbeats: Iterable[FabricHeartbeat], fabric: str) -> frozenset[int]:
-    """The GUIDs of the fabric's subnet managers: of all agents, dead ones, too."""
+    """Return the GUIDs of the fabric's subnet managers, by heartbeats of dead and live agents."""
     return frozenset().union(*(beat.manager_guids for beat in heartbeats if beat.fabric == fabric))
 
 
 def full_guids_of(heartbeats: Iterable[FabricHeartbeat], fabric: str) -> frozenset[int]:
-    """The GUIDs of ports that can keep no further key, from the heartbeats of live agents."""
+    """Return the GUIDs of ports with no room for a key, from the heartbeats of live agents."""
     return frozenset().union(
         *(beat.full_guids for beat in heartbeats if beat.fabric == fabric and beat.alive)
     )
 
 
 def _read_guids(configurations: Mapping[str, Any], name: str, host: str) -> frozenset[int]:
-    """GUIDs of a heartbeat; agents of earlier releases name none, and nothing is known then."""
+    """Parse GUIDs of a heartbeat; empty for agents of earlier releases, which report none.
+
+    Wrong entries are left out and logged.
+    """
     texts = configurations.get(name, [])
     guids, wrong = set(), ""
     for text in texts if isinstance(texts, list) else ():

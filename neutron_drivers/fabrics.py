@@ -50,7 +50,7 @@ class FabricSettings:
     member_timeout: float = 30.0
 
     def names_of_fabrics(self) -> frozenset[str]:
-        """The names of all configured fabrics."""
+        """Return the names of all configured fabrics."""
         return frozenset(self.fabrics.values())
 
 
@@ -136,5 +136,5 @@ def _read_numbers(option: str, values: Mapping[str, str], most: int) -> dict[int
 
 
 def join_pkeys(pkeys: Collection[int]) -> str:
-    """P_Keys as a list for a sentence: ``0x0001, 0x0101``."""
+    """Format P_Keys as a list for a sentence: ``0x0001, 0x0101``."""
     return ", ".join(map(format_pkey, sorted(pkeys)))

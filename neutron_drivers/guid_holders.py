@@ -164,7 +164,7 @@ def leave_guid(session: Any, port_id: str) -> None:
 
 
 def find_next_former(session: Any, after: str) -> FormerHolder | None:
-    """The former holder (deleted port) with the next ID after *after*; None if there is none."""
+    """Find a former holder of a GUID (a deleted port) with the next ID above *after*; else None."""
     formers = PartitionFormerHolderRow
     row = (
         session.query(formers)
@@ -252,7 +252,7 @@ def check_room(session: Any, port_id: str, wanted: WantedMember, most_pkeys: int
 
 
 def conflict_of_guid(fabric: str, guid: int, network_id: str) -> PartitionInUseError:
-    """The error for a GUID that another network uses; only the log names that network."""
+    """Build the error for a GUID that another network uses, and log the name of that network."""
     return PartitionInUseError(
         "the InfiniBand port of its device is a member of another network's partition, or was and "
         "is not rid of it yet: two networks never share a port",

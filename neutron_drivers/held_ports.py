@@ -39,7 +39,7 @@ class HeldPort:
     is_active: bool = False
 
     def target(self, membership: Membership) -> Membership | None:
-        """The membership that the port should have now; None if it should be no member."""
+        """Return the membership that the port should have now; None if it should be no member."""
         return membership if self.is_on else None
 
     def is_settled(self, membership: Membership) -> bool:
@@ -125,7 +125,7 @@ class FormerHolder:
 def conflict_of_formers(
     fabric: str, guid: int, formers: Iterable[FormerHolder]
 ) -> PartitionInUseError:
-    """The error for a GUID that servers of deleted ports may still reach.
+    """Build the error for a GUID that servers of deleted ports may still reach.
 
     Nova may show the text to users of other projects, so only the log names ports and servers.
     """

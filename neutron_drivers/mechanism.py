@@ -72,7 +72,7 @@ _LONGEST_PAUSE: Final = 0.25
 
 
 class WrongPartitionWish(neutron_exceptions.BadRequest):
-    """The request can never be met; Neutron's API answers 400."""
+    """The request about a network or port can never be met; Neutron's API answers 400."""
 
     message = "%(reason)s"
 
@@ -229,7 +229,10 @@ class PartitionMechanismDriver(api.MechanismDriver):
         """Do nothing: a new port is bound after this call."""
 
     def update_port_precommit(self, context: Any) -> None:
-        """Keep the port's row and status consistent with its binding."""
+        """Update the port's membership row and status so that they agree with its binding.
+
+        A change to another server is refused while the old one may have the device.
+        """
         self._refuse_chosen_server(context)
         self._keep_membership(context)
 
@@ -356,7 +359,7 @@ class PartitionMechanismDriver(api.MechanismDriver):
             port["status"] = constants.PORT_STATUS_DOWN
 
     def _claim_key_of_member(self, context: Any, wanted: port_rules.WantedMember) -> None:
-        """Networks that are older than the driver get their key with their first member."""
+        """Claim the P_Key of a network that is older than the driver, with its first member."""
         session = context.plugin_context.session
         if wanted.key not in member_store.keys_of_network(session, wanted.network_id):
             networks = [n for n, one in self._settings.fabrics.items() if one == wanted.key.fabric]
@@ -416,7 +419,7 @@ class PartitionMechanismDriver(api.MechanismDriver):
 
     @contextmanager
     def _take_place(self, context: Any) -> Iterator[bool]:
-        """One of the places for requests that wait for the fabric; False if it must not wait.
+        """Take a place among requests that wait for the fabric; yield False if it may not wait.
 
         Only Nova's requests wait: the other threads of the API are for all other users.
         """

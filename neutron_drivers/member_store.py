@@ -105,7 +105,7 @@ def claim_key(
 
 
 def keys_of_network(session: Any, network_id: str) -> set[FabricKey]:
-    """The P_Keys of a network, one for each fabric."""
+    """Return the P_Keys of a network, one for each fabric."""
     rows = session.query(PartitionKeyRow).filter_by(network_id=network_id)
     return {FabricKey(row.fabric, row.pkey) for row in rows}
 
@@ -174,7 +174,7 @@ def set_membership(session: Any, port_id: str, wanted: WantedMember | None) -> M
 
 
 def find_wanted_rows(session: Any, fabric: str, rows: Collection[int]) -> list[Any]:
-    """The member rows among *rows* that are still wanted."""
+    """Return the membership rows among the ids *rows* that are still wanted."""
     return list(
         session.query(PartitionMemberRow)
         .filter(PartitionMemberRow.id.in_(sorted(rows)))
@@ -259,7 +259,7 @@ def read_desired_partitions(
 
 @db_api.retry_db_errors
 def restart_wait(context: Any, row: int) -> None:
-    """Restart the timeout of a wanted row's membership."""
+    """Restart the timeout of a wanted row's membership: its time becomes the present one."""
     with db_api.CONTEXT_WRITER.using(context):
         context.session.query(PartitionMemberRow).filter_by(id=row, wanted=True).update(
             {"since": timeutils.utcnow()}, synchronize_session=False
@@ -270,7 +270,7 @@ def restart_wait(context: Any, row: int) -> None:
 
 
 def find_port(session: Any, port_id: str) -> Any:
-    """The row of a port in Neutron's own table; None if the port was deleted."""
+    """Return the row of a port in Neutron's own table; None if the port was deleted."""
     return session.query(models_v2.Port).filter_by(id=port_id).one_or_none()
 
 
@@ -283,14 +283,14 @@ def set_port_down(session: Any, port_id: str) -> None:
 
 
 def active_host_of_port(session: Any, port_id: str) -> str:
-    """The host of a port's active binding; "" if it has none."""
+    """Return the host of a port's active binding; "" if it has none."""
     binding = ml2_models.PortBinding
     found = session.query(binding.host).filter_by(port_id=port_id, status=constants.ACTIVE).first()
     return found[0] if found else ""
 
 
 def physical_networks_of(session: Any, network_id: str) -> set[str]:
-    """The physical networks that a network has segments on."""
+    """Return the names of the physical networks that a network has segments on."""
     segments = segment_model.NetworkSegment
     rows = session.query(segments.physical_network).filter_by(network_id=network_id)
     return {name for (name,) in rows if name}
@@ -329,7 +329,7 @@ def withdraw_orphans(context: Any) -> int:
 
 @db_api.retry_db_errors
 def find_overdue_rows(context: Any, since: datetime.datetime) -> list[tuple[int, str, str]]:
-    """Wanted rows from before *since* whose ports are still DOWN, as (row, port, fabric)."""
+    """Find wanted rows from before *since* whose ports are still DOWN, as (row, port, fabric)."""
     members, ports = PartitionMemberRow, models_v2.Port
     with db_api.CONTEXT_READER.using(context):
         return [

@@ -74,7 +74,7 @@ def look_at_members(settings: FabricSettings, wake: Callable[[str], None]) -> No
 
 
 class MemberWatch:
-    """A thread that checks the members every two seconds."""
+    """A thread that checks all members of partitions every two seconds."""
 
     def __init__(
         self,

@@ -24,7 +24,7 @@ PROVIDER_ATTRIBUTES: Final = (
 
 @attrs.frozen(order=True)
 class FabricKey:
-    """A P_Key in one fabric."""
+    """A P_Key in one InfiniBand fabric: the name of a partition."""
 
     fabric: str
     pkey: int
@@ -36,7 +36,7 @@ class FabricKey:
 def find_fabric_key(
     segments: Sequence[Mapping[str, Any]], settings: FabricSettings
 ) -> FabricKey | None:
-    """The P_Key and fabric of a network; None if the network is on no InfiniBand physical network.
+    """Find P_Key and fabric of a network; None if it is on no InfiniBand physical network.
 
     :param segments: as Neutron's drivers get them.
     :raises WrongWishError: it is on an InfiniBand physical network and cannot be a partition.

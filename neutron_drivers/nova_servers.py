@@ -23,7 +23,7 @@ _SETTLED: Final = frozenset(
 
 
 def explain_presence(server: Mapping[str, Any], host: str) -> str:
-    """The reason why a server of Nova may have devices on a host; "" if it has none there.
+    """Explain why a server of Nova may have devices on a host; "" if it has none there.
 
     :param server: Nova's document, as administrators get it.
     """
@@ -47,12 +47,12 @@ class NovaServerLookup:
         self._conf = conf
 
     def explain_hold(self, server_id: str, host: str) -> str:
-        """The reason why a server may still have devices on a host; "" if it has none there.
+        """Query Nova and explain why a server may still have devices on a host; "" if none there.
 
         If a host is down, Nova may give a server up and evacuate it while its guest still runs
-        there. So the host's service has to be up, or removed by the operator. Nova reports
-        servers of other projects as missing unless its user is an administrator. Only
-        administrators can read the list of services, so a user without the rights is noticed.
+        there. So the host's service has to be up, or removed by the operator. Nova reports servers
+        of other projects as missing unless its user is an administrator. Only administrators can
+        read the list of services, so a user without the rights is noticed.
 
         :param host: as Nova's service and the port's binding name it.
         """

@@ -25,7 +25,7 @@ _PAUSE: Final = 0.25
 
 
 def find_leaving_owner(place: WantedMember) -> GuidOwner | None:
-    """The owner that keeps a port from its GUID now and may soon release it; None without one."""
+    """Find the owner that holds a port's GUID now and may soon release it; None without one."""
     admin = neutron_context.get_admin_context()
     with db_api.CONTEXT_READER.using(admin):
         owner = guid_holders.find_guid_owner(admin.session, place)

@@ -17,13 +17,15 @@ from nova_hpc.fabric.partitions.port_inventory import PortInventoryError, PortIn
 
 
 class InventoryGuids:
-    """Looks up port GUIDs in the operator's inventory file."""
+    """Reader of port GUIDs from the operator's inventory file."""
 
     def __init__(self, path: Path) -> None:
         self._file = PortInventoryFile(path)
 
     def find_port_guid(self, host: str, address: str) -> int | None:
-        """The GUID of the physical port at that PCI address, from the operator's inventory.
+        """Find the GUID of the physical port at that PCI address, from the operator's inventory.
+
+        None if the inventory lacks the address.
 
         :raises PartitionInUseError: the inventory cannot be read.
         """
@@ -51,7 +53,7 @@ class PortPlaces:
         key: FabricKey,
         heartbeats: Sequence[FabricHeartbeat],
     ) -> port_rules.WantedMember:
-        """The device and membership that a port would get by a binding on *host*.
+        """Choose the device (GUID) and the membership that a port would get by a binding on *host*.
 
         :raises neutron_drivers.errors.PartitionError: no port can have it now.
         """
@@ -87,7 +89,7 @@ class PortPlaces:
         )
 
     def find_physical_guid(self, host: str, port: Mapping[str, Any]) -> int | None:
-        """GUID of the physical port of a virtual function; None if unknown or the same GUID."""
+        """Find the GUID of the physical port of a virtual function; None if unknown or the same."""
         slot = port_rules.read_pci_slot(port)
         if not (self._settings.capabilities.separates_functions and host and slot):
             return None

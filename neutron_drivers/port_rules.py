@@ -50,10 +50,10 @@ BOUND_WITH: Final = ("binding:vif_details", "binding:vif_type")
 
 
 class PortGuids(Protocol):
-    """Looks up port GUIDs by PCI address."""
+    """Interface that finds port GUIDs by PCI address."""
 
     def find_port_guid(self, host: str, address: str) -> int | None:
-        """The GUID of the physical port of the function at that PCI address."""
+        """Return GUID of the physical port of the function at a PCI address; None if unknown."""
 
 
 @attrs.frozen
@@ -93,7 +93,7 @@ def _deciding_value(values: Mapping[str, Any], name: str) -> Any:
 
 
 def choose_vif_type(port: Mapping[str, Any], settings: FabricSettings) -> str:
-    """The VIF type by which Nova plugs the port.
+    """Choose the VIF type with which Nova plugs the port.
 
     Never ``hw_veb``, which writes Ethernet settings into the guest's XML.
     """
@@ -103,7 +103,7 @@ def choose_vif_type(port: Mapping[str, Any], settings: FabricSettings) -> str:
 
 
 def read_pci_slot(port: Mapping[str, Any]) -> str:
-    """PCI address of the device in Nova's profile, e.g. ``0000:81:00.2``; "" if missing."""
+    """Return the PCI address in Nova's binding profile, e.g. ``0000:81:00.2``; "" if missing."""
     slot = (port.get("binding:profile") or {}).get("pci_slot")
     return slot if isinstance(slot, str) and len(slot) <= 32 else ""
 
@@ -111,7 +111,7 @@ def read_pci_slot(port: Mapping[str, Any]) -> str:
 def choose_guid(
     port: Mapping[str, Any], host: str, settings: FabricSettings, ports: PortGuids, drawn: int
 ) -> int:
-    """The GUID that becomes a member of the partition for a port.
+    """Choose the GUID that becomes a member of the partition for a port.
 
     :param host: the host to bind it to.
     :param drawn: 64 random bits, for a function that gets a GUID of its own.
@@ -135,7 +135,7 @@ def choose_guid(
 
 
 def derive_function_guid(mac: str) -> int:
-    """The GUID that ``ebrctl`` gives a function for a MAC.
+    """Compute the GUID that ``ebrctl`` gives a function for a MAC.
 
     :raises PartitionInUseError: none can be made of it.
     """
@@ -148,8 +148,7 @@ def derive_function_guid(mac: str) -> int:
 def choose_membership(
     port: Mapping[str, Any], network: Mapping[str, Any], key: FabricKey, settings: FabricSettings
 ) -> Membership:
-    """The kind of membership of a port: full, unless the port, its network's owner or the operator
-    limits it.
+    """Choose the membership of a port: full, unless port, network owner or operator limits it.
 
     Projects limit by the tag :data:`LIMITED_TAG`: a port's tag limits the port, a network's tag
     limits ports of other projects. The operator has an option for the latter. No tag adds rights.
@@ -171,8 +170,9 @@ def choose_membership(
 def describe_binding(
     key: FabricKey, guid: str, physical_network: str, service_level: int | None
 ) -> dict[str, Any]:
-    """The ``binding:vif_details`` of a bound port, for administrators, Nova and, through Nova, the
-    guest.
+    """Build the ``binding:vif_details`` of a bound port: P_Key, GUID, network, service level.
+
+    Administrators and Nova read them, and through Nova the guest.
     """
     details = {
         "port_filter": False,
@@ -205,7 +205,7 @@ def check_place(
 
 
 def no_room(guid: int, most_pkeys: int) -> PartitionInUseError:
-    """The error for a physical port that has reached its number of P_Keys."""
+    """Build the error for a physical port that has reached its number of P_Keys."""
     return PartitionInUseError(
         f"the InfiniBand port of its device is in {most_pkeys} partitions already, which is all "
         "that the subnet manager keeps of a port: use another host or adapter",
@@ -225,7 +225,7 @@ def held_of_binding(
     settings: FabricSettings,
     physical_guid: int | None = None,
 ) -> WantedMember | None:
-    """The membership that a bound port has while it is switched on; None without a GUID.
+    """Return the membership that a bound port has while it is switched on; None without a GUID.
 
     :param physical_guid: of the physical port; None if it is the same, or unknown.
     :raises PartitionInUseError: the subnet manager has no limited members.

@@ -26,8 +26,11 @@ class SaidOnce:
         return bool(text) and text != before
 
     def take_new(self, texts: Mapping[Any, str]) -> list[str]:
-        """The texts that differ from the last ones. A subject that is missing has no fault any
-        more.
+        """Return the texts that differ from the last ones, and remember all.
+
+        A subject that is missing has no fault any more.
+
+        :param texts: subject -> complaint.
         """
         with self._guard:
             new = [text for about, text in texts.items() if self._said.get(about) != text]

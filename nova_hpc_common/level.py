@@ -53,7 +53,7 @@ class AffinityPolicy(enum.Enum):
 
 
 class Distance(enum.IntEnum):
-    """Path type between two PCI functions, as NCCL prints it."""
+    """Path type between two PCI functions, as NCCL prints it; nearest first."""
 
     PIX = 0  # at most one PCIe switch
     PXB = 1  # several PCIe switches, no host bridge
@@ -80,10 +80,9 @@ class Location:
     switches: tuple[str, ...] = ()
 
     def domain(self, level: Level) -> tuple[str, ...] | None:
-        """The widest domain that satisfies *level*; None if it is unknown.
+        """Return the widest domain that satisfies *level*; None if it is unknown.
 
-        Two locations satisfy a level exactly if their domains at that level
-        are equal and not None.
+        Two locations satisfy a level exactly if their domains at that level are equal and not None.
         """
         if level is Level.SWITCH:
             if self.root is None or not self.switches:
@@ -99,7 +98,7 @@ class Location:
 
 
 def common_level(locations: Iterable[Location]) -> Level:
-    """The tightest level that all *locations* share (SWITCH if there is only one)."""
+    """Return the tightest level that all *locations* share (SWITCH if there is only one)."""
     places = list(locations)
     if len(places) < 2:
         return Level.SWITCH
@@ -111,7 +110,7 @@ def common_level(locations: Iterable[Location]) -> Level:
 
 
 def distance_between(first: Location, second: Location) -> Distance:
-    """Path type between two functions, as NCCL would print it."""
+    """Return the path type between two functions, as NCCL would print it."""
     if first.root is not None and first.root == second.root:
         if first.switches and second.switches:
             if first.switches == second.switches:

@@ -119,7 +119,7 @@ _DATE: Final = (1980, 1, 1, 0, 0, 0)
 
 
 def single_file(accept: bool = True) -> bytes:
-    """The command as one executable file that needs ``python3`` and nothing else.
+    """Return the command as one executable file that needs ``python3`` and nothing else.
 
     :param accept: with ``nova-hpc-guest accept``, which is larger than all the rest, and ``gpu``.
         Without them nothing is compressed: user data are, and take less when that is done once.
@@ -137,7 +137,7 @@ def single_file(accept: bool = True) -> bytes:
 
 
 def drop_comments(text: str) -> str:
-    """A module without the lines of its comments and docstrings; its first line stays."""
+    """Remove the lines of a module's comments and docstrings; its first line stays."""
     lines: list[str | None] = list(text.splitlines())
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         number, column = token.start
@@ -163,7 +163,7 @@ def _add_archive_file(
 
 
 def cloud_config() -> str:
-    """User data of cloud-init that installs the command and starts it at each boot.
+    """Return user data of cloud-init that install the command and start it at each boot.
 
     Nova limits user data to 64 KiB, which is too little for ``accept`` and ``gpu``.
     """
@@ -191,7 +191,7 @@ def cloud_config() -> str:
 
 
 def _format_cloud_unit(path: str, unit: Path) -> list[str]:
-    """A unit without its comments, as the command is without its own."""
+    """Format cloud-init's lines for a systemd unit without its comments."""
     lines = unit.read_bytes().splitlines(keepends=True)
     data = b"".join(line for line in lines if not line.startswith(b"#"))
     return _format_cloud_file(path, data, "0644")
@@ -209,7 +209,7 @@ def _format_cloud_file(path: str, data: bytes, mode: str) -> list[str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Write the file; 0, or 2 after one line that describes the error."""
+    """Write the file that the arguments request; return 0, or 2 after printing an error line."""
     parser = argparse.ArgumentParser(
         prog="python3 -m nova_hpc_guest.build", description="Pack the command for guests."
     )

@@ -48,7 +48,7 @@ class _Account(NamedTuple):
 
 
 def read_member_metadata(root: Root, url: str) -> tuple[OwnMetadata, bool]:
-    """The server's metadata, and whether the service gave it: a drive is as old as the boot.
+    """Read the server's metadata, and whether the service gave it: a drive is as old as the boot.
 
     :raises ServiceError: neither gives it.
     """
@@ -64,7 +64,7 @@ def read_member_metadata(root: Root, url: str) -> tuple[OwnMetadata, bool]:
 def write_cluster_files(
     root: Root, hosts: HostList, public_keys: tuple[str, ...], variables: dict[str, str]
 ) -> list[str]:
-    """Write everything; returns lines on the changes.
+    """Write the files of a cluster's member; return lines on the changes that were made.
 
     :param public_keys: accounts that one of them opens can log in to other members.
     :param variables: of the environment of jobs.
@@ -106,7 +106,7 @@ def write_cluster_files(
 
 
 def merge_hosts(present: bytes, hosts: HostList) -> bytes:
-    """``/etc/hosts`` with head and members first: Debian's own line has 127.0.1.1.
+    """Return ``/etc/hosts`` with head and members first: Debian's own line has 127.0.1.1.
 
     Lines of others stay. The cluster's lines have a mark each, so none outlives a file that others
     cut.
@@ -119,7 +119,7 @@ def merge_hosts(present: bytes, hosts: HostList) -> bytes:
 
 
 def merge_variables(present: bytes, ours: bytes) -> bytes:
-    """``/etc/environment`` with our lines first: a later line of others counts.
+    """Return ``/etc/environment`` with our lines first: a later line of others counts.
 
     A mark in their lines would leave its space in the values: pam_env(8) takes all before a #.
     """
@@ -127,19 +127,19 @@ def merge_variables(present: bytes, ours: bytes) -> bytes:
 
 
 def format_host_file(hosts: HostList) -> str:
-    """Open MPI's host file: the head computes nothing."""
+    """Format Open MPI's host file: a line for each member; the head is left out."""
     slots = f" slots={hosts.slots}" if hosts.slots else ""
     return "".join(f"{hosts.name_of(host)}{slots}\n" for host in hosts.hosts)
 
 
 def format_rank_file(hosts: HostList) -> str:
-    """Open MPI's rank file: host after host, a core for each rank."""
+    """Format Open MPI's rank file: host after host, a core for each rank."""
     places = [(hosts.name_of(host), core) for host in hosts.hosts for core in range(hosts.slots)]
     return "".join(f"rank {at}={name} slot={core}\n" for at, (name, core) in enumerate(places))
 
 
 def format_known_hosts(hosts: HostList) -> str:
-    """The host keys of all, by name and address (sshd(8))."""
+    """Format the host keys of all members and the head, by name and address (sshd(8))."""
     return "".join(
         f"{hosts.name_of(host)},{host.address} ssh-ed25519 {host.keys.host}\n"
         for host in hosts.everyone
@@ -147,7 +147,7 @@ def format_known_hosts(hosts: HostList) -> str:
 
 
 def find_opened_accounts(root: Root, public_keys: tuple[str, ...]) -> list[_Account]:
-    """The accounts of people, and root's, that one of these keys opens without a condition."""
+    """Find the accounts of people, and root's, that one of these keys opens without a condition."""
     wanted = {tuple(key.split()[:2]) for key in public_keys}
     return [
         account
@@ -175,7 +175,7 @@ def _read_key_lines(root: Root, home: str) -> list[str]:
 
 
 def read_listed_hosts(own: OwnMetadata) -> HostList | None:
-    """The host list of this server's cluster; None if the metadata have none.
+    """Parse the host list of this server's cluster; None if the metadata have none.
 
     :raises host_list.WrongHostListError: the list must not be used.
     """

@@ -106,7 +106,7 @@ def _print_failure(text: str) -> int:
 
 
 def _run_subcommand(options: _GuestOptions) -> tuple[int, Iterable[str]]:
-    """The exit status, and the lines to print once everything is done."""
+    """Run the chosen subcommand; return its exit status and the lines to print at the end."""
     if options.command == "gpu":
         from .gpu.command import run_gpu
 
@@ -153,7 +153,7 @@ def _run_subcommand(options: _GuestOptions) -> tuple[int, Iterable[str]]:
 def _check_disks(
     options: _GuestOptions, promise: GuestDocument, real: machine.GuestMachine
 ) -> list[GuestFinding]:
-    """Read blocks of the promised disks."""
+    """Read sampled blocks of the promised disks, and report disks not empty or unreadable."""
     places, _ = locate_devices(promise, real)
     found = [
         (device.number, places[device.number])
@@ -201,7 +201,7 @@ def _report_pkeys(options: _GuestOptions) -> tuple[int, Iterable[str]]:
 
 
 def _find_port_keys(root: Root) -> tuple[pkeys.PortKey, ...]:
-    """The keys of the ports; without a document only as far as their tables show them.
+    """Find the P_Keys of the ports; without a document only as far as their tables show them.
 
     :raises DocumentError: the machine has no port.
     """
@@ -367,7 +367,7 @@ def _parse_arguments(arguments: list[str]) -> _GuestOptions:
 
 
 def _add_accept(commands: Any, common: argparse.ArgumentParser) -> argparse.ArgumentParser | None:
-    """Add ``accept``; None in user data of cloud-init, which do not contain it."""
+    """Add the subcommand ``accept``, and return its parser; None in user data, which lacks it."""
     try:
         from .accept.options import add_accept_options
     except ImportError:
@@ -392,7 +392,7 @@ def _build_accept(accepter: argparse.ArgumentParser | None, parsed: Any) -> Any:
 
 
 def _add_gpu(commands: Any, common: argparse.ArgumentParser) -> argparse.ArgumentParser | None:
-    """Add ``gpu``; None in user data of cloud-init, which do not contain it."""
+    """Add the subcommand ``gpu``, and return its parser; None in user data, which lacks it."""
     try:
         from .gpu.command import add_gpu_options
     except ImportError:

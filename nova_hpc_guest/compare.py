@@ -26,7 +26,7 @@ _KEPT_KIB: Final = 256 * 1024
 
 
 class GuestFinding(NamedTuple):
-    """One difference, or a remark."""
+    """One difference between promise and machine (*wrong* is True), or a remark."""
 
     kind: str
     #: Number of the device; None if it is about the whole machine.
@@ -42,7 +42,7 @@ class GuestFinding(NamedTuple):
 
 
 class GuestWishes(NamedTuple):
-    """The caller's requirements beyond the promise."""
+    """A caller's needs beyond the promise: drivers, hugepages, skipped checks, empty disks."""
 
     #: Role, ``vendor:product`` or ``*`` -> driver that must be bound.
     drivers: dict[str, str] = {}
@@ -61,7 +61,7 @@ class Result(NamedTuple):
 
     @property
     def good(self) -> bool:
-        """Everything is as promised."""
+        """Whether everything is as promised; remarks do not count."""
         return not any(finding.wrong for finding in self.findings)
 
 
@@ -233,7 +233,10 @@ def _check_tree(document: GuestDocument, places: dict[int, GuestFunction]) -> li
 
 
 def _remark_on_peers(document: GuestDocument) -> list[GuestFinding]:
-    """Remarks only: the host is as it is, and nothing else was promised."""
+    """Return remarks on peer-to-peer paths that leave the switch, or are unknown.
+
+    They are no faults: the host is as it is, and nothing else was promised.
+    """
     findings = []
     for peers in document.peers:
         if peers.path == "switch":
@@ -251,14 +254,14 @@ def _remark_on_peers(document: GuestDocument) -> list[GuestFinding]:
 
 
 def promised_distance(first: GuestDevice, second: GuestDevice) -> str:
-    """The path between two promised devices, in NCCL's words."""
+    """Return the path between two promised devices, in NCCL's words such as ``PIX``."""
     numa = first.cell is not None and first.cell == second.cell
     root = first.root is not None and first.root == second.root
     return _path_type(root, first.switches, second.switches, numa)
 
 
 def real_distance(first: GuestFunction, second: GuestFunction) -> str:
-    """The path between two functions of this machine, in NCCL's words."""
+    """Return the path between two functions of this machine, in NCCL's words such as ``PIX``."""
     has_node = first.numa_node is not None and first.numa_node >= 0
     root = first.root is not None and first.root == second.root
     return _path_type(
@@ -341,7 +344,10 @@ def _check_hugepages(
 
 
 def _check_shared_memory(document: GuestDocument, view: SegmentView | None) -> list[GuestFinding]:
-    """Size, part and mapping of the memory that is shared with other servers."""
+    """Compare the memory that is shared with other servers with the promise: size, part, mapping.
+
+    Return the findings; [] if nothing was promised or all is as promised.
+    """
     if document.not_shared is not None:
         reason = SHARED_REASONS.get(document.not_shared, document.not_shared)
         text = f"started without it: {reason}"

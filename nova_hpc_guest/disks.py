@@ -43,7 +43,7 @@ _SECTOR: Final = 512
 
 
 class NamespaceView(NamedTuple):
-    """A block device of a disk, and its sampled blocks."""
+    """A block device of a disk, with its size in bytes and the content of its sampled blocks."""
 
     name: str
     #: Bytes; None if unknown.
@@ -57,7 +57,7 @@ class NamespaceView(NamedTuple):
 
 
 class DiskView(NamedTuple):
-    """A disk as this machine sees it."""
+    """A disk as this machine sees it: its block devices, or the problem of reading it."""
 
     namespaces: tuple[NamespaceView, ...]
     #: Why no block device can be expected; None if one can.
@@ -184,7 +184,10 @@ def _judge_samples(handle: int, name: str, size: int, unit: int, words: list[str
 
 
 def choose_samples(size: int) -> list[int]:
-    """Places of the samples in a disk of *size* bytes: both ends, evenly between, and at random."""
+    """Choose the places of the samples in a disk of *size* bytes, as offsets in bytes.
+
+    They are at both ends, evenly between, and at random.
+    """
     last = max(0, size - 1) // _SAMPLE
     ends = _END // _SAMPLE
     numbers = {*range(min(ends, last + 1)), *range(max(0, last - ends), last + 1)}
@@ -194,17 +197,17 @@ def choose_samples(size: int) -> list[int]:
 
 
 def _is_blank(piece: bytes) -> bool:
-    """Whether it reads as an erased or deallocated block does: zeros, or ones."""
+    """Return whether the bytes read as an erased or deallocated block: all zeros, or all ones."""
     return piece[:1] in (b"\0", b"\xff") and piece.count(piece[:1]) == len(piece)
 
 
 def _is_noise(piece: bytes) -> bool:
-    """Whether nothing can be compressed in it."""
+    """Return whether the bytes cannot be compressed, as encrypted or random data."""
     return len(piece) >= _SECTOR and len(zlib.compress(piece, 1)) >= len(piece) - len(piece) // 32
 
 
 class _Reader(NamedTuple):
-    """Bytes of a device at places that may not be there."""
+    """Reader of a device's bytes at places that may be behind its end."""
 
     handle: int
     size: int

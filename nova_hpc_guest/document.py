@@ -63,11 +63,11 @@ class DocumentError(Exception):
 
 
 class NoDocumentError(DocumentError):
-    """This machine was given no document."""
+    """This machine was given no document about its devices by the cloud."""
 
 
 class GuestCell(NamedTuple):
-    """A NUMA node that the guest was promised."""
+    """A NUMA node promised to the guest: its number of CPUs, its memory and page size in KiB."""
 
     cpus: int
     memory_kib: int
@@ -76,7 +76,7 @@ class GuestCell(NamedTuple):
 
 
 class GuestDevice(NamedTuple):
-    """A PCI function that the guest was promised."""
+    """A PCI function that the guest was promised, with its place in the host's tree."""
 
     number: int
     role: str | None
@@ -108,12 +108,12 @@ class GuestDevice(NamedTuple):
 
     @property
     def ids(self) -> tuple[str, str]:
-        """Vendor and product."""
+        """Vendor and product of the device, four hex digits each."""
         return self.vendor_id, self.product_id
 
     @property
     def name(self) -> str:
-        """Its name in messages."""
+        """Name of the device in messages: number, role and ids."""
         role = f"{self.role} " if self.role else ""
         return f"device {self.number} ({role}{self.vendor_id}:{self.product_id})"
 
@@ -144,7 +144,7 @@ class SharedMemory(NamedTuple):
 
 
 class GuestDocument(NamedTuple):
-    """The cloud's promise."""
+    """The cloud's promise to a guest: its NUMA nodes, devices, fabric and shared memory."""
 
     topology: str
     cells: tuple[GuestCell, ...]
@@ -164,7 +164,7 @@ class GuestDocument(NamedTuple):
 
 
 def read_guest_document(root: Root) -> tuple[bytes, GuestDocument]:
-    """The document of this machine, as bytes and as data.
+    """Read the document of this machine; return it as bytes and as data.
 
     :raises NoDocumentError: there is none.
     :raises DocumentError: it cannot be read, or makes no sense.
@@ -179,7 +179,7 @@ def read_guest_document(root: Root) -> tuple[bytes, GuestDocument]:
 
 
 def read_entry_bytes(root: Root, name: str) -> bytes | None:
-    """The bytes of an entry, or of the copy that ``install`` made; None without both.
+    """Read an entry of QEMU's fw_cfg, or the copy that ``install`` made; None without both.
 
     :raises DocumentError: it exists and cannot be read.
     """
@@ -199,10 +199,10 @@ def read_entry_bytes(root: Root, name: str) -> bytes | None:
 
 
 def decode_entry(data: bytes) -> bytes:
-    """The text of an entry, which is in base64 unless it was made by hand.
+    """Decode the text of an entry, which is in base64 unless it was made by hand.
 
-    libvirt copies the text into QEMU's command line without quoting, so a comma or quote in
-    plain text would end the entry.
+    libvirt copies the text into QEMU's command line without quoting, so a comma or quote in plain
+    text would end the entry.
     """
     text = data.rstrip(b"\0").strip()
     if text[:1] in (b"{", b"<"):

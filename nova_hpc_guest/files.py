@@ -21,21 +21,21 @@ class GuestFileError(Exception):
 
 
 class Root:
-    """The directory that holds ``sys`` and ``proc``, and ``etc`` and ``run``."""
+    """Root directory of this machine, or a captured one: ``sys``, ``proc``, ``etc``, ``run``."""
 
     def __init__(self, folder: str = "/") -> None:
         self.folder = os.path.abspath(folder).rstrip("/")  # noqa: PTH100
 
     def place(self, path: str) -> str:
-        """The real place of an absolute *path* of the machine."""
+        """Return the real path of an absolute *path* of the machine."""
         return f"{self.folder}{path}"
 
     def exists(self, path: str) -> bool:
-        """Whether *path* leads to anything."""
+        """Return whether *path* leads to a file or directory; links are followed."""
         return os.path.exists(self.place(path))  # noqa: PTH110
 
     def read(self, path: str) -> bytes | None:
-        """At most 1 MiB of a file; None if it does not exist.
+        """Read at most 1 MiB of a file; None if it does not exist.
 
         :raises GuestFileError: it exists but is not a file that can be read.
         """
@@ -48,7 +48,7 @@ class Root:
             raise GuestFileError(f"{path}: {describe_error(error)}") from error
 
     def text(self, path: str) -> str | None:
-        """The stripped text of a file; None if missing, unreadable or not text."""
+        """Read the stripped text of a file; None if missing, unreadable or not text."""
         try:
             data = self.read(path)
         except GuestFileError:
@@ -59,21 +59,23 @@ class Root:
         return text if all(char.isprintable() or char in "\n\t" for char in text) else None
 
     def link(self, path: str) -> str | None:
-        """The text of a symbolic link; None if it is not a link."""
+        """Return the target of a symbolic link; None if it is not a link."""
         try:
             return os.readlink(self.place(path))  # noqa: PTH115
         except (OSError, ValueError):
             return None
 
     def names(self, path: str) -> list[str]:
-        """The names in a directory, sorted; [] when it cannot be listed."""
+        """List the names in a directory, sorted; [] if it cannot be listed."""
         try:
             return sorted(os.listdir(self.place(path)))  # noqa: PTH208
         except (OSError, ValueError):
             return []
 
     def read_own(self, path: str) -> bytes | None:
-        """The same for a file of :meth:`write`; no other user can have put it there.
+        """Read a file that :meth:`write` made; None if it does not exist.
+
+        No other user can have put it there.
 
         :raises GuestFileError: it is a link, or others may write it or its directory.
         """
@@ -189,7 +191,7 @@ class Root:
 
     @contextlib.contextmanager
     def _folder(self, path: str, make: bool) -> Iterator[tuple[int, str]]:
-        """The directory of *path*, held open, and the name in it; follows no link.
+        """Hold the directory of *path* open; yield descriptor and name in it; follow no link.
 
         :param make: make missing directories.
         :raises OSError: the directory does not exist, or cannot be used.
@@ -275,7 +277,7 @@ def _expect_own(handle: int, path: str, owner: int = 0) -> None:
 
 
 def describe_error(error: Exception) -> str:
-    """The reason why an operation failed, in the system's words."""
+    """Return the reason why a file operation failed, in the system's words."""
     if isinstance(error, OSError) and error.errno is not None:
         return os.strerror(error.errno).lower()
     return "no possible path"

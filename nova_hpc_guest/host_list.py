@@ -49,7 +49,7 @@ class PublicKeys(NamedTuple):
 
 
 class ListedHost(NamedTuple):
-    """A member, or the head of the cluster."""
+    """A member of a cluster, or its head: number, address and public keys."""
 
     number: int
     address: str
@@ -72,12 +72,12 @@ class HostList(NamedTuple):
         return self.hosts if self.head is None else (self.head, *self.hosts)
 
     def name_of(self, host: ListedHost) -> str:
-        """The name of a member or the head."""
+        """Return the host name of a member (cluster and number) or of the head."""
         return f"{self.cluster}-{'head' if host.number == HEAD else host.number}"
 
 
 def write_host_list(hosts: HostList) -> str:
-    """The list as one line of ASCII.
+    """Format the list as one line of ASCII.
 
     :raises WrongHostListError: it is too long for a server's metadata.
     """
@@ -129,14 +129,14 @@ def read_public_keys(text: object) -> PublicKeys:
 
 
 def to_items(text: str) -> dict[str, str]:
-    """Items of metadata with a list."""
+    """Split the text of a list into items of a server's metadata."""
     parts = [text[at : at + _ROOM] for at in range(0, len(text), _ROOM)]
     parts[0] = f"{len(parts)}:{parts[0]}"
     return {KEY if at == 1 else f"{KEY}_{at}": part for at, part in enumerate(parts, 1)}
 
 
 def from_items(items: Mapping[str, Any]) -> str | None:
-    """The text of the list in a server's metadata; None without a list.
+    """Join the text of the list in a server's metadata; None without a list.
 
     :raises WrongHostListError: a part of it is missing.
     """

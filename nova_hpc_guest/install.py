@@ -29,7 +29,9 @@ _LEAF: Final = re.compile(r'^[^\n]*busid="device-(\d{1,6})"[^\n]*\n', re.ASCII |
 def install_files(
     root: Root, promise: GuestDocument, data: bytes, real: GuestMachine, profile: bool
 ) -> list[str]:
-    """Write everything; returns lines on the changes.
+    """Write the promise's copy and NCCL's topology with its variables; return lines on changes.
+
+    If there is no topology for this machine, files of an earlier one are removed.
 
     :param profile: also write a file for login shells.
     :raises GuestFileError: something cannot be written.
@@ -88,7 +90,10 @@ def fill_in_addresses(template: str, places: dict[int, GuestFunction]) -> tuple[
 
 
 def _configure_nccl(root: Root) -> list[str]:
-    """Name the topology in NCCL's configuration, unless it names another one."""
+    """Name the topology file in NCCL's configuration, unless it names another one.
+
+    :returns: lines for the user about the change.
+    """
     present = root.read(NCCL_CONF) or b""
     line = f"{_VARIABLE}={TOPOLOGY}".encode()
     for present_line in present.splitlines():

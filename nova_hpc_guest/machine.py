@@ -30,7 +30,7 @@ _CLASSES: Final = ("infiniband", "net", "nvme", "drm")
 
 
 class GuestFunction(NamedTuple):
-    """A PCI function that is not a bridge."""
+    """A PCI function of this machine that is not a bridge, with its place and its link."""
 
     address: str
     #: As in the document: bus of the root, then device.function of each step.
@@ -69,7 +69,7 @@ class GuestNumaNode(NamedTuple):
 
 
 class GuestMachine(NamedTuple):
-    """The hardware of this machine."""
+    """The hardware of this machine: PCI functions, NUMA nodes, hugepages and shared memory."""
 
     functions: tuple[GuestFunction, ...]
     nodes: tuple[GuestNumaNode, ...]
@@ -103,7 +103,7 @@ def _read_shared_memory(root: Root, promise: SharedMemory) -> SegmentView:
 
 
 def locate_function_folder(root: Root, name: str) -> str:
-    """The folder of a PCI function in sysfs."""
+    """Return the path of the folder of a PCI function in sysfs."""
     folder = f"{DEVICES}/{name}"
     link = root.link(folder)
     if link is not None and "/devices/" in link:
@@ -146,7 +146,10 @@ def _read_function(root: Root, address: str, name: str) -> GuestFunction | None:
 def _split_kernel_link(
     link: str, address: str
 ) -> tuple[str | None, tuple[str, ...], tuple[str, ...] | None]:
-    """Host bridge, bridges above and path, from the target of the kernel's link."""
+    """Split the target of the kernel's link into host bridge, bridges above, and path of slots.
+
+    The first and last are None if unknown.
+    """
     host_bridge: str | None = None
     start: str | None = None
     above: list[str] = []

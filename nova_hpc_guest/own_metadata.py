@@ -24,7 +24,7 @@ class ServiceError(Exception):
 
 
 class OwnMetadata(NamedTuple):
-    """The service's data of this server."""
+    """The metadata service's data of this server: id, metadata items, and public keys."""
 
     id: str
     items: dict[str, str]

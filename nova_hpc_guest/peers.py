@@ -18,7 +18,7 @@ from .terms import DOCUMENT
 def require_segment(
     document: GuestDocument, view: SegmentView | None
 ) -> tuple[SharedMemory, SegmentHead, SegmentView]:
-    """The promised memory, and the reading of it.
+    """Return the promised shared memory, its head, and the reading of it.
 
     :raises DocumentError: the memory is missing, or it cannot be read.
     """
@@ -39,7 +39,7 @@ def require_segment(
 
 
 def format_peers(promise: SharedMemory, head: SegmentHead, view: SegmentView) -> Iterator[str]:
-    """Lines for people."""
+    """Yield lines for people about the segment and the server of each part."""
     size = format_size(head.part_bytes >> 10)
     mapping = "" if view.mapping is None else f", {view.mapping}"
     yield f"segment {head.uuid}: {head.parts} parts of {size}{mapping}"
@@ -49,7 +49,7 @@ def format_peers(promise: SharedMemory, head: SegmentHead, view: SegmentView) ->
 
 
 def build_peers_data(promise: SharedMemory, head: SegmentHead, view: SegmentView) -> dict[str, Any]:
-    """The same as plain objects."""
+    """Return the data of :func:`format_peers` as a JSON object."""
     return {
         "schema": "nova-hpc/guest-peers",
         "version": 1,

@@ -26,7 +26,7 @@ _NO_GID: Final = re.compile(r"[0:]+", re.ASCII)
 
 
 class IbPort(NamedTuple):
-    """A port of an RDMA device, on InfiniBand."""
+    """An InfiniBand port of an RDMA device, with its P_Key table; None if unreadable."""
 
     #: PCI address of its function.
     address: str
@@ -40,7 +40,7 @@ class IbPort(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As NCCL and UCX call it, ``mlx5_0:1``."""
+        """Name of the port as NCCL and UCX write it, such as ``mlx5_0:1``."""
         return f"{self.device}:{self.number}"
 
     @property
@@ -71,7 +71,7 @@ class PortKey(NamedTuple):
 
 
 def read_ib_ports(root: Root, functions: Iterable[GuestFunction]) -> tuple[IbPort, ...]:
-    """The InfiniBand ports of this machine, without devices of type SMI."""
+    """Read the InfiniBand ports of this machine, without devices of type SMI."""
     return tuple(port for function in functions for port in _read_function_ports(root, function))
 
 
@@ -116,7 +116,7 @@ def _find_gid(root: Root, folder: str) -> int | None:
 def find_port_keys(
     ports: Iterable[IbPort], devices: Iterable[GuestDevice], places: Mapping[int, GuestFunction]
 ) -> tuple[PortKey, ...]:
-    """The key of each port.
+    """Find the P_Key of the network of each port.
 
     :param devices: the promised devices; empty without a document.
     :param places: number of a device -> its function.
@@ -128,7 +128,7 @@ def find_port_keys(
 
 
 def _find_port_key(port: IbPort, device: GuestDevice | None) -> PortKey:
-    """The key from the cloud's document, else the only one beside the default partition's.
+    """Find a port's key in the cloud's document, else the only one beside the default partition's.
 
     Of several entries with that key a full member's counts, then the lowest index.
     """
@@ -159,7 +159,7 @@ def _find_port_key(port: IbPort, device: GuestDevice | None) -> PortKey:
 
 
 def _describe_candidates(port: IbPort) -> str:
-    """Why the network's key is unknown."""
+    """Explain why the network's key is unknown, with the keys of the port's table."""
     told = "the cloud does not tell the network's P_Key, and the port's table has"
     if not port.others:
         return f"{told} the default partition only"
@@ -185,7 +185,7 @@ class Environment(NamedTuple):
 
 
 def build_environment(keys: Iterable[PortKey]) -> Environment:
-    """The variables that make programs use the networks' partitions.
+    """Build the variables that make programs use the networks' partitions.
 
     NCCL takes one index for all ports and UCX one P_Key (NCCL 2.x, ``NCCL_IB_PKEY``; UCX,
     ``UCX_IB_PKEY``, the low 15 bits; Open MPI 4, ``btl_openib_pkey``). A variable that would be
@@ -229,7 +229,7 @@ def build_environment(keys: Iterable[PortKey]) -> Environment:
 
 
 def format_port_keys(keys: Iterable[PortKey]) -> Iterator[str]:
-    """Lines for people: the ports, then the environment."""
+    """Yield lines for people: the ports, then the environment."""
     every = list(keys)
     for key in every:
         where = "" if key.device is None else f" (device {key.device})"
@@ -243,7 +243,7 @@ def format_port_keys(keys: Iterable[PortKey]) -> Iterator[str]:
 
 
 def describe_key(key: PortKey) -> str:
-    """The key for people, or why it is unknown or not there."""
+    """Describe the key for people, or why it is unknown or not there."""
     if key.problem is not None:
         return key.problem if key.missing else f"P_Key unknown: {key.problem}"
     member = "full" if key.full else "limited"
@@ -253,14 +253,14 @@ def describe_key(key: PortKey) -> str:
 
 
 def format_environment(keys: Iterable[PortKey]) -> Iterator[str]:
-    """Lines for a shell; a note is a comment."""
+    """Yield the variables as lines for a shell; a note is a comment."""
     environment = build_environment(keys)
     yield from (f"# {note}" for note in environment.notes)
     yield from (f"export {name}={value}" for name, value in environment.variables.items())
 
 
 def format_port_keys_json(keys: Iterable[PortKey]) -> str:
-    """The same for programs."""
+    """Format the ports and the environment as JSON text for programs."""
     every = list(keys)
     environment = build_environment(every)
     data: dict[str, Any] = {

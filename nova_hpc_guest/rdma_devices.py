@@ -20,9 +20,10 @@ _SMI: Final = re.compile(r"smi\d{1,4}", re.ASCII)
 
 
 def find_smi_devices(devices: Mapping[str, Sequence[str | None]]) -> frozenset[str]:
-    """The devices of type SMI among the RDMA devices of one PCI function.
+    """Find the devices of type SMI among the RDMA devices of one PCI function.
 
     :param devices: name of a device -> the first GID of each of its ports; None if unknown.
+    :returns: their names.
     """
     return frozenset(
         name
@@ -43,7 +44,7 @@ def _is_planes_of_another(
 
 
 def list_rdma_devices(root: Root) -> list[str]:
-    """The names of this machine's RDMA devices, sorted, except devices of type SMI."""
+    """List the names of this machine's RDMA devices, sorted, except devices of type SMI."""
     functions: dict[str, dict[str, list[str | None]]] = {}
     names = root.names(FOLDER)
     for name in names:

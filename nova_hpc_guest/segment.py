@@ -50,7 +50,7 @@ class SegmentHead(NamedTuple):
 
 
 class SharedDevice(NamedTuple):
-    """A device-dax of this machine."""
+    """A device-dax of this machine: its size in bytes, its driver and its physical address."""
 
     #: Of the kernel, as ``dax0.0``.
     name: str
@@ -62,12 +62,12 @@ class SharedDevice(NamedTuple):
 
     @property
     def path(self) -> str:
-        """Its place below /dev."""
+        """The path of the device below /dev."""
         return f"/dev/{self.name}"
 
 
 class SegmentView(NamedTuple):
-    """This machine's view of its segment."""
+    """This machine's view of its segment: the device, its head, and the server of each part."""
 
     #: None if no device has the promised size.
     device: SharedDevice | None
@@ -87,7 +87,7 @@ class SegmentView(NamedTuple):
 
 
 def segment_bytes(promise: SharedMemory) -> int:
-    """The size of the device of a promised segment."""
+    """Return the size of the device of a promised segment, in bytes."""
     return UNIT + promise.parts * promise.part_bytes
 
 
@@ -120,7 +120,7 @@ def _look_at_device(root: Root, device: SharedDevice, promise: SharedMemory) -> 
 
 
 def list_dax_devices(root: Root) -> list[SharedDevice]:
-    """The devices-dax of this machine."""
+    """List the devices-dax of this machine, from sysfs."""
     devices = []
     for name in root.names(DAX_DEVICES)[:_MOST]:
         size = _parse_number(root.text(f"{DAX_DEVICES}/{name}/size"))
@@ -139,7 +139,7 @@ def list_dax_devices(root: Root) -> list[SharedDevice]:
 
 
 def parse_head(data: bytes) -> SegmentHead | None:
-    """The head; None if it is missing, of another version, or contradicts itself."""
+    """Parse the head of a segment; None if missing, of another version, or contradictory."""
     if len(data) < _HEAD.size:
         return None
     magic, version, parts, part_bytes, size, number = _HEAD.unpack_from(data)
@@ -150,7 +150,7 @@ def parse_head(data: bytes) -> SegmentHead | None:
 
 
 def parse_holders(data: bytes, parts: int) -> tuple[str | None, ...]:
-    """The server of each part in the table."""
+    """Return the UUID of the server of each part in the segment's table; None for a free part."""
     holders: list[str | None] = []
     for part in range(parts):
         at = _HOLDERS + part * _HOLDER
@@ -160,7 +160,12 @@ def parse_holders(data: bytes, parts: int) -> tuple[str | None, ...]:
 
 
 def find_memory_types(text: str, start: int, size: int) -> frozenset[str]:
-    """The types that the kernel's list gives to any of this physical memory."""
+    """Return the types that the kernel's list gives to any of this physical memory.
+
+    :param text: the kernel's list of memory types.
+    :param start: physical address.
+    :param size: bytes.
+    """
     types = set()
     for match in _TYPE.finditer(text):
         # The end is the first byte that is not of it, or the last that is: by the release.
@@ -182,7 +187,7 @@ def _judge_head(data: bytes, promise: SharedMemory) -> tuple[SegmentHead | None,
 
 
 def _map_head(root: Root, device: SharedDevice) -> tuple[bytes | None, str | None, str | None]:
-    """Head and table, their kind of mapping, and the fault if they cannot be read.
+    """Map head and table; return them, their kind of mapping, and the fault if they are unreadable.
 
     A device-dax can be mapped, in whole pages of 2 MiB, and not be read.
 
@@ -209,7 +214,7 @@ def _map_head(root: Root, device: SharedDevice) -> tuple[bytes | None, str | Non
 
 
 def _read_mapping(root: Root, device: SharedDevice) -> str | None:
-    """The type of the device's memory, while some of it is mapped."""
+    """Return the type of the device's memory while some of it is mapped; None if unknown."""
     if device.start is None:
         return None
     types = find_memory_types(_read_long(root, MEMORY_TYPES), device.start, device.size)
@@ -225,7 +230,7 @@ def _read_long(root: Root, path: str) -> str:
 
 
 def _parse_number(text: str | None) -> int | None:
-    """A whole number as sysfs has it: of tens, or of sixteens after ``0x``."""
+    """Parse a whole number as sysfs has it: decimal, or hexadecimal after ``0x``; else None."""
     match = re.fullmatch(r"0x([0-9a-f]{1,16})|(\d{1,19})", text or "", re.ASCII)
     if match is None:
         return None

@@ -87,9 +87,10 @@ def install_shared_memory(
 def _install_for_programs(
     root: Root, promise: SharedMemory, device: SharedDevice, library: str
 ) -> list[str]:
-    """Write everything that programs need; the file with the variables is the last one.
+    """Write the files that programs need for the shared memory; return lines on the changes.
 
-    Without the group only root can use the memory, and the report names the cure.
+    The file with the variables is the last one. Without the group only root can use the memory, and
+    the report names the cure.
     """
     group = find_group(root, GROUP)
     report = []
@@ -127,13 +128,13 @@ def forget_shared_memory(root: Root) -> None:
 
 
 def find_library(root: Root) -> str | None:
-    """The path of the preload library; None if it is not installed."""
+    """Return the path of the preload library; None if it is not installed."""
     paths = [f"{folder}/nova-hpc/{LIBRARY}" for folder in _LIBRARY_FOLDERS]
     return next((path for path in paths if root.exists(path)), None)
 
 
 def find_group(root: Root, name: str) -> int | None:
-    """The number of a group of this machine; None if no group has that name."""
+    """Return the number of a group of this machine; None if no group has that name."""
     if not root.folder:
         import grp
 
@@ -146,7 +147,7 @@ def find_group(root: Root, name: str) -> int | None:
 
 
 def find_ucx_version(root: Root) -> tuple[int, int] | None:
-    """Major and minor version of the machine's own UCX; None without one, or if unknown.
+    """Return major and minor version of the machine's own UCX; None without one, or if unknown.
 
     A process of its own loads the library, since a library may end the process that loads it.
     """
@@ -172,7 +173,7 @@ def find_ucx_version(root: Root) -> tuple[int, int] | None:
 
 
 def list_network_devices(root: Root) -> NetworkDevices:
-    """The devices for UCX beside the memory: hardware and bonds, no part of a bond or bridge."""
+    """List the devices for UCX beside the memory: hardware and bonds, not their parts."""
     interfaces = []
     for name in root.names(_NETWORK):
         folder = f"{_NETWORK}/{name}"
@@ -221,7 +222,7 @@ def _require_device(view: SegmentView | None) -> SharedDevice:
 
 
 def _format_rule(device: SharedDevice, group: int | None, mode: int) -> str:
-    """The rule for udev, for its next look at the device."""
+    """Format the udev rule that gives the device to a group at udev's next look at it."""
     owner = "" if group is None else f'GROUP="{GROUP}", '
     return (
         "# Written by nova-hpc-guest install --shared-memory.\n"

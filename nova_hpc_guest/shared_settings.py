@@ -21,7 +21,7 @@ SMALL_RANKS: Final = ("UCX_POSIX_SEG_SIZE=4k", "UCX_POSIX_RX_BUFS_GROW=64")
 
 
 class NetworkDevices(NamedTuple):
-    """The devices of this machine beside the shared memory."""
+    """The devices of this machine that UCX can use beside the shared memory."""
 
     #: Names of network interfaces without ``lo``.
     interfaces: tuple[str, ...] = ()
@@ -34,7 +34,7 @@ class NetworkDevices(NamedTuple):
 def build_shared_settings(
     library: str, folder: str, ucx: tuple[int, int] | None, devices: NetworkDevices
 ) -> tuple[tuple[str, str], ...]:
-    """Names and values of the variables.
+    """Build names and values of the variables that make MPI over UCX use the shared memory.
 
     :param library: path of ``libnova-hpc-shm.so``.
     :param folder: directory of the files that UCX opens.
@@ -75,8 +75,9 @@ def build_shared_settings(
 
 
 def describe_small_part(part_bytes: int, cpus: int) -> str | None:
-    """The advice for a part with too little room for a process on each CPU; None if it has room.
+    """Return advice for a part with too little room for a process on each CPU; None if it has room.
 
+    :param part_bytes: size of the part.
     :param cpus: of this machine.
     """
     room = max((part_bytes >> 20) - DIRECTORY_MIB, 0) // RANK_MIB
@@ -89,14 +90,14 @@ def describe_small_part(part_bytes: int, cpus: int) -> str | None:
 
 
 def format_version(ucx: tuple[int, int]) -> str:
-    """A version of UCX in its usual form."""
+    """Format a version of UCX in its usual form, such as ``1.17``."""
     return f"{ucx[0]}.{ucx[1]}"
 
 
 def format_environment(
     settings: Sequence[tuple[str, str]], ucx: tuple[int, int] | None, hint: str | None = None
 ) -> str:
-    """A file for shells, systemd and Docker: no value needs quotes, which Docker would keep.
+    """Format a file for shells, systemd and Docker: no value needs quotes, which Docker would keep.
 
     :param hint: one line for its reader.
     """
@@ -109,7 +110,7 @@ def format_environment(
 
 
 def format_shell_environment(settings: Sequence[tuple[str, str]]) -> str:
-    """A file for shells to read: the user's own libraries stay, behind this project's.
+    """Format a file for shells to read: the user's own libraries stay, behind this project's.
 
     The library has to come first: another one with an ``mmap()`` would take UCX's calls.
     """

@@ -16,7 +16,7 @@ _FIRST: Final = {"pid": "pid:[4026531836]", "ipc": "ipc:[4026531839]"}
 
 
 def find_obstacles(root: Root) -> tuple[str, ...]:
-    """Reasons why MPI stays on the network, in words; () if none can be seen from here."""
+    """List the reasons why MPI stays on the network; () if none can be seen from here."""
     return tuple(_list_obstacles(root))
 
 

@@ -14,7 +14,7 @@ _WIDEST = 32
 
 
 def format_promise_tree(document: GuestDocument, result: Result) -> Iterator[str]:
-    """The promised topology, with the devices that were found; then distances."""
+    """Yield the promised topology, with the devices that were found; then distances."""
     yield f"topology {document.topology}, {_pluralise_word(len(document.devices), 'device')}"
     cells: list[int | None] = list(range(len(document.cells)))
     cells += sorted(
@@ -47,7 +47,7 @@ def format_promise_tree(document: GuestDocument, result: Result) -> Iterator[str
 
 
 def _format_peers(document: GuestDocument) -> Iterator[str]:
-    """The way of traffic between GPUs and adapters below one switch."""
+    """Yield lines on the paths of traffic between GPUs and adapters below one switch."""
     wish = {"keep": "", None: ", wished: not known"}.get(
         document.peer_wish, f", wished: {document.peer_wish}"
     )
@@ -100,7 +100,7 @@ def _pluralise_word(count: int, word: str) -> str:
 
 
 def format_size(kib: int) -> str:
-    """A size in KiB, in the unit that people would take."""
+    """Format a size in KiB in the unit that people would take, such as ``4 GiB``."""
     value, unit = float(kib), "KiB"
     for larger in ("MiB", "GiB", "TiB"):
         if value < 1024:
@@ -110,7 +110,7 @@ def format_size(kib: int) -> str:
 
 
 def build_report_data(document: GuestDocument, result: Result) -> dict[str, Any]:
-    """The same as plain objects."""
+    """Return the promised devices, their places and the findings as a JSON object."""
     devices = []
     for device in document.devices:
         function = result.places.get(device.number)

@@ -34,7 +34,7 @@ def check_place_known(document: GuestDocument) -> None:
 
 
 def format_place_lines(document: GuestDocument, places: dict[int, GuestFunction]) -> Iterator[str]:
-    """Lines for people."""
+    """Yield lines for people: the machine's fabric domains, and the rail of each device."""
     for level, name in document.fabric:
         yield f"{_WORDS.get(level, level)} {name}"
     for device in document.devices:
@@ -53,7 +53,7 @@ def _describe_located(device: GuestDevice, places: dict[int, GuestFunction]) -> 
 def format_slurm_place(
     document: GuestDocument, level: str, topology: str, below: str | None
 ) -> str:
-    """The configuration of a Slurm node, as in ``slurmd -Z --conf``.
+    """Format the configuration of a Slurm node, as in ``slurmd -Z --conf``.
 
     :param level: the level whose domains Slurm has as switches or blocks.
     :param topology: name of Slurm's topology.
@@ -79,7 +79,7 @@ def format_slurm_place(
 
 
 def build_place_data(document: GuestDocument, places: dict[int, GuestFunction]) -> dict[str, Any]:
-    """The places of the document's devices, as the JSON of ``nova-hpc-guest topology``.
+    """Return the places of the document's devices, as the JSON of ``nova-hpc-guest topology``.
 
     :param places: number of a device in the document -> the PCI function in this guest.
     """

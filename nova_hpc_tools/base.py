@@ -88,7 +88,7 @@ class _BaseCommand(InertOutput, DisplayCommandBase):
         return stevedore.ExtensionManager.make_test_instance([*plugins, *drawn])
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Declare the options."""
+        """Declare the options of the command on its argparse parser; return the parser."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
         self._name = prog_name
         command_help.shape_parser(parser, prog_name)
@@ -100,7 +100,10 @@ class _BaseCommand(InertOutput, DisplayCommandBase):
 
     @classmethod
     def list_errors(cls) -> tuple[type[Exception], ...]:
-        """The exceptions of :attr:`errors`; a command may override it to import them late."""
+        """Return the exceptions that end the command with one line: :attr:`errors`.
+
+        A command may override the method to import them late.
+        """
         return cls.errors
 
     def say(self, text: str = "", end: str = "\n") -> None:
@@ -175,7 +178,7 @@ class _BaseCommand(InertOutput, DisplayCommandBase):
 
 
 def _dump_yaml_safely(document: Any) -> str:
-    """The document in YAML; with escapes for all non-ASCII letters if a terminal obeys one."""
+    """Dump the document in YAML; with escapes for all non-ASCII letters if a terminal obeys one."""
     text: str = yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
     if printable_lines(text) != text:
         text = yaml.safe_dump(document, sort_keys=False)
@@ -196,7 +199,7 @@ class RecordCommand(_BaseCommand, ShowOne):
 
 
 class _PictureFormatter(formatters.ListFormatter, formatters.SingleFormatter):
-    """A format of cliff for pictures, which the command itself draws."""
+    """A format of cliff for pictures; it prints nothing, because the command itself draws."""
 
     def add_argument_group(self, parser: argparse.ArgumentParser) -> None:
         """Add nothing: pictures have no options."""

@@ -30,19 +30,19 @@ class CommandIndex(CommandManager):
             self.commands[entry_point.name.replace("_", " ")] = entry_point
 
     def list_names_below(self, words: Sequence[str]) -> list[str]:
-        """The commands that begin with these words and have more."""
+        """List the commands that begin with these words and have more, sorted."""
         start = f"{' '.join(words)} "
         return sorted(name for name in self.commands if name.startswith(start))
 
     def format_commands(self, names: Sequence[str]) -> Iterator[str]:
-        """A line for each command: its name and its summary."""
+        """Yield a line for each command: its name and its summary."""
         wide = max(map(len, names), default=0)
         for name in names:
             yield f"  {name:<{wide}}  {summarise_command(self.commands[name])}".rstrip()
 
 
 def summarise_command(entry_point: Any) -> str:
-    """The first line of a command's docstring, without its period.
+    """Return the first line of a command's docstring, without its period.
 
     It is read from the source; the module is imported only if that fails.
     """
@@ -54,7 +54,7 @@ def summarise_command(entry_point: Any) -> str:
 
 
 def _read_first_line(place: str) -> str | None:
-    """The first line of a class's docstring; None if its source is missing or has none."""
+    """Read the first line of a class's docstring; None if its source is missing or has none."""
     module, _, name = place.partition(":")
     try:
         spec = importlib.util.find_spec(module)
@@ -88,5 +88,5 @@ class PrintCompletion(CompleteCommand):
 
 class _CommandNames(CompleteDictionary):
     def get_commands(self) -> str:
-        """The first words of commands, without cliff's own keys among them."""
+        """Return the first words of commands, separated by spaces, without cliff's own keys."""
         return " ".join(name for name in super().get_commands().split() if "_" not in name)

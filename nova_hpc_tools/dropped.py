@@ -28,7 +28,7 @@ RENAMED: Final[Mapping[tuple[str, ...], tuple[str, ...]]] = {
 
 
 def list_replacements(words: Sequence[str], commands: Collection[str]) -> Iterator[str]:
-    """Refusals for a command that was removed, with its replacement, one line each.
+    """Yield refusals for a command that was removed, with its replacement, one line each.
 
     :param words: the first words of the command line, without options.
     :param commands: names of the commands that exist. If none of them begins with *words*, each

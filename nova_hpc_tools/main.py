@@ -167,7 +167,7 @@ def _installed_version() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of ``nova-hpc``; returns the exit status (2 for bad usage, 130 on Ctrl-C).
+    """Run ``nova-hpc``; return the exit status (2 for bad usage, 130 on Ctrl-C).
 
     It is 141 if the command succeeded but the reader of its output closed it early.
     """

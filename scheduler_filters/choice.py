@@ -93,7 +93,7 @@ class ServerOrder:
         return cls(nova_fit.FitQuestion.of(spec), task, request, sold, turn, key)
 
     def within(self, rooms: nova_fit.Rooms) -> ServerOrder:
-        """A copy in which each guest cell may use only the listed host nodes."""
+        """Return a copy in which each guest cell may use only the listed host nodes."""
         cells = tuple(
             attrs.evolve(cell, nodes=room)
             for cell, room in zip(self.request.cells, rooms, strict=True)
@@ -169,7 +169,7 @@ def _build_candidate(
     devices: DeviceSet,
     template: candidates.Candidate,
 ) -> dict[str, Any]:
-    """The candidate that names the devices, and the bandwidth of their ports."""
+    """Build the allocation candidate that names the devices, and the bandwidth of their ports."""
     task = order.task
     taken = _assign_providers(task, devices, view.providers)
     candidate = candidates.synthesise_candidate(template, task.units, taken)
@@ -182,7 +182,7 @@ def _build_candidate(
 
 @attrs.frozen
 class _JudgedOffer:
-    """A device set that Nova's own checks would accept."""
+    """A device set that Nova's own checks would accept, with its score and allocation candidate."""
 
     devices: DeviceSet
     #: The set as it is measured on the NUMA nodes that Nova will take.
@@ -215,7 +215,10 @@ def _miss_of_refusals(refusals: Sequence[DeviceMiss]) -> DeviceMiss:
 
 
 def _reduce_pattern(order: ServerOrder, pattern: HostPattern) -> HostPattern:
-    """The pattern that *pattern* shares with all patterns that have the same answers."""
+    """Return the pattern that *pattern* shares with all patterns that have the same answers.
+
+    A pattern is a host without its name; the reduced one has less detail.
+    """
     return _REDUCED.get(
         (pattern.number, order.key),
         lambda: hosts.pattern_on_host(
@@ -240,11 +243,11 @@ def _choose_for_order(order: ServerOrder, pattern: HostPattern, limit: int) -> C
 def _iterate_sets_in_turn(
     host: Any, order: ServerOrder, pattern: HostPattern, best: ChoiceAnswer
 ) -> Iterator[tuple[tuple[int, ...], DeviceSet | None]]:
-    """The best set, and further ones only if it was rejected or is worth less than expected.
+    """Yield the best set, and further ones only if it was rejected or is worth less than expected.
 
-    The engine has free CPUs and pages as numbers. Nova's other conditions for a NUMA node
-    (shared CPUs, threads, memory, networks) are checked only now, and the best set is
-    chosen again from the remaining nodes.
+    The engine has free CPUs and pages as numbers. Nova's other conditions for a NUMA node (shared
+    CPUs, threads, memory, networks) are checked only now, and the best set is chosen again from the
+    remaining nodes.
 
     :returns: sets, each with a place that no other set can improve on; None instead of a set:
         only that place.
@@ -285,7 +288,7 @@ def _iterate_sets_in_turn(
 def _untried_in_turn(
     order: ServerOrder, pattern: HostPattern, sets: Iterable[DeviceSet], tried: list[object]
 ) -> Iterator[DeviceSet]:
-    """Each set in the server's own turn, unless it was tried before."""
+    """Yield equally good exchanges of the sets in the server's own turn, unless tried before."""
     return _skip_tried_sets((_turn_devices(order, pattern, devices) for devices in sets), tried)
 
 
@@ -299,10 +302,10 @@ def _skip_tried_sets(sets: Iterable[DeviceSet], tried: list[object]) -> Iterator
 
 
 def _turn_devices(order: ServerOrder, pattern: HostPattern, devices: DeviceSet) -> DeviceSet:
-    """Other devices that are exactly as good, in the server's own order.
+    """Exchange the devices for others that are exactly as good, in the server's own order.
 
-    Schedulers that work at the same moment would otherwise all claim the same
-    set, and all but one would lose this host.
+    Schedulers that work at the same moment would otherwise all claim the same set, and all but one
+    would lose this host.
     """
     turn = order.turn
     if turn is None:
@@ -361,7 +364,7 @@ def _judge_by_nova(
 
 
 def _shape_of_set(order: ServerOrder, pattern: HostPattern, devices: DeviceSet) -> Hashable:
-    """A key that is equal for sets of equal devices in equal places."""
+    """Return a key that is equal for sets of equal devices in equal places."""
     if order.request.nvlink is not Nvlink.NONE:
         return pattern.devices, devices.picks
     places = _PLACES.get(
@@ -388,7 +391,10 @@ def _shape_of_set(order: ServerOrder, pattern: HostPattern, devices: DeviceSet) 
 
 
 def _find_own_template(host: Any, task: ServerTask) -> candidates.Candidate | None:
-    """Placement's own candidate for this request; a host state with a choice keeps it."""
+    """Return Placement's own candidate for this request; a host state with a choice keeps it.
+
+    None if no candidate names all devices.
+    """
     kept: HostChoice | None = getattr(host, "hpc_choice", None)
     if kept is not None and kept.key == task.key:
         return kept.template
@@ -398,7 +404,11 @@ def _find_own_template(host: Any, task: ServerTask) -> candidates.Candidate | No
 def _assign_providers(
     task: ServerTask, devices: DeviceSet, providers: Mapping[str, str]
 ) -> dict[str, str]:
-    """Request group -> provider, for every device of the flavor."""
+    """Map the request group of every device of the flavor to the provider that it is taken from.
+
+    :param providers: pool -> its provider in Placement.
+    :raises ValueError: the chosen set has not as many devices as the flavor requests.
+    """
     taken: dict[str, str] = {}
     for device in task.devices:
         picks = [providers[pick.pool] for pick in devices.picks if pick.want == device.want.key]

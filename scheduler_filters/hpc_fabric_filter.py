@@ -75,7 +75,7 @@ class HpcFabricFilter(filters.BaseHostFilter):
     def filter_all(
         self, filter_obj_list: Iterable[Any], spec_obj: objects.RequestSpec
     ) -> Iterable[Any]:
-        """The hosts of the server group's domain that can take the next server.
+        """Return the hosts of the server group's domain that can take the next server.
 
         If there are none, the reason is stored for :mod:`nova_hpc.from_nova.patches.answers`.
 
@@ -108,7 +108,7 @@ class HpcFabricFilter(filters.BaseHostFilter):
             return _refuse_fabric_request(spec_obj, "The scheduler could not read the request.")
 
     def _filter(self, hosts: Sequence[Any], spec: objects.RequestSpec) -> Sequence[Any]:
-        """The hosts; new servers are refused on a Nova that is not supported."""
+        """Return the hosts that may take the server; refuse new servers on an unsupported Nova."""
         wish = hpc_flavor.read_fabric(spec.flavor.extra_specs or {})
         if wish is None:
             return hosts
@@ -154,10 +154,10 @@ class _FabricTask:
         return self._new
 
     def hosts(self) -> Sequence[Any]:
-        """The hosts that the filter passes for this server.
+        """Return the hosts that the filter passes for this server.
 
-        The first server of a request decides about the domain. Nova calls the filter again for
-        each further server, and for the alternates of a server, which stay in that domain.
+        The first server of a request decides about the domain. Nova calls the filter again for each
+        further server, and for the alternates of a server, which stay in that domain.
         """
         decided: _Decided | None = getattr(self.spec, _MARK, None)
         if decided is not None and self.server in decided.done:
@@ -171,7 +171,10 @@ class _FabricTask:
     # -- without a group -------------------------------------------------------
 
     def _alone(self) -> Sequence[Any]:
-        """A server without a group, or whose group was deleted."""
+        """Return the hosts for a server without a group, or whose group was deleted.
+
+        Servers of one request without a group share a domain that the first one chooses.
+        """
         domain = self.groups.where(self.server)
         if domain is not None:
             self._decide(domain)
@@ -193,7 +196,10 @@ class _FabricTask:
     # -- with a group ----------------------------------------------------------
 
     def _of_group(self) -> Sequence[Any]:
-        """A server with a group: it takes a ticket, which it gives back if no host is left."""
+        """Return the hosts for a server with a group.
+
+        The server takes a ticket of the group's domain, and gives it back if no host is left.
+        """
         group = self.group
         members = self._members()
         if group.project_id != self.spec.project_id:
@@ -224,7 +230,7 @@ class _FabricTask:
         return hosts
 
     def _members(self) -> int:
-        """The number of places that are kept for the group."""
+        """Return the number of places that are kept for the group in its domain."""
         if not self.new:
             try:
                 return fabric.announced_members_of(self.spec) or 1
@@ -252,7 +258,10 @@ class _FabricTask:
     # -- hosts -----------------------------------------------------------------
 
     def _within(self, domain: str) -> Sequence[Any]:
-        """The hosts in the domain; others, the nearest first, if the policy allows them."""
+        """Return the hosts in the domain; others, the nearest first, if the policy allows them.
+
+        :param domain: UUID of the domain.
+        """
         spots = self.view.within(domain)
         if not spots and self.flexible:
             LOG.info(
@@ -268,7 +277,7 @@ class _FabricTask:
         return [spot.host for spot in spots]
 
     def _left(self) -> int:
-        """Remaining members, this one included."""
+        """Return the number of remaining members of the group, this one included."""
         hosts = self.group.hosts if self.group is not None and "hosts" in self.group else ()
         try:
             announced = fabric.announced_members_of(self.spec) or 1
@@ -339,6 +348,6 @@ def _level_in_words(level: str) -> str:
 
 
 def _refuse_fabric_request(spec: objects.RequestSpec, reason: str) -> list[Any]:
-    """No host; the reason is stored for the answer."""
+    """Refuse the request: return no host, and store the reason for the answer to the user."""
     LOG.info("HpcFabricFilter refuses server %s: %s", spec.instance_uuid, reason)
     return answers.refuse_request(spec, reason, placed=getattr(spec, _MARK, None) is not None)

@@ -25,7 +25,7 @@ class HpcFabricWeigher(weights.BaseHostWeigher):
     """
 
     def weight_multiplier(self, host_state: Any) -> float:
-        """``[hpc]fabric_weight_multiplier``, or the value of the host's aggregates."""
+        """Return ``[hpc]fabric_weight_multiplier``, or the value of the host's aggregates."""
         multiplier: float = utils.get_weight_multiplier(
             host_state, "hpc_fabric_weight_multiplier", CONF.hpc.fabric_weight_multiplier
         )
@@ -34,11 +34,11 @@ class HpcFabricWeigher(weights.BaseHostWeigher):
     def weigh_objects(
         self, weighed_obj_list: Sequence[Any], weight_properties: objects.RequestSpec
     ) -> list[float]:
-        """The weight of each host: the nearer to the group's members, the higher."""
+        """Return the weight of each host: the nearer to the group's members, the higher."""
         return fabric_nearness.scores_of(
             weight_properties, [weighed.obj for weighed in weighed_obj_list]
         )
 
     def _weigh_object(self, obj: Any, weight_properties: objects.RequestSpec) -> float:
-        """Nova's interface for one host; weigh_objects() does not use it."""
+        """Return 0.0: Nova's interface needs this method, but weigh_objects() does not use it."""
         return 0.0

@@ -44,11 +44,11 @@ class HpcPackingWeigher(weights.BaseHostWeigher):
         self._wishes = _build_wish_weighers(CONF.hpc.weighers_before_packing)
 
     def weight_multiplier(self, host_state: Any) -> float:
-        """1.0, which is Nova's default; the operator's value is already in the weights."""
+        """Return 1.0, which is Nova's default; the operator's value is already in the weights."""
         return 1.0
 
     def packing_multiplier(self, host_state: Any) -> float:
-        """``[hpc]packing_weight_multiplier``, or the value of the host's aggregates."""
+        """Return ``[hpc]packing_weight_multiplier``, or the value of the host's aggregates."""
         multiplier: float = utils.get_weight_multiplier(
             host_state, "hpc_packing_weight_multiplier", CONF.hpc.packing_weight_multiplier
         )
@@ -57,10 +57,10 @@ class HpcPackingWeigher(weights.BaseHostWeigher):
     def weigh_objects(
         self, weighed_obj_list: Sequence[Any], weight_properties: objects.RequestSpec
     ) -> list[float]:
-        """The weight of each host: the tighter its devices fit the request, the higher.
+        """Return the weight of each host: the tighter its devices fit the request, the higher.
 
-        Hosts without a choice of the filter (a forced host, a rebuild) share the last
-        place, among hosts that are equal for the user.
+        Hosts without a choice of the filter (a forced host, a rebuild) share the last place, among
+        hosts that are equal for the user.
         """
         if not hpc_flavor.has_hpc_keys(weight_properties.flavor.extra_specs or {}):
             return [0.0] * len(weighed_obj_list)
@@ -79,7 +79,7 @@ class HpcPackingWeigher(weights.BaseHostWeigher):
     def _wished(
         self, weighed_obj_list: Sequence[Any], weight_properties: objects.RequestSpec
     ) -> list[float]:
-        """The weight that the users' weighers give to each host, as Nova adds it up."""
+        """Return the weight that the users' weighers give to each host, as Nova adds it up."""
         totals = [0.0] * len(weighed_obj_list)
         for weigher in self._wishes:
             normalized = nova_weights.normalize(
@@ -92,12 +92,12 @@ class HpcPackingWeigher(weights.BaseHostWeigher):
         return totals
 
     def _weigh_object(self, obj: Any, weight_properties: objects.RequestSpec) -> float:
-        """Nova's interface for one host; weigh_objects() does not use it."""
+        """Return 0.0: Nova's interface needs this method, but weigh_objects() does not use it."""
         return 0.0
 
 
 def _build_wish_weighers(names: Sequence[str]) -> list[Any]:
-    """New weighers of these classes, if the operator has enabled them."""
+    """Create weighers of the classes in *names* that the operator has enabled."""
     if not names:
         return []
     classes = weights.HostWeightHandler().get_matching_classes(CONF.filter_scheduler.weight_classes)

@@ -76,7 +76,7 @@ class HpcTopologyFilter(filters.BaseHostFilter):
     def filter_all(
         self, filter_obj_list: Iterable[Any], spec_obj: objects.RequestSpec
     ) -> Iterable[Any]:
-        """The hosts that can serve *spec_obj*, each with one allocation candidate.
+        """Return the hosts that can serve *spec_obj*, each with one allocation candidate.
 
         If there are none, the reason is stored for :mod:`nova_hpc.from_nova.patches.answers`.
 
@@ -193,7 +193,7 @@ class HpcTopologyFilter(filters.BaseHostFilter):
         return TopologyFacts(order, bound, answer, views, unread, asked, disclosed)
 
     def _bind(self, task: server.ServerTask, views: Iterable[reader.HostView]) -> Mapping[str, str]:
-        """The roles whose devices the server may have.
+        """Return want (requested alias) -> the role whose devices the server may have.
 
         :raises nova_hpc.placement.roles.RoleConflictError: its aliases are ambiguous.
         """
@@ -292,14 +292,17 @@ def _call_guarded(function: Any, host: Any, *arguments: Any) -> Any:
 
 
 def _add_known_roles(bound: Mapping[str, str], task: server.ServerTask) -> dict[str, str]:
-    """The roles of all wants that have one, even if all of their devices are in use."""
+    """Add the roles of wants whose devices are all in use, from devices seen before.
+
+    :returns: want (requested alias) -> role.
+    """
     missing = [device for device in task.devices if device.want.key not in bound]
     seen = {device.want.key: SAMPLES.role_of(device) for device in missing}
     return {want: role for want, role in seen.items() if role is not None} | dict(bound)
 
 
 def _reason_for_user(facts: TopologyFacts, misses: Collection[DeviceMiss]) -> str:
-    """Why no host is left: no name of a host, no address, and by default no count."""
+    """Explain why no host is left: no name of a host, no address, and by default no count."""
     if not facts.disclosed:
         unusable = any(miss.unmet is Unmet.OTHER for miss in misses)
         asked = attrs.evolve(facts.asked, unusable=unusable)

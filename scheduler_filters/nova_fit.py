@@ -45,7 +45,7 @@ class _LightPciStats(pci_stats.PciDeviceStats):
 
     @classmethod
     def of(cls, original: pci_stats.PciDeviceStats) -> _LightPciStats:
-        """A light version of *original*; checks with it do not change *original*."""
+        """Return a light copy of Nova's PCI statistics; checks with it do not change *original*."""
         light: _LightPciStats = copy.copy(original)
         light.__class__ = cls
         return light
@@ -70,7 +70,7 @@ class FitQuestion:
 
     @classmethod
     def of(cls, spec: objects.RequestSpec) -> FitQuestion:
-        """Prepare the check for one server."""
+        """Prepare the data of one server for checks with Nova's own functions on many hosts."""
         topology = spec.numa_topology if "numa_topology" in spec else None
         requests = spec.pci_requests.requests
         named = all(
@@ -131,10 +131,10 @@ def lighten_host_state(host_state: Any) -> None:
 
 
 def _key_of_host_cell(cell: objects.NUMACell) -> Hashable:
-    """All data that Nova reads of a host's NUMA node.
+    """Return a key of all data that Nova reads of a host's NUMA node.
 
-    The sets of CPUs are hashed, because they would fill the memory. If two
-    of them collide, Nova's own filters still decide.
+    The sets of CPUs are hashed, because they would fill the memory. If two of them collide, Nova's
+    own filters still decide.
     """
     return (
         cell.id,
@@ -180,7 +180,7 @@ def _ask_nova_fit(
     mapping: Mapping[str, list[str]],
     requests: list[objects.InstancePCIRequest],
 ) -> Fit:
-    """Nova's answer about a candidate, with the reason if it refuses.
+    """Check with Nova's functions whether a host takes a candidate; return why if it refuses.
 
     If the guest does not fit, it is fitted once more without its devices. The result shows whether
     the devices or the CPUs and pages are the reason.
@@ -246,7 +246,7 @@ _ROOMS: Final[Cache[tuple[bool, ...]]] = Cache()
 
 
 def find_cell_rooms(question: FitQuestion, host_state: Any) -> Iterator[Rooms]:
-    """For each guest cell the host nodes with room for it, regardless of devices.
+    """Yield for each guest cell the host nodes with room for it, regardless of devices.
 
     :returns: one answer. If the networks of a server with several cells are bound to
         NUMA nodes, one for each choice of nodes that they allow.
@@ -289,7 +289,7 @@ def _cells_taken_by(
     guest: objects.InstanceNUMATopology,
     limits: objects.NUMATopologyLimits,
 ) -> tuple[bool, ...]:
-    """For each of the guest's cells whether a host of one node could take it."""
+    """Return for each of the guest's cells whether a host of one NUMA node could take it."""
     takes = []
     for index, cell in enumerate(guest.cells):
         alone = objects.InstanceNUMATopology(cells=[cell])

@@ -23,7 +23,9 @@ NONE_GIVES: Final = (
 
 
 def list_giving_hosts(hosts: Sequence[Any], spec: objects.RequestSpec) -> Sequence[Any]:
-    """The hosts that can give the shared memory of ``hpc:shared_memory``.
+    """Return the hosts that can give the shared memory of ``hpc:shared_memory``.
+
+    All hosts pass if the flavor does not require it.
 
     :raises nova_hpc.placement.grouping.FlavorError: the request is invalid.
     """

@@ -33,9 +33,7 @@ class HpcExtraSpecValidator(base.ExtraSpecValidator):
 
 
 def register() -> list[base.ExtraSpecValidator]:
-    """The validators of all ``hpc:`` keys, for the entry point
-    ``nova.api.extra_spec_validators``.
-    """
+    """List the validators of ``hpc:`` keys, for Nova's entry point of extra spec validators."""
     return [
         HpcExtraSpecValidator(
             name=flavor.AFFINITY,

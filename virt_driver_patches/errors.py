@@ -182,7 +182,7 @@ def _fault_kind_of_libvirt(error: Any) -> FaultKind:
 
 
 def _fault_kinds_of_frames(error: BaseException) -> Iterator[FaultKind]:
-    """Yield the kinds of the modules in the error's traceback, the innermost frame first."""
+    """Yield the kind of fault of each known module in the error's traceback, innermost first."""
     modules = []
     trace = error.__traceback__
     while trace is not None:

@@ -81,12 +81,12 @@ _NO_ANSWER: Final = "the privileged helper of nova-compute does not answer ({})"
 
 
 class SettingsError(Exception):
-    """The daemon's own configuration is unusable, or differs from the service's."""
+    """Raised if the daemon's configuration is unusable, or differs from nova-compute's."""
 
 
 @attrs.frozen
 class HelperSettings:
-    """The daemon's settings."""
+    """Settings of the privileged daemon, which reads them from its own configuration files."""
 
     root: Path
     #: The locks of resets are stored beside this file.
@@ -106,7 +106,7 @@ class HelperSettings:
 
     @classmethod
     def of(cls, conf: Any) -> HelperSettings:
-        """Build the settings from a configuration."""
+        """Build the settings from oslo.config's object, with the groups ``[hpc]`` and ``[pci]``."""
         return cls(
             root=Path(conf.hpc.sysfs_root),
             ledger=LedgerFile.from_options(conf.hpc),
@@ -119,7 +119,7 @@ class HelperSettings:
         )
 
     def words(self) -> dict[str, str]:
-        """Return the settings as text, by option."""
+        """Map each option's name to its value as text, so that two processes can compare theirs."""
         return {
             "sysfs_root": str(self.root),
             "ledger_file": str(self.ledger.path),
@@ -131,7 +131,10 @@ class HelperSettings:
         }
 
     def _words_of_cleaners(self) -> dict[str, str]:
-        """The cleaners and the roles; {} if no cleaner declares resets, so neither is needed."""
+        """Map "cleaners" and "device_spec" to text; {} if no cleaner declares resets of its own.
+
+        A cleaner that cannot be loaded counts as one that declares resets.
+        """
         words = []
         declared = False
         for role, name in sorted(self.cleaners.items()):
@@ -352,7 +355,10 @@ def expect_same_settings(conf: Any) -> None:
 
 
 def read_vpd_by_helper(address: str) -> bytes | None:
-    """Like :func:`nova_hpc.tenancy.forbidden_vpd.read_vpd_in_time`."""
+    """Read a device's VPD in the daemon, as ``nova_hpc.tenancy.forbidden_vpd.read_vpd_in_time``.
+
+    :raises FileError: the VPD is unreadable, or the daemon does not answer.
+    """
     try:
         data, reason = _read_vpd_in_helper(address)
     except Exception as error:  # the daemon has ended, or does not start
@@ -364,10 +370,11 @@ def read_vpd_by_helper(address: str) -> bytes | None:
 
 
 def bind_by_helper(root: Path, address: str, driver: str, timeout: float) -> None:
-    """Like :func:`nova_hpc.tenancy.stage.binding.bind_device`.
+    """Bind a device in the daemon, as :func:`nova_hpc.tenancy.stage.binding.bind_device` does.
 
     :param root: unused: the daemon uses its own setting.
     :param timeout: unused, for the same reason.
+    :raises BindError: the device cannot be bound.
     """
     try:
         reason = _bind_in_helper(address, driver)
@@ -378,7 +385,9 @@ def bind_by_helper(root: Path, address: str, driver: str, timeout: float) -> Non
 
 
 def erase_disk_by_helper(address: str) -> str:
-    """Return the output of the check ``nvme``, see :mod:`nova_hpc.tenancy.hygiene.clean_nvme`.
+    """Erase an NVMe disk in the daemon, and return the output of the check ``nvme``.
+
+    See :mod:`nova_hpc.tenancy.hygiene.clean_nvme`.
 
     :raises LateError: there is no output.
     """
@@ -392,9 +401,11 @@ def erase_disk_by_helper(address: str) -> str:
 
 
 def reset_by_helper(address: str, own: OwnReset | None = None, /) -> None:
-    """As :func:`nova_hpc.tenancy.hygiene.reset.reset_device`.
+    """Reset a device in the daemon, as :func:`nova_hpc.tenancy.hygiene.reset.reset_device` does.
 
     :param own: only its name is sent: the daemon reads the declaration itself.
+    :raises HeldError: something holds the device, so it was not reset.
+    :raises ResetError: the reset failed.
     """
     try:
         failed = _reset_in_helper(address, None if own is None else own.name)
@@ -406,7 +417,11 @@ def reset_by_helper(address: str, own: OwnReset | None = None, /) -> None:
 
 
 def find_holders_by_helper(addresses: Iterable[str]) -> dict[str, KernelHolder]:
-    """Like :func:`nova_hpc.tenancy.holders.find_kernel_holders`."""
+    """Find in the daemon the kernel's holders of the devices; map address to holder.
+
+    It is as :func:`nova_hpc.tenancy.holders.find_kernel_holders`. If the daemon does not answer,
+    each device has a holder that is not certain.
+    """
     wanted = list(addresses)
     try:
         answers = _find_holders_in_helper(wanted)
@@ -422,9 +437,10 @@ def read_configs_by_helper(addresses: Sequence[str]) -> Mapping[str, bytes]:
 
 
 def write_setting_by_helper(root: Path, function: AdapterFunction, setting: AdapterSetting) -> None:
-    """Like :meth:`nova_hpc.tenancy.adapters.function_changes.AdapterBackend.write`.
+    """Write an adapter's setting in the daemon, as ``AdapterBackend.write`` does itself.
 
     :param root: unused: the daemon uses its own setting.
+    :raises AdapterError: the setting could not be written.
     """
     value = setting.value
     if isinstance(value, LinkState):
@@ -441,7 +457,13 @@ def write_setting_by_helper(root: Path, function: AdapterFunction, setting: Adap
 
 
 def write_members_by_helper(name: SegmentFileName, servers: Mapping[int, str]) -> None:
-    """Like :meth:`nova_hpc.tenancy.segments.segment_file.SegmentFolder.write_members`."""
+    """Write the list of a segment's members in the daemon.
+
+    It is as :meth:`nova_hpc.tenancy.segments.segment_file.SegmentFolder.write_members`.
+
+    :param servers: number of the part -> UUID of the server that has it.
+    :raises SegmentError: the file could not be written, or the daemon does not answer.
+    """
     try:
         reason = _write_members_in_helper(str(name), [list(item) for item in servers.items()])
     except Exception as error:  # the daemon has ended, or does not start
@@ -451,9 +473,12 @@ def write_members_by_helper(name: SegmentFileName, servers: Mapping[int, str]) -
 
 
 def apply_wish_by_helper(root: Path, wish: PeerWish) -> PeerOutcome:
-    """Like :func:`nova_hpc.tenancy.peer.acs_registers.apply_peer_wish`, but raises without answer.
+    """Write the ACS registers in the daemon by ``[hpc]peer_to_peer``, and return the outcome.
+
+    It is as :func:`nova_hpc.tenancy.peer.acs_registers.apply_peer_wish`, but raises without answer.
 
     :param root: unused: the daemon uses its own setting.
+    :raises SettingsError: the daemon's setting differs from *wish*.
     """
     word, made, failed, lacks = _apply_wish_in_helper()
     if word != wish.value:

@@ -94,7 +94,7 @@ def add_step_options(parser: argparse.ArgumentParser) -> None:
 
 
 def parse_limit(text: str) -> float:
-    """argparse type for a time limit in seconds."""
+    """Parse a time limit of 1 to 86400 seconds, as argparse's type."""
     try:
         value = float(text)
     except ValueError:
@@ -128,7 +128,7 @@ class ListRequirements(ListCommand):
     )
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Declare the options."""
+        """Declare the options of the command on its argparse parser; return the parser."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
         parser.add_argument(
             "--id",
@@ -157,7 +157,7 @@ class ListRequirements(ListCommand):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
-        """Gather the evidence, and judge."""
+        """Gather the evidence for NVIDIA's requirements on this cloud, and print the verdicts."""
         args = parsed_args
         requirements = choose_requirements(args.ids)
         if args.trying and not (args.flavor and args.image):
@@ -183,7 +183,7 @@ class ListRequirements(ListCommand):
 
 
 def format_row(requirement: Requirement, verdict: RequirementVerdict) -> tuple[str, ...]:
-    """The table row of one requirement and its verdict."""
+    """Return the table row of one requirement and its verdict."""
     return (
         requirement.id,
         requirement.says,
@@ -265,7 +265,7 @@ class RunSuiteStep(RecordCommand):
     errors = (EvidenceFileError,)
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Declare the options."""
+        """Declare the options of the command on its argparse parser; return the parser."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
         parser.add_argument("step", choices=(*STEP_NAMES, QUERY_KEYS), metavar="STEP")
         parser.add_argument(
@@ -285,7 +285,7 @@ class RunSuiteStep(RecordCommand):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
-        """Run the step."""
+        """Run one step of NVIDIA's validation suite, and print its result as JSON."""
         args = parsed_args
         if args.step == QUERY_KEYS:
             output = _describe_fabric_keys(args)
@@ -337,7 +337,7 @@ class WriteSuite(ListCommand):
     errors = (SuiteFileError,)
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Declare the options."""
+        """Declare the options of the command on its argparse parser; return the parser."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
         source_options.add_config_options(parser, "Nova's scheduler, for the steps that read it")
         parser.add_argument("suite", type=Path, metavar="SUITE", help="a checkout of the suite")
@@ -368,7 +368,7 @@ class WriteSuite(ListCommand):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
-        """Write the files."""
+        """Write the configuration files of NVIDIA's validation suite for this cloud."""
         args = parsed_args
         wishes = suite_files.SuiteWishes(
             suite=args.suite,

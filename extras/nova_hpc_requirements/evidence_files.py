@@ -21,7 +21,7 @@ class EvidenceFileError(Exception):
 
 
 def parse_evidence_option(text: str) -> tuple[str, Path]:
-    """argparse type for ``STEP=FILE``."""
+    """Parse ``STEP=FILE`` into the step and the path, as argparse's type."""
     name, sign, file = text.partition("=")
     if not sign or not file:
         raise argparse.ArgumentTypeError(f"{text!r} is not STEP=FILE")

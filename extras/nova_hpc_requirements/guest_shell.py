@@ -93,7 +93,7 @@ def run_program(words: list[str], seconds: float) -> tuple[int, str, str]:
 
 
 def build_ssh_words(address: str, user: str, key_file: str) -> list[str]:
-    """The ssh command line that runs the fact program in a guest.
+    """Build the ssh command line that runs the fact program in a guest.
 
     :raises NoLoginError: one of the words must not reach another program.
     """
@@ -176,7 +176,7 @@ def parse_guest_answer(text: str, errors: str = "") -> GuestAnswer:
 
 
 def _find_complaint(errors: str) -> str:
-    """The last line about ``nova-hpc-guest``, of the command itself or of the shell."""
+    """Return the last line about ``nova-hpc-guest``, the command's own or the shell's; else ""."""
     lines = [line for line in errors.splitlines() if "nova-hpc-guest" in line]
     return printable_text(lines[-1].strip())[:_LONGEST_COMPLAINT] if lines else ""
 
@@ -196,7 +196,10 @@ def _read_cloud_init(text: str) -> str | None:
 
 
 def _read_source(text: str) -> str | None:
-    """The source; ``other`` for neither address nor device; None if cloud-init names none."""
+    """Return the kind of cloud-init's data source: ``other`` for neither address nor device.
+
+    None if cloud-init names none.
+    """
     other = "other" if text else None
     return next((name for begin, name in _SOURCES.items() if text.startswith(begin)), other)
 

@@ -32,7 +32,7 @@ class UnknownRequirementError(Exception):
 
 
 def choose_requirements(ids: Sequence[str]) -> tuple[Requirement, ...]:
-    """The requirements with these ids, in the order of the table; all if *ids* is empty.
+    """Return the requirements with these ids, in the order of the table; all if *ids* is empty.
 
     :raises UnknownRequirementError: one of them is unknown.
     """
@@ -50,7 +50,7 @@ def choose_requirements(ids: Sequence[str]) -> tuple[Requirement, ...]:
 def judge_requirement(
     requirement: Requirement, evidence: RequirementEvidence
 ) -> RequirementVerdict:
-    """Decide whether one requirement is met; never raises."""
+    """Decide from the evidence whether one requirement is met, not met or unknown; never raises."""
     outside = OUTSIDE.get(requirement.id)
     if outside is not None:
         return RequirementVerdict(RequirementState.NOT_OURS, outside)

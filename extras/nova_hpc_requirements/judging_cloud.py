@@ -113,7 +113,7 @@ def judge_isolation(evidence: RequirementEvidence) -> RequirementVerdict:
 
 
 def find_shared_keys(partitions: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Faults of the P_Keys of a cloud's networks, such as a P_Key of two projects.
+    """Find faults of the P_Keys of a cloud's networks, such as a P_Key of two projects.
 
     :raises EvidenceError: a P_Key cannot be read.
     """

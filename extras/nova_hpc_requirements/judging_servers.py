@@ -151,7 +151,7 @@ def judge_hardening(evidence: RequirementEvidence) -> RequirementVerdict:
 
 
 def read_tests(evidence: RequirementEvidence, step: str, names: Iterable[str]) -> dict[str, bool]:
-    """The results of a step's sub-tests: name -> whether it passed.
+    """Return name -> whether it passed, for sub-tests of a step.
 
     :raises EvidenceError: a sub-test is missing, or is neither passed nor failed.
     """
@@ -313,7 +313,7 @@ def judge_pinning(evidence: RequirementEvidence) -> RequirementVerdict:
 
 
 def _find_wrong_pins(evidence: RequirementEvidence) -> list[str]:
-    """The faults of a domain's pins."""
+    """List the faults of the pinning of a server's vCPUs to host CPUs, as texts."""
     pins = evidence.read_field("vcpu_pinning", "pins", dict)
     vcpus = evidence.read_field("vcpu_pinning", "vcpus", int)
     hosts = {key: _read_host_cpus(value) for key, value in pins.items()}
@@ -348,7 +348,10 @@ def _read_host_cpus(value: object) -> list[int]:
 
 
 def _read_guest(evidence: RequirementEvidence) -> Mapping[str, Any] | None:
-    """The guest's answer over ssh; None if no login was possible."""
+    """Return the guest's answer over ssh; None if no login was possible.
+
+    :raises EvidenceError: the answer is no JSON object.
+    """
     guest = evidence.read_step("describe_instance").get("guest")
     if guest is None:
         return None
@@ -366,7 +369,10 @@ def _require_guest(evidence: RequirementEvidence) -> Mapping[str, Any]:
 
 
 def _read_report(evidence: RequirementEvidence) -> Mapping[str, Any]:
-    """The output of ``nova-hpc-guest check --format json``."""
+    """Return the output of ``nova-hpc-guest check --format json``.
+
+    :raises EvidenceError: it is missing or of another form.
+    """
     report = evidence.steps.get("guest_check")
     output = None if report is None else report.output
     if output is None:

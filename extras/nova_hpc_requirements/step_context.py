@@ -108,7 +108,7 @@ class StepContext:
         return self.cloud.server(self.options.server).id
 
     def read_server(self) -> dict[str, Any]:
-        """Nova's record of the server."""
+        """Read Nova's record of the server."""
         server = self.server_id
         return dict(self.rest.nova("GET", f"/servers/{server}")["server"])
 
@@ -139,7 +139,7 @@ class StepContext:
                 return
 
     def read_console(self) -> str:
-        """The text of the server's console, as far as Nova keeps it.
+        """Read the text of the server's console, as far as Nova keeps it.
 
         :raises ClusterCloudError: Nova refuses.
         """
@@ -149,7 +149,7 @@ class StepContext:
 
 
 def describe_server(record: dict[str, Any]) -> dict[str, Any]:
-    """The fields about a server that the output of every step contains."""
+    """Return the fields about a server that the output of every step contains."""
     addresses = list(_list_addresses(record))
     fixed = next((text for text, kind in addresses if kind != "floating"), "")
     floating = next((text for text, kind in addresses if kind == "floating"), "")

@@ -86,7 +86,7 @@ def console_rbac(context: StepContext) -> Output:
 
 
 def describe_console_rights(before: int, allowed: int, scoped: int) -> Output:
-    """The step's conclusions from three answers of Nova.
+    """Build the step's output from the HTTP status of three answers of Nova.
 
     :param before: to a user of another project.
     :param allowed: to the same user, with a role in the server's project.
@@ -146,7 +146,7 @@ def make_console_user(context: StepContext, server: str) -> Iterator[ConsoleUser
 
 
 def _ask_console(context: StepContext, user: str, password: str, project: str, server: str) -> int:
-    """The HTTP status of Nova's answer to this user."""
+    """Request a server's console as this user; return the HTTP status of Nova's answer."""
     connection = context.connection
     auth = v3.Password(
         auth_url=connection.config.get_auth_args()["auth_url"],

@@ -50,7 +50,7 @@ def backend_switch_fabric(context: StepContext) -> Output:
 def read_places(
     hosts: Iterable[str], aggregates: Iterable[CloudAggregate]
 ) -> tuple[list[FabricPlace], list[str]]:
-    """The place of each host, and the problems in the aggregates."""
+    """Return the place of each host, and the problems in the aggregates."""
     metadata: dict[str, list[Mapping[str, str]]] = defaultdict(list)
     for aggregate in aggregates:
         for host in aggregate.hosts:
@@ -61,7 +61,10 @@ def read_places(
 
 
 def describe_switches(places: Sequence[FabricPlace], problems: Sequence[str], node: str) -> Output:
-    """The switches above one host in the suite's form, and the places of all hosts."""
+    """Describe the switches above one host in the suite's form, and the places of all hosts.
+
+    :param node: the host; "" for any.
+    """
     place = _choose_place(places, node)
     tiers = {level.word: place.domain(level) for level in TREE}
     fabric = {
@@ -172,7 +175,7 @@ def query_ib_tenant_isolation(context: StepContext) -> Output:
 def describe_partitions(
     networks: Iterable[Mapping[str, Any]], physical: Collection[str], shared: Collection[str] = ()
 ) -> Output:
-    """The networks that are InfiniBand partitions, in the suite's form.
+    """Describe the networks that are InfiniBand partitions, in the suite's form.
 
     :param physical: names of the physical networks that are InfiniBand.
     :param shared: ids of networks that other projects may use.
@@ -206,7 +209,7 @@ def describe_partitions(
 
 
 def describe_keys(rows: Sequence[Mapping[str, Any]]) -> Output:
-    """The seven keys of a fabric in the suite's form, from ``nova-hpc fabric check -f json``."""
+    """Describe seven keys of a fabric in the suite's form, by ``nova-hpc fabric check -f json``."""
     states = {str(row.get("Name")): row for row in rows}
     keys: Output = {
         key: {
@@ -231,7 +234,10 @@ def describe_keys(rows: Sequence[Mapping[str, Any]]) -> Output:
 
 
 def _configured_of(state: object) -> bool | None:
-    """A key counts as not configured if it is missing or not met."""
+    """Return whether a key is configured, by its audit state; None if unknown.
+
+    A key counts as not configured if it is not met or not available.
+    """
     states = {
         AuditState.MET.value: True,
         AuditState.NOT_MET.value: False,
@@ -268,7 +274,7 @@ def read_isolation(config: Sequence[str]) -> bool:
 
 
 def describe_reservations(aggregates: Iterable[CloudAggregate], enforced: bool | None) -> Output:
-    """The host aggregates for single projects, in the suite's form.
+    """Describe the host aggregates for single projects, in the suite's form.
 
     The suite expects one reservation: the first aggregate with hosts and a single project. The key
     ``groups`` contains all of them.
@@ -318,7 +324,7 @@ def topology_block_atomic_allocation(context: StepContext) -> Output:
 
 
 def describe_block(cluster: Cluster, project: str) -> Output:
-    """A cluster in the suite's form of a block.
+    """Describe a cluster in the suite's form of a block.
 
     It counts as allocated as a unit if all wanted members run in one domain.
     """
@@ -358,7 +364,7 @@ def describe_block(cluster: Cluster, project: str) -> Output:
 
 
 def _find_shared_domain(cluster: Cluster) -> tuple[str, str]:
-    """The narrowest level with one domain of all members, and the domain; "" without one."""
+    """Return the narrowest level with one domain of all members, and the domain; "" without one."""
     for level in _BLOCKS:
         names = {member.position.domains.get(level, "") for member in cluster.members}
         if len(names) == 1 and (name := names.pop()):
@@ -383,7 +389,7 @@ def describe_health(
     health: Iterable[NodeHealth],
     now: datetime.datetime,
 ) -> Output:
-    """The health of the hosts in the suite's form."""
+    """Describe the health of the hosts in the suite's form."""
     by_host = {report.host: report for report in health}
     hosts = []
     for service in services:
@@ -415,7 +421,7 @@ def _list_alerts(report: NodeHealth) -> list[Output]:
 
 
 def _age_of(text: object, now: datetime.datetime) -> int | None:
-    """Seconds since a time of Nova's; None if the text is not a time."""
+    """Return the seconds since a time of Nova's; None if the text is not a time."""
     try:
         moment = datetime.datetime.fromisoformat(str(text))
     except ValueError:

@@ -186,7 +186,7 @@ def _own_options(context: StepContext) -> Output:
 def _ask_over_ssh(
     context: StepContext, record: dict[str, Any], key_file: str = ""
 ) -> tuple[GuestAnswer | None, str]:
-    """The guest's answer, or the reason if it gives none.
+    """Query the guest over ssh; return its answer, or the reason if it gives none.
 
     :param key_file: of a server that was just made; "" for the caller's option.
     """
@@ -299,7 +299,7 @@ def migrate_instance(context: StepContext) -> Output:
 
 
 def _move_server(context: StepContext) -> tuple[str, str]:
-    """The kind of move that was requested, and Nova's objection."""
+    """Request that the server moves; return the kind of move, and Nova's objection."""
     try:
         live = {"host": None, "block_migration": "auto", "force": False}
         _ask_for(context, "os-migrateLive", live, _MOVES)

@@ -42,7 +42,7 @@ def virtual_device_hardening(context: StepContext) -> Output:
 
 
 def describe_hardening(domain: DomainFacts) -> Output:
-    """The facts about a server's virtual devices in the suite's form."""
+    """Describe the facts about a server's virtual devices in the suite's form."""
     findings = {
         "usb_devices_disabled": domain.usb,
         "clipboard_disabled": domain.clipboard,
@@ -81,7 +81,7 @@ def vcpu_pinning(context: StepContext) -> Output:
 
 
 def read_recorded_pins(topology: Mapping[str, Any]) -> dict[str, int] | None:
-    """The pinning in Nova's record: vCPU -> host CPU; None if hidden or empty."""
+    """Return the pinning in Nova's record: vCPU -> host CPU; None if hidden or empty."""
     pins: dict[str, int] = {}
     for node in topology.get("nodes") or ():
         pins.update(
@@ -139,9 +139,11 @@ def _is_gpu(node: ManagedNode, address: str) -> bool:
 
 
 def describe_device(address: str, device: LedgerDevice, free: bool, gpu: bool) -> Output:
-    """A device in the suite's form of a machine.
+    """Describe a device in the suite's form of a machine.
 
     A device that is not offered has not come back from its last server.
+
+    :param free: whether the device is offered.
     """
     stage = device_stage.load_stage(device.stage)
     passed = stage is not None and stage.phase is StagePhase.CLEAN and stage.seconds is not None

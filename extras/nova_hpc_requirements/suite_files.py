@@ -74,7 +74,7 @@ def write_suite_files(wishes: SuiteWishes, folder: Path) -> list[Path]:
 
 
 def build_suite_configs(wishes: SuiteWishes, suites: Path) -> dict[str, dict[str, Any]]:
-    """The configuration of each suite, by the suite's name.
+    """Build the configuration of each suite: name of the suite -> its JSON object.
 
     :param suites: the folder with the suite's own lists of checks.
     """
@@ -174,7 +174,7 @@ def _list_fleet_steps(wishes: SuiteWishes) -> list[dict[str, Any]]:
 
 
 def _list_recorded(wishes: SuiteWishes, source: str, name: str = "") -> list[dict[str, Any]]:
-    """The step that prints a file; empty if no file is given."""
+    """Return the step that prints a recorded file; [] if no file is given."""
     file = wishes.files.get(source)
     if file is None:
         return []

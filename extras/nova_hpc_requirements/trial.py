@@ -44,7 +44,7 @@ _ELSEWHERE: Final = (
 
 
 def list_steps(requirements: Iterable[Requirement]) -> tuple[str, ...]:
-    """The steps that decide on requirements, in the order in which they run."""
+    """Return the steps that decide on requirements, in the order in which they run."""
     wanted = {step for requirement in requirements for step in requirement.steps}
     return tuple(name for name in STEP_NAMES if name in wanted)
 
@@ -99,7 +99,7 @@ def _run_without_trying(
 def _try_life(
     names: Iterable[str], context: StepContext, said: Callable[[str], None]
 ) -> dict[str, StepEvidence]:
-    """Make a server, run the steps on it, and delete it."""
+    """Create a server, run the named steps on it, and delete it; return step -> evidence."""
     said(_LAUNCH)
     evidence = {_LAUNCH: run_step(_LAUNCH, context)}
     made = evidence[_LAUNCH].output
@@ -147,7 +147,11 @@ def _requests_to_end_ignored() -> Iterator[None]:
 
 
 def _take_guest_report(evidence: dict[str, StepEvidence]) -> None:
-    """The guest's report on its own check becomes evidence of its own."""
+    """Copy the guest's report on its own check into *evidence* under :data:`GUEST_CHECK`.
+
+    The report is a part of the output of the step ``describe_instance``. If that output has an
+    error text instead, the new entry has this reason. An existing entry stays.
+    """
     described = evidence.get("describe_instance")
     output = None if described is None else described.output
     if GUEST_CHECK in evidence or not output:

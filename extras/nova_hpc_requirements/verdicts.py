@@ -61,7 +61,7 @@ class RequirementEvidence:
     steps: Mapping[str, StepEvidence] = attrs.field(converter=_freeze_steps, factory=dict)
 
     def read_step(self, name: str) -> Mapping[str, Any]:
-        """The output of a step that completed.
+        """Return the output of a step that completed.
 
         :raises EvidenceError: the output is missing, or reports that the step failed.
         """
@@ -76,7 +76,7 @@ class RequirementEvidence:
         return evidence.output
 
     def read_field(self, step: str, key: str, kind: type | tuple[type, ...]) -> Any:
-        """The value of *key* in a step's output.
+        """Return the value of *key* in a step's output.
 
         :raises EvidenceError: it is not there, or of another kind.
         """
@@ -88,7 +88,7 @@ class RequirementEvidence:
         return value
 
     def read_rows(self, step: str, key: str) -> Sequence[Mapping[str, Any]]:
-        """The list of objects under *key* in a step's output.
+        """Return the list of objects under *key* in a step's output.
 
         :raises EvidenceError: it is not there, or holds something else.
         """
@@ -99,15 +99,24 @@ class RequirementEvidence:
 
 
 def judge_met(found: str) -> RequirementVerdict:
-    """The verdict for a requirement that is met."""
+    """Build the verdict for a requirement that is met.
+
+    :param found: the facts, for people.
+    """
     return RequirementVerdict(RequirementState.MET, found)
 
 
 def judge_not_met(found: str, cure: str) -> RequirementVerdict:
-    """The verdict for a requirement that is not met."""
+    """Build the verdict for a requirement that is not met.
+
+    :param found: the facts, for people.
+    """
     return RequirementVerdict(RequirementState.NOT_MET, found, cure)
 
 
 def judge_unknown(found: str, cure: str = "") -> RequirementVerdict:
-    """The verdict for a requirement whose state is unknown."""
+    """Build the verdict for a requirement whose state is unknown.
+
+    :param found: the facts, for people.
+    """
     return RequirementVerdict(RequirementState.UNKNOWN, found, cure)

@@ -58,7 +58,7 @@ class SimulatedCluster:
         return len(self.machines)
 
     def fits(self, shape: TaskShape) -> Bools:
-        """For each node, whether it can hold a task of *shape* at the task's level."""
+        """Return for each node whether it can hold a task of *shape* at the task's level."""
         fit: Bools = (self.cpu >= shape.cpu_milli) & (self.memory >= shape.memory_mib)
         if shape.gpus:
             if shape.exclusive:
@@ -70,7 +70,7 @@ class SimulatedCluster:
         return fit
 
     def room(self, level: Level, size: int) -> Ints:
-        """The number of groups of *size* whole GPUs at *level* that each node can hold."""
+        """Return the number of groups of *size* whole GPUs at *level* that each node can hold."""
         key = (level, size)
         room = self._rooms.get(key)
         if room is None:
@@ -81,7 +81,7 @@ class SimulatedCluster:
         return room
 
     def domains(self, node: int, level: Level) -> tuple[tuple[int, ...], ...]:
-        """The GPUs of each domain of a node; a GPU at an unknown place is a domain of its own."""
+        """Return the GPUs of each domain of a node; a GPU at an unknown place is its own domain."""
         machine = self.machines[node]
         layout = machine.layout
         if level is Level.HOST or not layout:
@@ -96,7 +96,7 @@ class SimulatedCluster:
         return by_level[level]
 
     def free(self, node: int) -> tuple[int, ...]:
-        """The numbers of the GPUs of a node that are completely free."""
+        """Return the numbers of the GPUs of a node that are completely free."""
         return tuple(int(number) for number in np.flatnonzero(self.gpu[node] == WHOLE))
 
     def take(self, node: int, shape: TaskShape, gpus: Iterable[int]) -> None:
@@ -150,7 +150,7 @@ class SimulatedCluster:
 def gpus_together(
     cluster: SimulatedCluster, node: int, shape: TaskShape, order: Sequence[int]
 ) -> tuple[int, ...]:
-    """The first GPUs in *order* that a task with whole GPUs can use.
+    """Choose the first GPUs in *order* that a task with whole GPUs can use.
 
     If the task has a level, they come from the first domains with room.
     """
@@ -198,7 +198,7 @@ class Measure:
         gpu: Ints,
         satisfied: npt.NDArray[np.bool_] | None = None,
     ) -> Floats:
-        """Fragmented thousandths of a GPU of each state.
+        """Compute the fragmented thousandths of a GPU of each state.
 
         :param cpu: free CPU of the states, in thousandths
         :param gpu: states x GPUs: the free part of each, in thousandths
@@ -216,7 +216,7 @@ class Measure:
         return result
 
     def cluster(self, cluster: SimulatedCluster) -> float:
-        """Fragmented thousandths of a GPU on all nodes; the tasks' levels count."""
+        """Compute the fragmented thousandths of a GPU on all nodes; the tasks' levels count."""
         satisfied = np.empty((len(cluster), len(self.tasks)), dtype=np.bool_)
         for number, task in enumerate(self.tasks):
             shape = task.shape

@@ -31,7 +31,7 @@ class SimulatePolicies(ListCommand):
     acts_with = ("svg",)
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Declare the options."""
+        """Declare the options of the command on its argparse parser; return the parser."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
         parser.epilog = _EPILOG
         inputs = parser.add_argument_group("input")

@@ -218,7 +218,7 @@ _Header = tuple[Sequence[str], Sequence[str]]
 def _read_trace_rows(
     lines: Iterable[str], source: str, openb: _Header, simple: _Header
 ) -> Iterator[tuple[bool, _TraceRow]]:
-    """Pairs of each row: whether it has openb's form, and the row."""
+    """Yield pairs for the rows of a CSV: whether it has openb's form, and the row."""
     reader = csv.reader(lines, strict=True)
     header: list[str] = []
     is_openb = False
@@ -268,10 +268,10 @@ PLENTY: Final = 1_000_000_000
 
 
 def machines_of(snapshot: cloud.Snapshot, role: str) -> list[SimulatedMachine]:
-    """The nodes of a snapshot to which the scheduler gives servers; devices in use are busy.
+    """Return the nodes of a snapshot to which the scheduler gives servers; devices in use are busy.
 
-    CPUs are the free dedicated ones, memory is the free hugepages; both are
-    unlimited if a node does not report them.
+    CPUs are the free dedicated ones, memory is the free hugepages; both are unlimited if a node
+    does not report them.
     """
     machines = []
     for node in snapshot.hosts:
@@ -309,8 +309,7 @@ def machines_of(snapshot: cloud.Snapshot, role: str) -> list[SimulatedMachine]:
 
 
 def tasks_of(snapshot: cloud.Snapshot, role: str) -> list[SimulatedTask]:
-    """The requests of a snapshot: one for each running server, or without servers one for each
-    flavor.
+    """Return the requests of a snapshot: one for each running server, or else for each flavor.
 
     A flavor without a device of *role* is left out. So is a flavor that the scheduler would refuse:
     :func:`not_simulated` lists it.
@@ -326,7 +325,7 @@ def tasks_of(snapshot: cloud.Snapshot, role: str) -> list[SimulatedTask]:
 
 
 def not_simulated(snapshot: cloud.Snapshot, role: str) -> tuple[str, ...]:
-    """Parts of flavors that :func:`tasks_of` leaves out, one sentence each.
+    """List the parts of flavors that :func:`tasks_of` leaves out, one sentence each.
 
     Ports belong to servers, so no snapshot has them; other devices are not modelled.
     """
@@ -356,7 +355,7 @@ class _LeftOutError(Exception):
 def _shapes_of_flavors(
     snapshot: cloud.Snapshot, role: str
 ) -> tuple[dict[str, TaskShape], dict[str, str]]:
-    """Flavor -> its request for devices of *role*; refused flavor -> the reason."""
+    """Return flavor -> its request for devices of *role*; and refused flavor -> the reason."""
     shapes: dict[str, TaskShape] = {}
     left_out: dict[str, str] = {}
     for flavor in snapshot.flavors:
@@ -371,7 +370,7 @@ def _shapes_of_flavors(
 
 
 def _shape_of_flavor(snapshot: cloud.Snapshot, flavor: cloud.Flavor, role: str) -> TaskShape | None:
-    """The request of a flavor; None if it needs no device of *role*.
+    """Return the request of a flavor; None if it needs no device of *role*.
 
     :raises _LeftOutError: the scheduler would refuse the flavor.
     """

@@ -26,7 +26,7 @@ SOCKETS: Final = 2
 
 @attrs.frozen
 class SimulatedMachine:
-    """A simulated node, before any task is placed."""
+    """A simulated node before any task is placed: its CPUs, memory, and GPUs with their places."""
 
     name: str
     kind: str
@@ -44,7 +44,7 @@ class SimulatedMachine:
 
 
 def dgx_layout(gpus: int) -> Layout:
-    """The GPU places of a host like a DGX: two sockets, four switches, two GPUs on a switch.
+    """Return the GPU places of a host like a DGX: two sockets, four switches, two GPUs on a switch.
 
     A smaller host has fewer switches, on the two sockets in turn.
 
@@ -70,7 +70,7 @@ def dgx_layout(gpus: int) -> Layout:
 def with_layout(
     machines: Sequence[SimulatedMachine], layouts: Mapping[str, Layout]
 ) -> list[SimulatedMachine]:
-    """The machines, with the GPU places in *layouts* for their kind.
+    """Return the machines, with the GPU places in *layouts* for their kind.
 
     :raises ValueError: a layout has fewer GPUs than the machine.
     """
@@ -89,14 +89,14 @@ def with_layout(
 
 
 def all_dgx(machines: Sequence[SimulatedMachine]) -> list[SimulatedMachine]:
-    """The machines, each with the built-in GPU places of a DGX-like host."""
+    """Return the machines, each with the built-in GPU places of a DGX-like host."""
     return [attrs.evolve(machine, layout=dgx_layout(machine.gpus)) for machine in machines]
 
 
 def add_machines(
     machines: Sequence[SimulatedMachine], count: int, kind: str | None = None
 ) -> list[SimulatedMachine]:
-    """The machines and *count* more of one kind, by default of the most frequent kind.
+    """Return the machines and *count* more of one kind, by default of the most frequent kind.
 
     :raises ValueError: there is no machine of that kind to copy.
     """
@@ -113,7 +113,7 @@ def add_machines(
 
 
 def domain_sizes(layouts: Sequence[Layout]) -> tuple[int, int]:
-    """Number of GPUs of the largest switch and of the largest NUMA node; 1 if unknown."""
+    """Count the GPUs of the largest switch and of the largest NUMA node; 1 if unknown."""
     most = []
     for level in (Level.SWITCH, Level.NUMA):
         sizes = [
@@ -132,7 +132,7 @@ WHOLE: Final = 1000
 
 @attrs.frozen
 class TaskShape:
-    """The devices, CPUs and memory that one task needs."""
+    """The GPUs, CPUs and memory that one task needs, and how close its GPUs have to be."""
 
     cpu_milli: int
     memory_mib: int
@@ -156,7 +156,7 @@ class TaskShape:
 
     @property
     def local(self) -> bool:
-        """Whether the places of the task's GPUs matter."""
+        """Whether the places of the task's GPUs matter, because it needs them close together."""
         return self.gpus > 1 and self.level is not Level.HOST and self.group_size > 1
 
     @property
@@ -193,14 +193,14 @@ POPULAR: Final = 0.95
 
 
 def round_to_whole_gpus(tasks: Iterable[SimulatedTask]) -> list[SimulatedTask]:
-    """The tasks with whole GPUs, because PCI passthrough gives only whole devices."""
+    """Return the tasks with whole GPUs, because PCI passthrough gives only whole devices."""
     return [attrs.evolve(task, shape=attrs.evolve(task.shape, gpu_milli=WHOLE)) for task in tasks]
 
 
 def typical_shapes_of(
     tasks: Sequence[SimulatedTask], popular: float = POPULAR, memory: bool = False
 ) -> tuple[Typical, ...]:
-    """The most frequent shapes, until they cover *popular* of all tasks.
+    """Return the most frequent shapes, until they cover *popular* of all tasks.
 
     :param memory: whether shapes that differ only in memory are different. They are
         equal in Weng et al. (ATC'23), whose measure of fragmentation uses exactly
@@ -236,10 +236,10 @@ def typical_shapes_of(
 
 
 def draw_arrivals(tasks: Sequence[SimulatedTask], demand: int, seed: int) -> list[SimulatedTask]:
-    """Tasks in a random order until their GPU demand reaches *demand*.
+    """Draw tasks in a random order until their GPU demand reaches *demand*.
 
-    The list is shuffled and cut when the demand is reached. If it is too short, further
-    tasks are drawn from it at random.
+    The list is shuffled and cut when the demand is reached. If it is too short, further tasks are
+    drawn from it at random.
 
     :param demand: in thousandths of a GPU
     :raises ValueError: no task needs a GPU, so the demand cannot be reached.
@@ -261,7 +261,7 @@ def draw_arrivals(tasks: Sequence[SimulatedTask], demand: int, seed: int) -> lis
 def with_levels(
     tasks: Sequence[SimulatedTask], seed: int, part: float, switch: int, numa: int
 ) -> list[SimulatedTask]:
-    """The tasks, of which a random part needs its GPUs together.
+    """Return the tasks; a random part of them now needs its GPUs together.
 
     :param part: part of the tasks with several GPUs that gets a level: one half
         needs groups under one switch, the other half on one NUMA node

@@ -49,7 +49,7 @@ _NEVER: Final = -1e18
 def learned_profile_of(
     workload: tuple[Typical, ...], cells: int, running: Mapping[TaskShape, int]
 ) -> Profile:
-    """The profile of a scheduler whose flavors are the workload's typical shapes.
+    """Build the profile of a scheduler whose flavors are the workload's typical shapes.
 
     The scheduler's functions build it: :mod:`nova_hpc.placement.shape_mix`.
 
@@ -171,7 +171,7 @@ class Ours(SimulatedPolicy):
         return result
 
     def _limits(self, nodes: Ints, gpus: int, cpu_milli: int, memory_mib: int) -> Ints:
-        """The number of servers, and of groups, of each shape that fit on each node.
+        """Compute the number of servers, and of groups, of each shape that fit on each node.
 
         The GPUs limit it first, so CPUs and memory beyond that do not change it.
         """

@@ -31,7 +31,7 @@ _NOVA: Final = "nova:"
 
 
 def choose_policies(names: Iterable[str]) -> dict[str, PolicyMaker]:
-    """The policies with these names, each once; all of :data:`POLICIES` without names.
+    """Return the policies with these names, each once; all of :data:`POLICIES` without names.
 
     :raises ValueError: there is no such policy; the text names all.
     """

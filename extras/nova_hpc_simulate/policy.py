@@ -43,7 +43,7 @@ class SimulatedPolicy(ABC):
 
     @abstractmethod
     def gpus(self, node: int, shape: TaskShape) -> tuple[int, ...]:
-        """Choose the GPUs for *shape* on *node*."""
+        """Choose the GPUs for *shape* on *node*; return their numbers."""
 
 
 class Scores:
@@ -55,7 +55,7 @@ class Scores:
         self.known: dict[TaskShape, tuple[Floats, Ints]] = {}
 
     def of(self, shape: TaskShape, fits: Bools) -> Floats:
-        """Scores of all nodes; scores of nodes outside *fits* have no meaning."""
+        """Return the nodes' scores for *shape*; scores of nodes outside *fits* have no meaning."""
         if shape not in self.known:
             count = len(self.cluster)
             self.known[shape] = (np.zeros(count), np.zeros(count, dtype=np.int64))
@@ -115,7 +115,7 @@ class Nova(SimulatedPolicy):
         return int(hosts[self.rng.choice(order[:subset])])
 
     def gpus(self, node: int, shape: TaskShape) -> tuple[int, ...]:
-        """Choose GPUs at random, within the shape's level."""
+        """Choose GPUs at random, within the shape's level; return their numbers."""
         if not shape.gpus:
             return ()
         order = list(range(self.cluster.gpu.shape[1]))

@@ -93,7 +93,7 @@ def _read_input_lines(path: Path) -> list[str]:
 
 
 def with_topology(machines: list[SimulatedMachine], given: Sequence[str]) -> list[SimulatedMachine]:
-    """The machines with the GPU places that ``--topology`` names.
+    """Return the machines with the GPU places that ``--topology`` names.
 
     :raises ValueError: a topology cannot be used; the text names the option and the reason.
     """
@@ -251,7 +251,7 @@ def print_result_table(
 
 
 def result_cells_of(summaries: Sequence[Summary]) -> tuple[list[str], list[list[str]]]:
-    """The headers and rows of the table, without figures that are 0 everywhere."""
+    """Return the headers and rows of the table, without figures that are 0 everywhere."""
     shown = {
         name: header
         for name, header in _HEADERS.items()
@@ -271,7 +271,7 @@ def _format_figure(name: str, spread: FigureSpread) -> str:
 
 
 def describe_provenance() -> Mapping[str, Any]:
-    """The date, machine and versions with which the figures were made."""
+    """Return the date, machine and versions with which the figures were made."""
     import numpy
 
     return {

@@ -60,7 +60,7 @@ class ReplayOutcome:
 
 
 class PolicyReplay:
-    """The run of a policy on a cluster."""
+    """The run of a placement policy on a simulated cluster."""
 
     def __init__(
         self, cluster: SimulatedCluster, policy: SimulatedPolicy, measure: Measure
@@ -82,7 +82,10 @@ class PolicyReplay:
         return node, gpus
 
     def sample(self, at: int) -> ClusterSample:
-        """Sample the current state of the cluster."""
+        """Sample the allocated and the fragmented part of the cluster now, in per cent of all GPUs.
+
+        :param at: per cent of demand or of time.
+        """
         capacity = max(self.cluster.capacity, 1)
         used = self.cluster.capacity - int(self.cluster.idle.sum())
         return ClusterSample(
@@ -174,7 +177,7 @@ VERSION: Final = 1
 
 @attrs.frozen
 class Scenario:
-    """The machines and tasks that all policies replay."""
+    """The machines and tasks that all policies replay, and the demand in per cent."""
 
     machines: tuple[SimulatedMachine, ...]
     tasks: tuple[SimulatedTask, ...]
@@ -272,7 +275,7 @@ class FigureSpread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> FigureSpread:
-        """Compute the spread of *values*, at least one."""
+        """Compute mean, deviation, least and most of *values*, at least one."""
         return cls(
             statistics.fmean(values),
             statistics.stdev(values) if len(values) > 1 else 0.0,
@@ -296,7 +299,7 @@ FIGURES: Final = (
 
 @attrs.frozen
 class Summary:
-    """The results of one policy over all seeds."""
+    """The results of one policy over all seeds: its figures, and its curve over the demand."""
 
     policy: str
     figures: Mapping[str, FigureSpread]
@@ -337,7 +340,7 @@ def _summary_of_policy(policy: str, outcomes: Sequence[ReplayOutcome]) -> Summar
 def build_simulation_document(
     scenario: Scenario, outcomes: Sequence[ReplayOutcome], about: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The results of a simulation as JSON objects.
+    """Return the results of a simulation as a JSON object.
 
     :param about: the origin of the results: inputs, date, machine
     """

@@ -164,7 +164,10 @@ def audit_ufm(
 
 
 def _options_of_ufm(gv_cfg: Mapping[str, str] | None, options: Mapping[str, str]) -> dict[str, str]:
-    """Options of the subnet manager that UFM sets by its own file when it starts it."""
+    """Return option -> value that UFM sets by its own file when it starts the subnet manager.
+
+    :param gv_cfg: UFM's settings; None if they are unreadable.
+    """
     if gv_cfg is None:
         return {}
     told = {}
@@ -215,7 +218,7 @@ def _forget(row: AuditRow) -> AuditRow:
 
 
 def _read_settings(text: str | None) -> Mapping[str, str] | None:
-    """Option -> value in small letters, of all sections; None if the file cannot be read."""
+    """Parse a file: option -> value in small letters, of all sections; None if unreadable."""
     if text is None:
         return None
     parser = configparser.ConfigParser(strict=False, interpolation=None, allow_no_value=True)

@@ -264,7 +264,7 @@ def _check_ca_file(path: str) -> None:
 
 
 def _explain_tls_error(url: str, error: BaseException) -> str:
-    """Name the cause of a TLS error and its cure."""
+    """Return a text with the cause of a TLS error and its cure."""
     failed = _find_verification_error(error)
     if failed is not None:
         cure = _CERTIFICATE_CURES.get(failed.verify_code, _NAME_SIGNER)

@@ -43,7 +43,7 @@ class UfmJob:
         return not self.number
 
     def describe(self) -> str:
-        """The name of the job for people."""
+        """Return the name of the job for people."""
         return "one whose answer was lost" if self.is_lost else f"job {self.number}"
 
 

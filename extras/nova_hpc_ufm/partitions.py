@@ -83,7 +83,7 @@ class UfmListing:
         return self.partitions[DEFAULT_PKEY]
 
     def members(self, pkey: int) -> Mapping[int, Membership | None]:
-        """GUID -> membership in the partition; empty without the partition, or if unknown."""
+        """Return GUID -> membership in the partition; empty if it is absent or unknown."""
         partition = self.partitions.get(pkey)
         return {} if partition is None else partition.members
 
@@ -176,7 +176,7 @@ class UfmPorts:
     whole: bool = True
 
     def joined(self, other: UfmPorts) -> UfmPorts:
-        """The ports of both lists."""
+        """Return the ports of both lists; the result is whole if both are."""
         return UfmPorts(self.guids | other.guids, self.whole and other.whole)
 
 
@@ -202,7 +202,7 @@ def read_port_guids(answer: object, field: str) -> UfmPorts:
 
 @attrs.frozen
 class UfmQuality:
-    """The quality-of-service settings of a partition at UFM."""
+    """The quality-of-service settings of a partition at UFM: MTU, service level and rate."""
 
     #: KiB.
     mtu_limit: int
@@ -235,7 +235,7 @@ def read_qualities(answer: object) -> dict[int, UfmQuality]:
 
 
 def describe_members(members: Mapping[int, Membership | None]) -> str:
-    """GUIDs with their memberships, as a text for people."""
+    """Format GUIDs with their memberships, as a text for people."""
     return ", ".join(
         f"{format_guid(guid)} {members[guid] or 'with an unknown membership'}"
         for guid in sorted(members)
@@ -243,7 +243,7 @@ def describe_members(members: Mapping[int, Membership | None]) -> str:
 
 
 def describe_pkeys(pkeys: Iterable[int]) -> str:
-    """P_Keys as a text for people, such as ``0x0101, 0x0102``."""
+    """Format P_Keys as a text for people, such as ``0x0101, 0x0102``."""
     return ", ".join(format_pkey(pkey) for pkey in sorted(pkeys))
 
 

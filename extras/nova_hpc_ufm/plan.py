@@ -47,7 +47,7 @@ class UfmSituation:
         return guid in self.wanted.get(pkey, {})
 
     def list_conflicts(self) -> dict[int, str]:
-        """P_Key -> name of an administrator's partition that has the P_Key of a network."""
+        """Return P_Key -> name of an administrator's partition that has the P_Key of a network."""
         return {
             pkey: self.listing.partitions[pkey].name
             for pkey in sorted(self.wanted)
@@ -55,7 +55,10 @@ class UfmSituation:
         }
 
     def list_intruders(self) -> frozenset[Place]:
-        """Members of the agent's partitions that neither the agent nor Neutron has added."""
+        """Return members of the agent's partitions that neither the agent nor Neutron has added.
+
+        :returns: pairs of P_Key and GUID.
+        """
         return frozenset(
             (pkey, guid)
             for pkey in self.ours
@@ -64,7 +67,7 @@ class UfmSituation:
         )
 
     def find_jobs(self, pkey: int, guid: int) -> tuple[UfmJob, ...]:
-        """Jobs that may still change the membership of *guid* in *pkey*."""
+        """Return UFM's jobs that may still change the membership of *guid* in *pkey*."""
         return tuple(job for job in self.jobs if job.pkey == pkey and guid in job.guids)
 
     def is_moving(self, guid: int) -> bool:
@@ -105,13 +108,14 @@ class UfmChanges:
 
     @property
     def leaving(self) -> frozenset[int]:
-        """GUIDs that leave a partition."""
+        """GUIDs of the ports that leave a partition."""
         return frozenset().union(*self.removals.values(), *self.removed_partitions.values())
 
 
 def merge_members(desired: DesiredPartitions) -> dict[int, dict[int, Membership]]:
-    """P_Key -> the wanted members. If two rows have one GUID, the earlier row's membership
-    counts.
+    """Return P_Key -> GUID -> membership of the wanted members.
+
+    If two rows have one GUID, the earlier row's membership counts.
     """
     wanted: dict[int, dict[int, Membership]] = {}
     for member in sorted(desired.wanted(), key=lambda member: member.row):
@@ -120,7 +124,7 @@ def merge_members(desired: DesiredPartitions) -> dict[int, dict[int, Membership]
 
 
 def list_own_pkeys(recorded: Memberships, listing: UfmListing) -> frozenset[int]:
-    """P_Keys of the agent's partitions: those on record, and those with a name of the agent's."""
+    """Return P_Keys of the agent's partitions: on record, or with a name of the agent's."""
     named = {pkey for pkey, partition in listing.partitions.items() if partition.named_ours}
     return frozenset((recorded.keys() | named) - {DEFAULT_PKEY})
 
@@ -208,7 +212,10 @@ class UfmVerdicts:
     refusals: Mapping[tuple[int, int | None], str]
 
     def judge_rows(self, desired: DesiredPartitions) -> dict[int, MemberReading]:
-        """Judge all rows; an ``ACTIVE`` port without a reading is left out, as unread."""
+        """Judge all membership rows: id of the row -> state.
+
+        An ``ACTIVE`` port without a reading is left out, as unread.
+        """
         readings = {member.row: self.judge_row(member) for member in desired.members}
         return {
             member.row: readings[member.row]
@@ -240,7 +247,7 @@ class UfmVerdicts:
         return MemberReading(MemberState.AS_DESIRED)
 
     def _judge_wanted(self, member: PartitionMember) -> MemberReading:
-        """Judge a wanted row: first the partition, then the member, then its other keys."""
+        """Judge a wanted membership row: first the partition, the member, then its other keys."""
         situation, pkey, guid = self.situation, member.pkey, member.guid
         listing, name = situation.listing, format_guid(guid)
         conflict = situation.list_conflicts().get(pkey)
@@ -269,7 +276,7 @@ class UfmVerdicts:
         return self._judge_beside(member)
 
     def _judge_beside(self, member: PartitionMember) -> MemberReading:
-        """Judge a row whose own key is right."""
+        """Judge a membership row whose own P_Key is right by the other keys of its port."""
         situation, pkey, guid = self.situation, member.pkey, member.guid
         listing, name = situation.listing, format_guid(guid)
         if listing.is_unknown(DEFAULT_PKEY):

@@ -207,7 +207,7 @@ class UfmSubnetManager:
     # -- readings ------------------------------------------------------------------------
 
     def read_back(self, desired: DesiredPartitions) -> ReadBack:
-        """Compare UFM's answers with *desired*, row by row."""
+        """Compare UFM's partitions with the desired ones, membership by membership."""
         with self._alone():
             record = self._read_record()
             situation = self._look_around(desired, record)
@@ -227,7 +227,7 @@ class UfmSubnetManager:
         return ReadBack(readings, faults)
 
     def foreign_pkeys(self) -> frozenset[int]:
-        """P_Keys at UFM that are not the agent's, except the default partition's."""
+        """Return the P_Keys at UFM that are not the agent's, except the default partition's."""
         record = self._read_record()
         listing = self._recall_listing()
         ours = list_own_pkeys(record.partitions, listing)
@@ -296,7 +296,7 @@ class UfmSubnetManager:
         return listing
 
     def _recall_listing(self) -> UfmListing:
-        """The partitions as this round has read them."""
+        """Return the partitions as this round has read them; read them again if they are old."""
         if self._listing is None or self._now() - self._listing_at > _AGE_OF_LISTING:
             return self._read_listing()
         return self._listing
@@ -349,7 +349,7 @@ class UfmSubnetManager:
         self._write_record(attrs.evolve(self._read_record(), jobs=self._writer.jobs))
 
     def _shrink_good(self, wanted: Memberships) -> None:
-        """Expect no member at UFM that the agent is about to remove."""
+        """Remove members that the agent is about to remove from the file of expected members."""
         good = read_ufm_record(self._good_file)
         if good is not None:
             left = {
@@ -363,7 +363,7 @@ class UfmSubnetManager:
             self._write_good(good, {pkey: members for pkey, members in left.items() if members})
 
     def _grow_good(self, situation: UfmSituation) -> None:
-        """Expect the wanted members that UFM has, in addition to those expected before."""
+        """Add the wanted members that UFM has to the file of expected members."""
         good = read_ufm_record(self._good_file) or UfmRecord()
         expected = {pkey: dict(members) for pkey, members in good.partitions.items()}
         for pkey in situation.ours & situation.wanted.keys():
@@ -380,7 +380,7 @@ class UfmSubnetManager:
     # -- sentences -----------------------------------------------------------------------
 
     def _announce_intruders(self, situation: UfmSituation) -> Iterator[str]:
-        """Name members of others' making; the next change may remove them."""
+        """Yield a text about members that were added at UFM; the next change may remove them."""
         intruders = situation.list_intruders()
         if self._has_enforced:
             self._told |= intruders

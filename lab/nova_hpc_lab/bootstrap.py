@@ -32,7 +32,7 @@ GUEST_IMAGE: Final = "hpc-guest"
 
 
 def connect(settings: Settings) -> Any:
-    """A connection as the lab's administrator, whatever the caller's environment contains."""
+    """Connect to the cloud as the lab's administrator, whatever the caller's environment has."""
     bypass_proxies()
     return openstack.connect(
         load_yaml_config=False,

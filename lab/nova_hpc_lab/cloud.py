@@ -27,7 +27,7 @@ _LAST: Final = ("mariadb", "rabbitmq", "ibsim", "epmd")
 
 @attrs.frozen
 class ServiceStatus:
-    """One line of ``nova-hpc lab status``."""
+    """One line of ``nova-hpc lab status``: a process of the control plane, its port and trouble."""
 
     name: str
     title: str
@@ -39,13 +39,13 @@ class ServiceStatus:
 
 @attrs.define
 class Cloud:
-    """One lab: its control plane and its virtual nodes."""
+    """One lab: its control plane and its virtual nodes, in one state directory."""
 
     paths: Paths
     settings: Settings
 
     def services(self) -> dict[str, Service]:
-        """The processes of the control plane, in the order of their dependencies."""
+        """Return name -> process of the control plane, in the order of their dependencies."""
         services = control_plane(self.paths, self.settings)
         if self.settings.fabric:
             services |= lab_fabric.fabric_services(
@@ -54,14 +54,14 @@ class Cloud:
         return services
 
     def _shape_networks(self) -> Mapping[str, str]:
-        """Interface of each adapter of a node that is kept for ports -> its physical network."""
+        """Map interface of each adapter of a node that is kept for ports to physical network."""
         try:
             return node.Shape.load(self.settings.shape).networks
         except (node.ShapeError, OSError):
             return {}
 
     def nodes(self) -> list[node.Node]:
-        """The virtual nodes, whether they run or not."""
+        """List the virtual nodes, whether they run or not."""
         if not self.settings.nodes:
             return []
         shape = node.Shape.load(self.settings.shape)
@@ -69,7 +69,7 @@ class Cloud:
         return [node.Node(index, shape, self.paths, self) for index in range(1, count + 1)]
 
     def machine(self, name: str) -> node.Node:
-        """The node with this name.
+        """Return the virtual node with this name.
 
         :raises LabError: it does not exist.
         """
@@ -93,7 +93,10 @@ class Cloud:
         return found
 
     def compute_files(self, host: str, host_address: str) -> Mapping[str, str]:
-        """Nova's configuration in the node *host*; see :class:`node.NodeCloud`."""
+        """Return Nova's configuration in the node *host*: file name -> content.
+
+        See :class:`node.NodeCloud`.
+        """
         shape = self.machine(host).shape
         sections = config.compute(
             self.settings, host, host_address, shape.network_roles, has_disks=bool(shape.disks)
@@ -213,7 +216,7 @@ class Cloud:
     # Status.
 
     def service_statuses(self) -> list[ServiceStatus]:
-        """The present state of every process of the control plane."""
+        """Read the present state of every process of the control plane."""
 
         def look(service: Service) -> ServiceStatus:
             return ServiceStatus(
@@ -266,7 +269,7 @@ MOST_NODES = 99
 
 @attrs.frozen
 class Wishes:
-    """The user's options; None for options that were not given."""
+    """The options of ``nova-hpc lab up``; None for options that were not given."""
 
     nodes: int | None = None
     shape: str | None = None
@@ -275,7 +278,7 @@ class Wishes:
 
 
 def existing(paths: Paths) -> Cloud:
-    """The lab that exists.
+    """Open the lab that exists.
 
     :raises LabError: there is no lab.
     """
@@ -286,7 +289,7 @@ def existing(paths: Paths) -> Cloud:
 
 
 def prepared(paths: Paths, wishes: Wishes) -> Cloud:
-    """The lab with the user's options, which are stored in its settings.
+    """Open the lab with the user's options, and store them in its settings.
 
     :raises LabError: an option is invalid, or cannot be changed while the lab runs.
     """
@@ -356,7 +359,10 @@ def _check_base_port(base: int) -> None:
 
 
 def _stored_shape(paths: Paths, shape: str | None) -> str | None:
-    """The name of a sample, or the path of the lab's own copy of a file."""
+    """Return the name of a sample, or the path of the lab's own copy of a file, which is written.
+
+    :param shape: name of a sample or path of a file; None if not given.
+    """
     if shape is None or shape in node.sample_names():
         return shape
     # The shape is read before it is copied, so the error names the user's own file.

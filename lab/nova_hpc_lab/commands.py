@@ -60,14 +60,17 @@ class _LabCommand(Command):
             ) from err
 
     def existing(self) -> Cloud:
-        """The lab that exists."""
+        """Open the lab that exists.
+
+        :raises LabError: there is none.
+        """
         from nova_hpc_lab import cloud
         from nova_hpc_lab.state import Paths
 
         return cloud.existing(Paths.from_environment())
 
     def console(self) -> Console:
-        """The console for tables; for a pipe, it is wide enough for all of them."""
+        """Return the console for tables; for a pipe, it is wide enough for all of them."""
         from nova_hpc_common.output.printing import InertConsole
 
         # The lab's texts have markup; texts of others are escaped when they are inserted.
@@ -87,7 +90,7 @@ class Up(_LabCommand):
     """
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Declare the options."""
+        """Declare the options of the command on its argparse parser; return the parser."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
         parser.add_argument(
             "--nodes",
@@ -152,7 +155,7 @@ class Status(_LabCommand):
     """
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Declare the options."""
+        """Declare the options of the command on its argparse parser; return the parser."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
         parser.add_argument(
             "-f",
@@ -164,7 +167,7 @@ class Status(_LabCommand):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> int:
-        """Print the report."""
+        """Print the state of the lab as tables or JSON; return 0 if all parts are well, else 1."""
         from nova_hpc_lab import report
 
         found = report.gather(self.existing())
@@ -185,7 +188,7 @@ class Demo(_LabCommand):
     """
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Declare the options."""
+        """Declare the options of the command on its argparse parser; return the parser."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
         parser.add_argument(
             "--keep", action="store_true", help="leave the server running at the end"
@@ -209,7 +212,7 @@ class Ssh(_LabCommand):
     """Run a command in a virtual node as root, or open a shell there."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Declare the arguments."""
+        """Declare the arguments of the command on its argparse parser; return the parser."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
         parser.add_argument("node", nargs="?", default="hpc1", help="its name (default: hpc1)")
         parser.add_argument(
@@ -230,7 +233,7 @@ class Logs(_LabCommand):
     """Show the logs of a service or a node, or which there are."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Declare the arguments."""
+        """Declare the arguments of the command on its argparse parser; return the parser."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
         parser.add_argument(
             "name", nargs="?", help="of a service or a node; without it, the names are listed"
@@ -283,7 +286,7 @@ class Down(_LabCommand):
     """
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Declare the options."""
+        """Declare the options of the command on its argparse parser; return the parser."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
         parser.add_argument(
             "--purge",

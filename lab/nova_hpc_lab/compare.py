@@ -32,7 +32,7 @@ _LEAST_MEMORY = 0.75
 
 @attrs.frozen
 class Check:
-    """One comparison and its outcome."""
+    """One comparison of the accounts of a server, and its outcome."""
 
     what: str
     #: The disagreement; empty if there is none.
@@ -40,12 +40,12 @@ class Check:
 
     @property
     def agrees(self) -> bool:
-        """Whether the accounts agree."""
+        """Whether the accounts agree: the check found no trouble."""
         return not self.trouble
 
 
 def compare(evidence: Evidence) -> tuple[Check, ...]:
-    """All comparisons, in the order in which a request travels."""
+    """Compare all accounts of a server, in the order in which a request travels."""
     checks = {
         "the devices are those that the flavor asks for": _asked,
         "Nova's records are what Placement allocated": _allocated,
@@ -250,7 +250,7 @@ class Pair:
 
 
 def guest_places(report: GuestReport) -> dict[str, Location]:
-    """Address -> place, for every function of a guest except bridges."""
+    """Return address -> place, for every function of a guest except bridges."""
     nodes = [
         NumaNode(id=cell.number, cpus=parse_list(cell.cpus) if cell.cpus else frozenset())
         for cell in report.cells
@@ -281,7 +281,7 @@ def guest_places(report: GuestReport) -> dict[str, Location]:
 
 
 def pairs(given: Iterable[HostDevice], report: GuestReport) -> list[Pair]:
-    """Every pair of the server's devices.
+    """List every pair of the server's devices, with its distance on the host and in the guest.
 
     :param given: the server's devices on the host.
     :raises KeyError: the guest does not report one of them.

@@ -31,7 +31,7 @@ DATABASES: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def render(sections: Sections) -> str:
-    """The text of an oslo.config file.
+    """Format the text of an oslo.config file.
 
     A sequence becomes one line for each value, as oslo.config's MultiStrOpt reads them. ``$``
     begins a substitution in oslo.config, so it is escaped.
@@ -80,26 +80,26 @@ DEVICE_ROLES: Final = (
 
 
 def database_url(settings: Settings, database: str) -> str:
-    """The URL of *database* for SQLAlchemy."""
+    """Return the URL of *database* for SQLAlchemy."""
     password = settings.passwords["database"]
     port = settings.ports["database"]
     return f"mysql+pymysql://lab:{password}@{LOOPBACK}:{port}/{database}?charset=utf8"
 
 
 def transport_url(settings: Settings, address: str = LOOPBACK) -> str:
-    """The URL of RabbitMQ for oslo.messaging."""
+    """Return the URL of RabbitMQ for oslo.messaging."""
     password = settings.passwords["messages"]
     return f"rabbit://lab:{password}@{address}:{settings.ports['messages']}/"
 
 
 def endpoint(settings: Settings, service: str, address: str = LOOPBACK) -> str:
-    """The URL of a service, by the name of its port."""
+    """Return the URL of a service, by the name of its port."""
     path = {"identity": "/v3", "compute": "/v2.1"}.get(service, "")
     return f"http://{address}:{settings.ports[service]}{path}"
 
 
 def _client(settings: Settings, address: str = LOOPBACK) -> dict[str, Value]:
-    """Credentials of the only service user, in keystoneauth's options."""
+    """Return credentials of the only service user, in keystoneauth's options."""
     return {
         "auth_type": "password",
         "auth_url": endpoint(settings, "identity", address),
@@ -122,7 +122,7 @@ def _authtoken(settings: Settings) -> dict[str, Value]:
 
 
 def keystone(paths: Paths, settings: Settings) -> Sections:
-    """``keystone.conf``."""
+    """Return the sections and options of ``keystone.conf``."""
     return {
         "database": {"connection": database_url(settings, "keystone")},
         "fernet_tokens": {"key_repository": paths.data / "keystone" / "fernet"},
@@ -135,7 +135,7 @@ def keystone(paths: Paths, settings: Settings) -> Sections:
 
 
 def placement(paths: Paths, settings: Settings) -> Sections:
-    """``placement.conf``."""
+    """Return the sections and options of ``placement.conf``."""
     return {
         "api": {"auth_strategy": "keystone"},
         "placement_database": {"connection": database_url(settings, "placement")},
@@ -150,7 +150,7 @@ def placement(paths: Paths, settings: Settings) -> Sections:
 
 
 def glance(paths: Paths, settings: Settings) -> Sections:
-    """``glance-api.conf``."""
+    """Return the sections and options of ``glance-api.conf``."""
     data = paths.data / "glance"
     return {
         "DEFAULT": {
@@ -173,7 +173,7 @@ def glance(paths: Paths, settings: Settings) -> Sections:
 
 
 def _nova(settings: Settings, address: str = LOOPBACK) -> dict[str, dict[str, Value]]:
-    """The options that the controllers and the computes of Nova have in common."""
+    """Return the options that the controllers and the computes of Nova have in common."""
     client = _client(settings, address)
 
     def user(service: str) -> dict[str, Value]:
@@ -207,7 +207,7 @@ def _nova(settings: Settings, address: str = LOOPBACK) -> dict[str, dict[str, Va
 
 
 def nova(paths: Paths, settings: Settings) -> Sections:
-    """``nova.conf`` of the API, the conductor and the scheduler."""
+    """Return the sections of ``nova.conf`` for the API, the conductor and the scheduler."""
     sections = _nova(settings)
     sections["DEFAULT"] |= {"my_ip": LOOPBACK, "state_path": paths.data / "nova"}
     return sections | {
@@ -243,7 +243,7 @@ def compute(
     networks: Mapping[str, str] | None = None,
     has_disks: bool = False,
 ) -> Sections:
-    """``nova.conf`` of nova-compute in the node *host*.
+    """Return the sections of ``nova.conf`` for nova-compute in the node *host*.
 
     Options that depend on the node's own devices (``[pci]device_spec``,
     ``[compute]cpu_dedicated_set``) are left out: the node writes them itself from its inventory,
@@ -301,7 +301,7 @@ def compute(
 
 
 def neutron(paths: Paths, settings: Settings) -> Sections:
-    """``neutron.conf``: the real server, no agents, ports bound by the lab's own driver."""
+    """Return sections of ``neutron.conf``: the real server, no agents, ports bound by the lab."""
     return {
         "DEFAULT": {
             "transport_url": transport_url(settings),
@@ -334,7 +334,7 @@ def neutron(paths: Paths, settings: Settings) -> Sections:
 
 
 def clouds(settings: Settings) -> str:
-    """``clouds.yaml`` for the lab's administrator, as JSON, which is also YAML."""
+    """Format ``clouds.yaml`` for the lab's administrator, as JSON, which is also YAML."""
     cloud = {
         "auth": {
             "auth_url": endpoint(settings, "identity"),

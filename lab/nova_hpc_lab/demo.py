@@ -45,7 +45,7 @@ _PAGE_KIB: Final = 2048
 
 @attrs.frozen
 class OpenStack:
-    """Prints and runs ``openstack`` commands as the lab's administrator."""
+    """Runner of ``openstack`` commands as the lab's administrator, which prints each first."""
 
     paths: Paths
     console: Console
@@ -80,7 +80,7 @@ class OpenStack:
 
 
 def comparison(server: str, host: str, found: evidence.Evidence) -> Table:
-    """The request, the choice, the domain and the guest's report, side by side."""
+    """Build a table of the request, the choice, the domain and the guest's report side by side."""
     title = Text(f"Server {server} on node {host}", style="table.title")
     table = Table(title=title, title_justify="left", show_lines=True)
     for column in (
@@ -148,7 +148,7 @@ def _set(numbers: frozenset[int]) -> str:
 
 
 def outcome(checks: Sequence[compare.Check]) -> Group:
-    """One line for each check."""
+    """Build one line for each check: ``ok``, or ``WRONG`` with the difference."""
     lines = []
     for check in checks:
         mark = Text("ok    ", "green") if check.agrees else Text("WRONG ", "red")
@@ -158,7 +158,7 @@ def outcome(checks: Sequence[compare.Check]) -> Group:
 
 @attrs.define
 class Servers:
-    """Makes and shows the servers of a run of the demonstration."""
+    """The servers of a run of the demonstration: creates, shows and removes them."""
 
     cloud: Cloud
     console: Console
@@ -216,7 +216,7 @@ class Servers:
             self.connection.compute.wait_for_delete(server, interval=2, wait=int(_BUILD_LIMIT))
 
     def report(self, server: Any) -> node.GuestReport:
-        """The guest's report from its console; a silent guest is rebooted.
+        """Wait for the guest's report on its console; reboot a silent guest.
 
         :raises LabError: it reports nothing in all starts.
         """
@@ -275,7 +275,10 @@ class Servers:
 
 
 def operator_lines(log: Path, offset: int, flavor: str) -> list[str]:
-    """Lines of the scheduler's log since *offset* on a request with *flavor*."""
+    """Return lines of the scheduler's log since *offset* on a request with *flavor*.
+
+    :param offset: bytes of the log to skip.
+    """
     found = []
     with log.open(errors="replace") as stream:
         stream.seek(offset)
@@ -291,7 +294,10 @@ Specs = Mapping[str, str]
 
 
 def specs(level: Level, **devices: int) -> Specs:
-    """The extra specs of a flavor of the lab."""
+    """Build the extra specs of a flavor of the lab.
+
+    :param devices: alias -> number.
+    """
     terms = ",".join(f"{name}:{count}" for name, count in devices.items())
     # With the policy "required", Nova itself would refuse devices off the guest's cell.
     policy = "preferred" if level is Level.HOST else "required"
@@ -306,7 +312,7 @@ def specs(level: Level, **devices: int) -> Specs:
 
 
 def tightest(devices: Iterable[evidence.HostDevice], roles: Sequence[str]) -> Level | None:
-    """The tightest level at which one device of each role is available; None if none is."""
+    """Return the tightest level at which one device of each role is available; None if none is."""
     found = list(devices)
     choices = [[device for device in found if device.role == role] for role in roles]
     return min(
@@ -318,7 +324,7 @@ def tightest(devices: Iterable[evidence.HostDevice], roles: Sequence[str]) -> Le
 def offered(
     devices: Mapping[str, evidence.HostDevice], providers: Iterable[observe.Provider]
 ) -> list[evidence.HostDevice]:
-    """The node's devices whose provider has a free one."""
+    """Return the node's devices whose provider has a free one."""
     free = {one.address for one in providers if one.used + one.reserved < one.total}
     return [device for device in devices.values() if device.provider in free]
 

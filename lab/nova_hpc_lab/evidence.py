@@ -34,7 +34,7 @@ _ROLES: Final = [
 
 @attrs.frozen
 class Asked:
-    """The request in the flavor."""
+    """The request in a server's flavor: devices, level, CPUs, memory and page size."""
 
     #: Alias -> number of devices.
     devices: Mapping[str, int]
@@ -60,7 +60,7 @@ class HostDevice:
 
 @attrs.frozen
 class Record:
-    """A device that Nova's database gives to the server."""
+    """A PCI device that Nova's database gives to the server, and its provider."""
 
     address: str
     provider: str
@@ -68,7 +68,7 @@ class Record:
 
 @attrs.frozen
 class Domain:
-    """The placement of the server in libvirt's domain."""
+    """The placement of the server in libvirt's domain: devices, CPU pins, memory nodes."""
 
     hostdevs: tuple[str, ...]
     #: vCPU -> host CPUs.
@@ -91,7 +91,7 @@ class GuestDevice:
 
 @attrs.frozen
 class Guest:
-    """The guest's report of itself."""
+    """The guest's report of its devices, its size and its own check."""
 
     devices: tuple[GuestDevice, ...]
     cpus: int
@@ -103,7 +103,7 @@ class Guest:
 
 @attrs.frozen
 class Evidence:
-    """All accounts of one server."""
+    """All accounts of one server: request, plan, Placement, Nova, libvirt and guest."""
 
     asked: Asked
     #: The devices of the shape: identity -> NUMA node.
@@ -124,7 +124,7 @@ class Evidence:
 
 
 def remote(machine: node.Node, command: Sequence[str]) -> str:
-    """The output of *command* in the node.
+    """Run *command* in the node; return its output.
 
     :raises LabError: it cannot be reached, or the command fails.
     """
@@ -142,14 +142,17 @@ def remote(machine: node.Node, command: Sequence[str]) -> str:
 
 
 def identity(bars: Iterable[int], macs: Iterable[str]) -> str:
-    """The text that identifies a device; the same on host and guest."""
+    """Return the text that identifies a device: its MAC, or the size of its largest BAR.
+
+    It is the same on host and guest.
+    """
     for mac in macs:
         return f"MAC {mac.lower()}"
     return f"BAR of {max(bars, default=0) // _MIB} MiB"
 
 
 def asked(extra_specs: Mapping[str, str], vcpus: int, memory_mib: int) -> Asked:
-    """The request in a flavor of the lab."""
+    """Parse the request in a flavor of the lab."""
     devices = {}
     for term in extra_specs.get("pci_passthrough:alias", "").split(","):
         name, _, count = term.partition(":")
@@ -165,7 +168,7 @@ def asked(extra_specs: Mapping[str, str], vcpus: int, memory_mib: int) -> Asked:
 
 
 def planned(shape: Shape, index: int) -> dict[str, int]:
-    """Identity -> NUMA node, for every device of node number *index*."""
+    """Return identity -> NUMA node, for every device of node number *index*."""
     found = {}
     for numa, device in shape.devices():
         if isinstance(device, Gpu):
@@ -178,7 +181,7 @@ def planned(shape: Shape, index: int) -> dict[str, int]:
 def host_devices(
     machine: node.Node,
 ) -> tuple[dict[str, HostDevice], dict[int, frozenset[int]]]:
-    """The assignable functions of a node, and the CPUs of its NUMA nodes.
+    """Read the assignable functions of a node by address, and the CPUs of its NUMA nodes.
 
     They are read in the node itself, with ``nova-hpc inventory`` and with ``ip``.
     """
@@ -196,7 +199,7 @@ def devices_of(
     links: Sequence[Mapping[str, Any]],
     networks: Mapping[str, str] | None = None,
 ) -> dict[str, HostDevice]:
-    """The assignable functions of an inventory, with the MACs from ``ip -json link``.
+    """Return address -> assignable function of an inventory, with the MACs from ``ip -json link``.
 
     :param networks: interface of an adapter that is kept for ports -> its network, which is
         the role of its functions.
@@ -241,7 +244,7 @@ def devices_of(
 
 
 def domain(machine: node.Node, server: str) -> Domain:
-    """Libvirt's domain of *server*."""
+    """Read libvirt's domain of *server* in the node."""
     return parse_domain(remote(machine, ["virsh", "-c", "qemu:///system", "dumpxml", server]))
 
 
@@ -282,7 +285,7 @@ def parse_domain(text: str) -> Domain:
 
 
 def pages(machine: node.Node, instance_name: str, page_kib: int) -> dict[int, int]:
-    """NUMA node -> hugepages that the QEMU process of a server holds."""
+    """Return NUMA node -> hugepages that the QEMU process of a server holds."""
     script = f'cat "/proc/$(cat /run/libvirt/qemu/{instance_name}.pid)/numa_maps"'
     return parse_numa_maps(remote(machine, ["sh", "-c", script]), page_kib)
 
@@ -299,7 +302,7 @@ def parse_numa_maps(text: str, page_kib: int) -> dict[int, int]:
 
 
 def guest(report: node.GuestReport) -> Guest:
-    """The passed-through devices and the size in a guest's report."""
+    """Return the passed-through devices and the size in a guest's report."""
     ids = {f"{role['vendor_id']}:{role['product_id']}" for role in _ROLES}
     return Guest(
         devices=tuple(
@@ -327,7 +330,7 @@ def collect(
     wanted: Asked,
     report: node.GuestReport,
 ) -> Evidence:
-    """All accounts of *server* (a record of openstacksdk), which runs on *machine*."""
+    """Collect all accounts of *server* (a record of openstacksdk), which runs on *machine*."""
     devices, cpus = host_devices(machine)
     allocated: dict[str, int] = {}
     for name, resources in observe.allocation(cloud, server.id).items():

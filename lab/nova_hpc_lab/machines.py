@@ -35,7 +35,7 @@ IMAGE_PROPERTIES: Final = {
 
 
 def sdk(work: Callable[[], None]) -> Callable[[Report], None]:
-    """A step that uses the cloud's APIs; their errors become errors of the lab."""
+    """Wrap *work* as a step that uses the cloud's APIs; their errors become errors of the lab."""
 
     def call(report: Report) -> None:
         try:
@@ -49,7 +49,7 @@ def sdk(work: Callable[[], None]) -> Callable[[Report], None]:
 def steps(
     paths: Paths, settings: Settings, nodes: Sequence[node.Node], aborted: threading.Event
 ) -> list[Step]:
-    """Image, nodes, and their registration with the cloud."""
+    """Return the steps for the image, the nodes, and their registration with the cloud."""
 
     def image(report: Report) -> None:
         node.prepare_image(paths, report)
@@ -106,7 +106,7 @@ def _wait_up(machine: node.Node, report: Report, aborted: threading.Event) -> No
 
 
 def started_again(status: node.NodeStatus) -> str:
-    """The number of a node's restarts and the last reason, in words; empty without restarts."""
+    """Format the number of a node's restarts and the last reason; "" without restarts."""
     if not status.restarts:
         return ""
     times = "once" if status.restarts == 1 else f"{status.restarts} times"

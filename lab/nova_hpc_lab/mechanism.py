@@ -20,7 +20,7 @@ class LabMechanismDriver(api.MechanismDriver):
     """Binds ports of a lab in which no network reaches beyond the node."""
 
     def initialize(self) -> None:
-        """Prepare nothing."""
+        """Prepare nothing: Neutron requires this method of a driver."""
 
     def bind_port(self, context: Any) -> None:
         """Bind to the first segment: a tap, or the virtual function that Nova chose."""
@@ -45,5 +45,5 @@ class LabMechanismDriver(api.MechanismDriver):
 
 
 def _partitioned() -> set[str]:
-    """Physical networks whose ports are members of partitions; empty without that driver."""
+    """Return physical networks whose ports are members of partitions; empty without that driver."""
     return set(cfg.CONF.hpc_partitions.physical_networks) if "hpc_partitions" in cfg.CONF else set()

@@ -44,7 +44,7 @@ class Provider:
 
 @attrs.frozen
 class PciRecord:
-    """A device as Nova's database has it."""
+    """A PCI device of a node as Nova's database has it."""
 
     address: str
     #: Address of the physical function; None if the device has none.
@@ -61,7 +61,7 @@ class PciRecord:
 
 
 def providers(cloud: Any) -> list[Provider]:
-    """Every PCI device that any node offers, in the order of host and address.
+    """Read every PCI device that any node offers from Placement, in the order of host and address.
 
     :param cloud: a connection of openstacksdk.
     """
@@ -92,7 +92,7 @@ def providers(cloud: Any) -> list[Provider]:
 
 
 def allocation(cloud: Any, server: str) -> dict[str, dict[str, int]]:
-    """The allocation of *server* in Placement: provider name -> class -> amount."""
+    """Read the allocation of *server* in Placement: provider name -> class -> amount."""
     names = {
         item["uuid"]: item["name"]
         for item in _get(cloud, "/resource_providers")["resource_providers"]
@@ -108,7 +108,7 @@ def _get(cloud: Any, path: str) -> Any:
 
 
 def pci_records(settings: Settings, server: str) -> list[PciRecord]:
-    """The devices that Nova's database gives to *server*."""
+    """Read the PCI devices that Nova's database gives to *server*."""
     with connect(settings, "nova") as connection, connection.cursor() as cursor:
         cursor.execute(
             "SELECT address, parent_addr, vendor_id, product_id, dev_type, numa_node, status"
@@ -122,7 +122,7 @@ def pci_records(settings: Settings, server: str) -> list[PciRecord]:
 
 
 def stored_decision(settings: Settings, server: str) -> decision.Decision | None:
-    """The node's record of its claim of the devices of *server*."""
+    """Read the node's record of its claim of the devices of *server*; None without one."""
     with connect(settings, "nova") as connection, connection.cursor() as cursor:
         cursor.execute(
             "SELECT value FROM instance_system_metadata"
@@ -134,7 +134,7 @@ def stored_decision(settings: Settings, server: str) -> decision.Decision | None
 
 
 def withheld(settings: Settings) -> dict[str, Mapping[str, str]]:
-    """Host -> address -> the reason why the node withholds the device."""
+    """Return host -> address -> the reason why the node withholds the device."""
     with connect(settings, "nova") as connection, connection.cursor() as cursor:
         cursor.execute("SELECT host, stats FROM compute_nodes WHERE deleted = 0")
         rows = cursor.fetchall()
@@ -149,12 +149,12 @@ def withheld(settings: Settings) -> dict[str, Mapping[str, str]]:
 
 
 def compute_services(cloud: Any) -> dict[str, str]:
-    """Host -> state of its nova-compute (``up`` or ``down``), from heartbeats."""
+    """Return host -> state of its nova-compute (``up`` or ``down``), from heartbeats."""
     return {one.host: one.state for one in cloud.compute.services(binary="nova-compute")}
 
 
 def last_report(cloud: Any, host: str) -> float:
-    """Time of the last heartbeat of *host*'s nova-compute, in seconds since 1970; 0 if none."""
+    """Return the time of the last heartbeat of *host*'s nova-compute, as Unix time; 0.0 if none."""
     said = [
         datetime.fromisoformat(one.updated_at).replace(tzinfo=UTC).timestamp()
         for one in cloud.compute.services(binary="nova-compute", host=host)

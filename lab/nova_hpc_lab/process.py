@@ -32,7 +32,7 @@ _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 def environment(paths: Paths, extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment for a process of the lab.
+    """Build the environment for a process of the lab.
 
     It is this process's environment without the settings of OpenStack clients (``OS_*``) and
     without proxies, because all services are on the loopback.
@@ -92,7 +92,7 @@ class Process:
         return child.pid
 
     def pid(self) -> int | None:
-        """The pid of the running process; None if it does not run (any more)."""
+        """Return the pid of the running process; None if it does not run (any more)."""
         try:
             identity = json.loads(self.pid_file.read_text())
             pid = int(identity["pid"])
@@ -116,7 +116,7 @@ class Process:
         return pid is not None
 
     def tail(self, lines: int = 12) -> str:
-        """The end of the log, for an error message."""
+        """Return the end of the process's log, for an error message; "" if it is unreadable."""
         try:
             with self.log.open("rb") as log:
                 log.seek(max(0, log.seek(0, os.SEEK_END) - 16384))
@@ -148,7 +148,7 @@ def end(processes: Iterable[psutil.Process], first: int | None, grace: float) ->
 
 
 def strays(paths: Paths, known: Iterable[int] = ()) -> list[psutil.Process]:
-    """Running processes with this lab's marker in their environment.
+    """Find running processes with this lab's marker in their environment.
 
     :param known: pids of the lab's known processes. They, their sessions and their descendants are
         left out, and so are the calling process and its ancestors.
@@ -168,7 +168,7 @@ def strays(paths: Paths, known: Iterable[int] = ()) -> list[psutil.Process]:
 
 
 def _family(pid: int) -> list[psutil.Process]:
-    """A process, its session, and all its descendants."""
+    """List a process, the processes of its session, and all its descendants."""
     members = set()
     with contextlib.suppress(psutil.Error):
         members.update(psutil.Process(pid).children(recursive=True))

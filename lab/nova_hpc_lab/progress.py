@@ -54,21 +54,24 @@ def _outcome(error: BaseException | None) -> str:
 
 
 class Display(Protocol):
-    """Shows steps while they run; called from several threads."""
+    """Interface that shows steps while they run; called from several threads."""
 
     def begin(self, step: Step) -> None:
-        """A step starts."""
+        """Show that a step starts."""
 
     def note(self, step: Step, text: str, fraction: float | None) -> None:
-        """A step reports its progress."""
+        """Show the progress of a step.
+
+        :param fraction: from 0 to 1; None if unknown.
+        """
 
     def done(self, step: Step, error: BaseException | None) -> None:
-        """A step is over."""
+        """Show that a step has ended, with its error; None if it succeeded."""
 
 
 @attrs.define
 class PlainDisplay:
-    """Lines of text, for logs and pipes."""
+    """Display of steps as lines of text, for logs and pipes."""
 
     stream: TextIO
     _start: float = attrs.field(factory=time.monotonic, init=False)
@@ -77,7 +80,7 @@ class PlainDisplay:
     _guard: threading.Lock = attrs.field(factory=threading.Lock, init=False)
 
     def begin(self, step: Step) -> None:
-        """Store the time, and print nothing: most steps are short."""
+        """Store the step's start time, and print nothing: most steps are short."""
         self._begun[step.name] = time.monotonic()
 
     def note(self, step: Step, text: str, fraction: float | None) -> None:
@@ -104,7 +107,7 @@ class RichDisplay:
     _tasks: dict[str, TaskID] = attrs.field(factory=dict, init=False)
 
     def begin(self, step: Step) -> None:
-        """Add a line."""
+        """Add a line with a clock for the step."""
         self._tasks[step.name] = self.progress.add_task(step.title, total=None, note="")
 
     def note(self, step: Step, text: str, fraction: float | None) -> None:
@@ -117,7 +120,7 @@ class RichDisplay:
             self.progress.update(task, note=text, total=1.0, completed=fraction)
 
     def done(self, step: Step, error: BaseException | None) -> None:
-        """Stop the line's clock."""
+        """Stop the clock of the step's line, and show whether the step succeeded."""
         mark = f"[{'red' if error else 'green'}]{_outcome(error)}"
         task = self._tasks[step.name]
         self.progress.update(task, total=1.0, completed=0.0 if error else 1.0, note=mark)
@@ -126,7 +129,7 @@ class RichDisplay:
 
 @contextmanager
 def display(stream: TextIO | None = None) -> Iterator[Display]:
-    """The display that fits *stream* (default: standard error)."""
+    """Yield the display that fits *stream* (default: standard error): rich's for a terminal."""
     stream = sys.stderr if stream is None else stream
     console = InertConsole(file=stream)
     if not console.is_terminal:
@@ -159,7 +162,7 @@ def run_steps(
 
 @attrs.define
 class _Begun:
-    """A step that runs."""
+    """A step that runs, with its deadline on a monotonic clock."""
 
     step: Step
     deadline: float

@@ -31,7 +31,7 @@ _ROLE_OF_CLASS: Final = {
 
 @attrs.frozen
 class Device:
-    """A device that a node offers, or withholds."""
+    """A PCI device that a node offers or withholds, with its amounts in Placement."""
 
     address: str
     resource_class: str
@@ -48,7 +48,7 @@ class Device:
 
 @attrs.frozen
 class NodeReport:
-    """A node as its machine, Nova and Placement see it."""
+    """A virtual node as its machine, Nova and Placement report it."""
 
     status: node.NodeStatus
     #: ``up`` or ``down`` by Nova's heartbeats, ``unknown`` if Nova does not answer.
@@ -63,7 +63,7 @@ class NodeReport:
 
 @attrs.frozen
 class LabReport:
-    """The data that ``status`` shows."""
+    """The data that ``nova-hpc lab status`` shows: services, nodes and their devices."""
 
     state: str
     services: tuple[ServiceStatus, ...]
@@ -84,7 +84,7 @@ class LabReport:
         ]
 
     def document(self) -> dict[str, Any]:
-        """The report for machines; keys are only ever added."""
+        """Return the report as a JSON object for machines; keys are only ever added."""
         return {
             "version": 1,
             "healthy": self.healthy,
@@ -115,7 +115,7 @@ class LabReport:
         }
 
     def tables(self) -> Group:
-        """The report for people."""
+        """Build rich's tables of the report for people."""
         return Group(_services(self.services), *(_node(one) for one in self.nodes))
 
 
@@ -180,7 +180,7 @@ def _devices(
 
 
 def show(report: LabReport, console: Console) -> None:
-    """Print the report for people."""
+    """Print the report's tables for people."""
     console.print(report.tables())
 
 

@@ -54,7 +54,10 @@ def probe_database(settings: Settings) -> None:
 
 
 def connect(settings: Settings, database: str | None = None) -> pymysql.Connection:
-    """A connection to the lab's database server."""
+    """Connect to the lab's database server.
+
+    :param database: name of the database; None for none.
+    """
     return pymysql.connect(
         host=config.LOOPBACK,
         port=settings.ports["database"],
@@ -68,7 +71,7 @@ def connect(settings: Settings, database: str | None = None) -> pymysql.Connecti
 
 
 def broker(settings: Settings) -> amqp.Connection:
-    """A connection to RabbitMQ as the lab's user."""
+    """Connect to RabbitMQ as the lab's user."""
     return amqp.Connection(
         host=f"{config.LOOPBACK}:{settings.ports['messages']}",
         userid="lab",
@@ -114,7 +117,7 @@ def probe_worker(settings: Settings, binary: str, topic: str) -> None:
 
 @attrs.frozen
 class Service:
-    """One process of the control plane."""
+    """One process of the control plane, with its command line and its probe."""
 
     name: str
     #: Its name for people.
@@ -127,7 +130,7 @@ class Service:
     port: int | None = None
 
     def start(self, aborted: threading.Event) -> None:
-        """Start it, unless it runs, and wait until it answers.
+        """Start the service, unless it runs, and wait until it answers.
 
         :param aborted: ends the waiting early.
         :raises LabError: the port is in use, or the process ended, or it does not answer; the text
@@ -156,7 +159,7 @@ class Service:
                 raise InterruptedStepError
 
     def trouble(self) -> str:
-        """The reason why the service does not work; empty if it works."""
+        """Probe the service; return the reason why it does not work, or "" if it works."""
         if self.process.pid() is None:
             return "not running"
         try:
@@ -186,7 +189,7 @@ def require_free(port: int, title: str) -> None:
 
 
 def program(name: str, package: str) -> str:
-    """The path of a program of Debian.
+    """Return the path of a program of Debian.
 
     :raises LabError: it is not installed; the text names the package.
     """
@@ -197,12 +200,15 @@ def program(name: str, package: str) -> str:
 
 
 def script(paths: Paths, name: str) -> tuple[str, str]:
-    """The command line of a console script of the Python environment."""
+    """Return the command line of a console script of the Python environment."""
     return sys.executable, str(paths.venv / "bin" / name)
 
 
 def control_plane(paths: Paths, settings: Settings) -> dict[str, Service]:
-    """All processes of the control plane by name, in the order of their dependencies."""
+    """Return name -> process of the control plane, in the order of their dependencies.
+
+    No process is started.
+    """
     ports = settings.ports
     etc = paths.config
 
@@ -315,7 +321,7 @@ def control_plane(paths: Paths, settings: Settings) -> dict[str, Service]:
 
 
 def mariadb_argv(paths: Paths, settings: Settings) -> tuple[str, ...]:
-    """The command line of MariaDB's server with the lab's own data directory."""
+    """Return the command line of MariaDB's server with the lab's own data directory."""
     return (
         program("mariadbd", "mariadb-server"),
         "--no-defaults",
@@ -338,7 +344,7 @@ def mariadb_argv(paths: Paths, settings: Settings) -> tuple[str, ...]:
 
 
 def rabbitmq_environment(paths: Paths, settings: Settings) -> dict[str, str]:
-    """The variables that keep RabbitMQ on the loopback and below the lab's state directory."""
+    """Return the variables that keep RabbitMQ on the loopback and in the lab's directory."""
     home = paths.data / "rabbitmq"
     ports = settings.ports
     return {

@@ -60,7 +60,7 @@ class Paths:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Paths:
-        """The folders according to the XDG base directory specification.
+        """Return the folders according to the XDG base directory specification.
 
         :raises LabError: a variable contains a relative path, or the path of the state directory is
             too long for unix sockets below it.
@@ -87,7 +87,7 @@ class Paths:
 
     @property
     def run(self) -> Path:
-        """Pid files and sockets."""
+        """Folder of the lab's pid files and sockets."""
         return self.state / "run"
 
     @property
@@ -140,13 +140,13 @@ class Ports:
         return self.base + _OFFSETS[name]
 
     def items(self) -> Iterator[tuple[str, int]]:
-        """Name and number of each port."""
+        """Return name and number of each port."""
         return ((name, self.base + offset) for name, offset in _OFFSETS.items())
 
 
 @attrs.frozen
 class Settings:
-    """The options of a lab, and its secrets."""
+    """The options of a lab, and its secret passwords."""
 
     base_port: int
     nodes: int
@@ -159,12 +159,12 @@ class Settings:
 
     @property
     def ports(self) -> Ports:
-        """The ports of all services."""
+        """Ports of all services of the lab."""
         return Ports(self.base_port)
 
     @classmethod
     def fresh(cls, base_port: int, nodes: int, shape: str, fabric: bool = False) -> Settings:
-        """Settings of a new lab, with new random passwords."""
+        """Return the settings of a new lab, with new random passwords; they are not stored yet."""
         passwords = {name: secrets.token_hex(20) for name in _SECRETS}
         return cls(base_port, nodes, shape, passwords, fabric)
 
@@ -175,7 +175,7 @@ class Settings:
 
     @classmethod
     def load(cls, paths: Paths) -> Settings | None:
-        """The settings of the lab in *paths*; None if there is no lab.
+        """Load the settings of the lab in *paths*; None if there is no lab.
 
         :raises LabError: the file is damaged or comes from another release.
         """

@@ -18,5 +18,5 @@ def register_all_options(conf: cfg.ConfigOpts) -> None:
 
 
 def list_opts() -> list[tuple[str, list[cfg.Opt]]]:
-    """The options of nova-hpc for nova.conf, for the entry point ``oslo.config.opts``."""
+    """Return group and options of nova-hpc in nova.conf, for the entry point of oslo.config."""
     return [(hpc.GROUP.name, list(hpc.OPTS))]

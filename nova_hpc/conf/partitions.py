@@ -213,5 +213,5 @@ def _register_group(conf: cfg.ConfigOpts, group: cfg.OptGroup, options: list[cfg
 
 
 def list_opts() -> list[tuple[str, list[cfg.Opt]]]:
-    """The options for partitions, for the entry point ``oslo.config.opts``."""
+    """Return groups and options of partitions, for the entry point ``oslo.config.opts``."""
     return [(SERVER_GROUP.name, list(SERVER_OPTS)), (AGENT_GROUP.name, list(AGENT_OPTS))]

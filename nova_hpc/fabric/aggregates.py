@@ -47,7 +47,7 @@ SALT_KEY: Final = f"{PREFIX}salt"
 
 
 def aggregate_key_of(level: FabricLevel) -> str:
-    """The metadata key that holds the name of a domain of *level*."""
+    """Return the key of an aggregate's metadata that holds the name of a domain of *level*."""
     return f"{PREFIX}{level.word}"
 
 
@@ -71,7 +71,7 @@ class PlaceReading:
 
 
 def salt_of(metadata: Iterable[Mapping[str, str]]) -> str:
-    """The secret of a fabric map, read from the metadata of its aggregates; "" if none has one.
+    """Return the secret of a fabric map, from the metadata of its aggregates; "" if none has one.
 
     The secret turns names of domains into names for one project.
 
@@ -143,7 +143,7 @@ def _is_sound_metadata(metadata: Mapping[str, str], problems: list[str]) -> bool
 
 
 def _find_manual_edit(metadata: Mapping[str, str]) -> str:
-    """The sign of an edit by hand in an aggregate of a map; "" if its metadata are sound."""
+    """Describe an edit by hand of the metadata of a map's aggregate; "" if they are sound."""
     kind = _BY_WORD.get(metadata.get(KIND_KEY, ""))
     if kind is None:
         return f"{KIND_KEY}={metadata.get(KIND_KEY)!r}"

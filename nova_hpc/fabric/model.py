@@ -45,7 +45,7 @@ class FabricLevel(enum.IntEnum):
         return self.name.lower()
 
     def noun(self, count: int) -> str:
-        """The noun for *count* domains of this level, e.g. ``leaves`` for 2."""
+        """Return the noun for *count* domains of this level, e.g. ``leaves`` for 2."""
         singular = _NOUNS.get(self.word, self.word)
         if count == 1:
             return singular
@@ -75,7 +75,7 @@ TREE: Final = (FabricLevel.LEAF, FabricLevel.BLOCK, FabricLevel.SPINE, FabricLev
 
 
 def wrong_name(name: object) -> str | None:
-    """The reason why *name* cannot name a host or domain; None if it can."""
+    """Explain why *name* cannot name a host or domain; None if it can."""
     if not isinstance(name, str) or not name:
         return f"{name!r} is no name"
     if len(name) > LONGEST_NAME:
@@ -124,20 +124,19 @@ class FabricPlace:
     rails: tuple[Rail, ...] = ()
 
     def domain(self, level: FabricLevel) -> str | None:
-        """The name of the domain of *level* that the host is in; None if unknown, or if it is in
-        none.
-        """
+        """Return the name of the host's domain of *level*; None if unknown, or if there is none."""
         name: str | None = getattr(self, level.word)
         return name
 
     def enclosing(self, level: FabricLevel) -> tuple[FabricLevel, str] | None:
-        """The domain within which hosts are sure to share one of *level*; None if unknown.
+        """Return level and name of the domain within which hosts are sure to share one of *level*.
 
         That is the domain of *level* if it is known, otherwise the next narrower known domain of
-        the tree. Hosts of one leaf are below one spine, even if the spine's name is unknown.
+        the tree; None if unknown. Hosts of one leaf are below one spine, even if the spine's name
+        is unknown.
 
-        Example: leaf l1 and core c1 are known. For a spine the method returns leaf l1, for the
-        core it returns c1, and for an NVLink domain it returns None.
+        Example: leaf l1 and core c1 are known. For a spine the method returns leaf l1, for the core
+        it returns c1, and for an NVLink domain it returns None.
         """
         levels = (
             [candidate for candidate in reversed(TREE) if candidate <= level]
@@ -171,7 +170,7 @@ class FabricSwitch:
 
 @attrs.frozen
 class FabricLink:
-    """All cables between two switches."""
+    """All cables between two switches: their number, the dead ones and their rate."""
 
     #: Name of the switch that is nearer to the hosts.
     lower: str
@@ -244,27 +243,29 @@ class FabricMap:
                 raise ValueError(f"host {place.host!r} is in the map twice")
 
     def hosts(self) -> tuple[str, ...]:
-        """The names of all hosts, sorted."""
+        """Return the names of all hosts of the map, sorted."""
         return tuple(self._of_host)
 
     def place(self, host: str) -> FabricPlace | None:
-        """The place of *host*; None if the map does not contain it."""
+        """Return the domains that *host* is in; None if the map does not contain the host."""
         return self._of_host.get(host)
 
     def domains(self, level: FabricLevel) -> Mapping[str, tuple[str, ...]]:
-        """The domains of *level* with their hosts; both are sorted by name."""
+        """Return domain name -> names of its hosts, for all domains of *level*; sorted by name."""
         return self._of_level[level]
 
     def path(self, host: str) -> tuple[tuple[FabricLevel, str], ...]:
-        """The known domains of the switch tree above *host*, widest first; () for an unknown
-        host.
+        """Return level and name of the known switch domains above *host*, widest first.
+
+        () for an unknown host.
         """
         place = self.place(host)
         return () if place is None else place.path
 
     def contradictions(self) -> tuple[str, ...]:
-        """One sentence for each domain that is part of two wider domains, so that the levels do not
-        nest.
+        """Find domains that are part of two wider domains, so that the levels do not nest.
+
+        :returns: one sentence for each such domain.
         """
         sentences = []
         for levels in (OF_NVLINK, TREE):

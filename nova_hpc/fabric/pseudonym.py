@@ -51,12 +51,12 @@ class Names:
     project: str
 
     def domains(self, place: FabricPlace) -> dict[str, str]:
-        """Word of a level -> the project's pseudonym of the domain; unknown domains are missing."""
+        """Return level -> the project's pseudonym of the domain; unknown domains are missing."""
         domains = ((level, place.domain(level)) for level in LEVELS)
         return {level.word: self._name(level.word, name) for level, name in domains if name}
 
     def rails(self, place: FabricPlace) -> dict[str, str]:
-        """The host's name of a rail -> the project's pseudonym, the same on all leaves."""
+        """Return the host's name of a rail -> the project's pseudonym, the same on all leaves."""
         return {rail.name: self._name(_RAIL, rail.name) for rail in place.rails}
 
     def _name(self, kind: str, name: str) -> str:

@@ -44,7 +44,7 @@ _READ: Final[Cache[tuple[ConfiguredAlias, ...]]] = Cache()
 
 
 def configured_alias_names() -> list[str]:
-    """Names of all PCI aliases in nova.conf, in their order.
+    """Return the names of all PCI aliases in nova.conf, in their order.
 
     :raises AliasError: one of them is not JSON.
     """
@@ -60,7 +60,7 @@ def configured_alias_names() -> list[str]:
 
 
 def read_configured_aliases() -> list[ConfiguredAlias]:
-    """All PCI aliases in nova.conf, with the devices that they request.
+    """Read all PCI aliases in nova.conf, with the devices that they request.
 
     :raises AliasError: one of them is not JSON.
     """
@@ -70,7 +70,7 @@ def read_configured_aliases() -> list[ConfiguredAlias]:
 def count_serving_aliases(
     stats: Any, pool: Mapping[str, Any], is_kind: Callable[[DeviceKind], bool]
 ) -> int:
-    """How many aliases Nova would serve with the devices of *pool*.
+    """Count the aliases that Nova would serve with the devices of *pool*.
 
     :param stats: Nova's statistics of any host, whose own functions decide.
     :param is_kind: whether the pool's devices are of this kind in Placement.
@@ -102,7 +102,7 @@ def _read_configured_alias(name: str) -> ConfiguredAlias:
 
 
 def _probe_flavor_of(alias: str) -> objects.Flavor:
-    """A flavor with one device of *alias*, which is never stored."""
+    """Make a flavor with one device of *alias*, as a probe for Nova's functions, never stored."""
     return objects.Flavor(
         name=f"one {alias}",
         flavorid=f"one {alias}",

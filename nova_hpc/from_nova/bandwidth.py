@@ -46,7 +46,7 @@ class Bandwidth:
     traits: frozenset[str] = frozenset()
 
     def times(self, count: int) -> dict[str, int]:
-        """The resources that *count* ports request together."""
+        """Return resource class -> amount that *count* ports request together."""
         return {name: amount * count for name, amount in self.resources}
 
     def __str__(self) -> str:
@@ -64,16 +64,21 @@ class Offers:
     asked: int
 
     def of(self, root: str | None, interface: object) -> tuple[str, int] | None:
-        """The provider of an adapter, and the number of ports for which its bandwidth suffices."""
+        """Find the offer of a network interface on a host.
+
+        :param root: UUID of the host's root provider.
+        :returns: the UUID of the adapter's provider, and the number of ports that its free
+            bandwidth can serve; None if it offers none.
+        """
         return self.by_interface.get((str(root), str(interface)))
 
 
 def bandwidth_of_request(
     request: objects.InstancePCIRequest, groups: Iterable[objects.RequestGroup]
 ) -> Bandwidth | None:
-    """The bandwidth that a port's device must have in Placement; None if it needs none.
+    """Find the bandwidth that a port's device must have in Placement; None if it needs none.
 
-    :param groups: of the server.
+    :param groups: request groups of the server.
     """
     port = request.requester_id if "requester_id" in request else None
     for group in groups:
@@ -85,7 +90,7 @@ def bandwidth_of_request(
 def find_bandwidth_offers(
     wanted: Bandwidth, ports: int, answer: PlacementAnswer | None = None
 ) -> Offers | None:
-    """The adapters with enough free bandwidth for a port, by Placement.
+    """Find the adapters with enough free bandwidth for a port, by Placement.
 
     :param ports: number of ports of that kind.
     :param answer: Placement's free amounts. It lacks the names of providers, which contain
@@ -116,7 +121,7 @@ def find_bandwidth_offers(
 
 
 def _count_supported_ports(wanted: Bandwidth, provider: str, answer: PlacementAnswer) -> int:
-    """The number of ports that the bandwidth of a provider suffices for."""
+    """Return the number of ports that the free bandwidth of a provider can serve."""
     return min(
         (answer.free(provider, name) // amount for name, amount in wanted.resources if amount),
         default=0,
@@ -124,7 +129,7 @@ def _count_supported_ports(wanted: Bandwidth, provider: str, answer: PlacementAn
 
 
 def _interface_of_provider(name: str) -> str | None:
-    """The interface that Nova reads from a provider's name; None if Nova would refuse it."""
+    """Return the network interface in a provider's name; None if Nova would refuse the name."""
     parts = name.split(":")
     return parts[2] if len(parts) == 3 else None
 
@@ -153,8 +158,9 @@ def split_adapter_functions(
 def move_port_bandwidth(
     candidate: Mapping[str, Any], groups: Mapping[str, Bandwidth], chosen: Mapping[str, str]
 ) -> dict[str, Any]:
-    """A copy of *candidate* that takes the bandwidth of ports from other adapters.
+    """Return a copy of *candidate* that takes the bandwidth of ports from other adapters.
 
+    :param candidate: Placement's allocation candidate.
     :param groups: request group of a port -> its bandwidth.
     :param chosen: request group -> provider of the adapter that serves the port.
     """

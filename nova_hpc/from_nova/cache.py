@@ -40,7 +40,7 @@ class Cache(Generic[_Value]):
         self.misses = 0
 
     def get(self, key: Hashable, make: Callable[[], _Value]) -> _Value:
-        """The cached value of *key*; if it is missing, *make* computes it outside of the lock.
+        """Return the cached value of *key*; if missing, *make* computes it outside of the lock.
 
         Two threads may make the same value at the same time; one of them is kept.
         """
@@ -75,7 +75,7 @@ class Cache(Generic[_Value]):
 
 
 def next_unique_number() -> int:
-    """A number that no other call has returned: a short name for a long key."""
+    """Return a number that no other call has returned: a short name for a long key."""
     return next(_NUMBERS)
 
 

@@ -35,7 +35,7 @@ class RequestedDevice:
 def find_template(
     candidates: Sequence[Candidate], units: Iterable[RequestedDevice]
 ) -> Candidate | None:
-    """The first candidate that has a provider for each device of *units*.
+    """Find the first allocation candidate that has a provider for each device of *units*.
 
     :returns: None if there is no such candidate.
     """
@@ -52,7 +52,7 @@ def find_template(
 def synthesise_candidate(
     template: Candidate, units: Sequence[RequestedDevice], providers: Mapping[str, str]
 ) -> dict[str, Any]:
-    """A new allocation candidate that takes the devices of *units* from other providers.
+    """Make a new allocation candidate that takes the devices of *units* from other providers.
 
     :param template: is not changed, nor is anything inside it.
     :param units: every device of the flavor.
@@ -85,12 +85,13 @@ def synthesise_candidate(
 def find_shared_providers(
     candidate: Candidate, units: Iterable[RequestedDevice], more: Iterable[str] = ()
 ) -> frozenset[str]:
-    """Providers that serve a device of *units* and another request group at the same time.
+    """Find providers that serve a device of *units* and another request group at the same time.
 
     :param more: request groups that count as those of *units*.
+    :returns: UUIDs of the providers.
 
-    ``group_policy=isolate`` forbids such providers. The group without a name does not count
-    as a request group here: it may be spread, and has the host's own resources.
+    ``group_policy=isolate`` forbids such providers. The group without a name does not count as a
+    request group here: it may be spread, and has the host's own resources.
     """
     own_groups = {unit.group for unit in units}.union(more)
     taken: dict[str, set[str]] = {}

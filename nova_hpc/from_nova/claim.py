@@ -46,7 +46,10 @@ class Specs:
         return any(hpc_tags(spec.tags) for spec in self.matcher.specs)
 
     def entry_of(self, device: Mapping[str, Any]) -> Mapping[str, str] | None:
-        """The tags of the entry that matches a device from libvirt's list."""
+        """Return the tags of the ``device_spec`` entry that matches a device from libvirt's list.
+
+        None if no entry does, or if Nova cannot match the device.
+        """
         try:
             spec = self.matcher.device_assignable(dict(device))
         except exception.NovaException:
@@ -57,10 +60,11 @@ class Specs:
     def offers(
         self, node: Node, devices: Iterable[Mapping[str, Any]] = ()
     ) -> dict[str, tuple[OfferedFunction, Mapping[str, str]]]:
-        """Every function that an entry matches, with the entry's tags.
+        """Find every PCI function that an entry matches, with the entry's tags.
 
         :param node: a fresh reading of the node.
         :param devices: more devices, as libvirt reports them.
+        :returns: PCI address -> the function and the tags.
         """
         offers_by_address = {}
         for device in [*map(_describe_as_libvirt, node.functions), *devices]:
@@ -81,7 +85,7 @@ class Specs:
 
 
 def hpc_tags(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """The ``hpc_*`` tags of an entry of ``[pci]device_spec``."""
+    """Return the ``hpc_*`` tags of an entry of ``[pci]device_spec``."""
     return {key: value for key, value in entry.items() if key.startswith("hpc_")}
 
 
@@ -96,8 +100,11 @@ def _describe_as_libvirt(function: PciFunction) -> dict[str, Any]:
 
 
 def tags_of_function(function: PciFunction | None, entry: Mapping[str, str] | None) -> Tags:
-    """The tags of a function: role and IOMMU unit from its entry, the place from the node's last
-    reading.
+    """Build a PCI function's tags: role and IOMMU unit from its entry, its place from the node.
+
+    A broken tag is logged, and all tags of the entry are ignored.
+
+    :param function: from the last reading of the node; None if it is not there.
     """
     entry_tags = None
     try:
@@ -137,7 +144,7 @@ class ServerClaim:
         return tuple(sorted([*self.ports, *itertools.chain(*self.claimed.values())]))
 
     def host(self, places: Mapping[str, Tags], node: Node) -> tuple[FreeHost, tuple[str, ...]]:
-        """A host model with only the claimed devices, and the NVLink sets that are incomplete.
+        """Build a host model with only the claimed devices, and list incomplete NVLink sets.
 
         An NVLink set does not count if the server got only a part of it.
 
@@ -167,7 +174,7 @@ class ServerClaim:
         return hosts.build_engine_host("claimed", devices, nodes)
 
     def with_port(self, address: str) -> ServerClaim:
-        """A copy with the device of one more direct port, at *address*."""
+        """Return a copy with the device of one more direct port, at the PCI address *address*."""
         address = normalise_address(address)
         if address in self.ports:
             return self
@@ -180,7 +187,7 @@ class ServerClaim:
 
     @classmethod
     def of(cls, instance: objects.Instance) -> ServerClaim:
-        """The claim of *instance* on this node."""
+        """Read the claim of *instance* on this node: its requests, PCI devices and NUMA cells."""
         return _read_claim(
             instance.flavor,
             instance.image_meta,
@@ -191,7 +198,7 @@ class ServerClaim:
 
     @classmethod
     def of_move(cls, instance: objects.Instance, flavor: objects.Flavor) -> ServerClaim | None:
-        """The claim of *instance* on its destination; None if it does not move."""
+        """Read the claim of *instance* on its destination; None if it does not move."""
         move = instance.migration_context
         if move is None:
             return None

@@ -66,7 +66,7 @@ CONTENTION: Final = Contention()
 
 
 def order_seed_of(spec: objects.RequestSpec) -> str:
-    """The seed of the order of hosts: one for all servers of a request, so that they pack.
+    """Return the seed of the order of hosts: one for all servers of a request, so that they pack.
 
     The first server of a request sets it; Nova schedules the others with the same *spec*.
     """

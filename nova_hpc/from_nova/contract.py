@@ -67,7 +67,7 @@ RELIED_ON: Final = (
 
 
 def running_nova_release() -> int | None:
-    """Major version of the installed Nova; None if its version text has none."""
+    """Return the major version of the installed Nova; None if its version text has none."""
     return _major_version_of(version.version_string())
 
 
@@ -77,7 +77,7 @@ def _major_version_of(text: str) -> int | None:
 
 
 def list_contract_problems(conf: Any, running: str | None = None) -> list[str]:
-    """Why this scheduler cannot serve ``hpc:`` flavors; [] if it can.
+    """List the reasons why this scheduler cannot serve ``hpc:`` flavors; [] if it can.
 
     :param conf: Nova's configuration.
     :param running: Nova's version; the running one if None.
@@ -86,7 +86,7 @@ def list_contract_problems(conf: Any, running: str | None = None) -> list[str]:
 
 
 def list_release_differences(running: str | None = None) -> list[str]:
-    """Why this release does not support this Nova; [] if it does.
+    """List the reasons why this release of nova-hpc does not support this Nova; [] if it does.
 
     :param running: Nova's version; the running one if None.
     """
@@ -106,7 +106,7 @@ def list_release_differences(running: str | None = None) -> list[str]:
 
 
 def list_wrong_settings(conf: Any) -> list[str]:
-    """The settings that keep the scheduler from serving ``hpc:`` flavors."""
+    """List the changes of nova.conf without which the scheduler cannot serve ``hpc:`` flavors."""
     faults = []
     if not conf.filter_scheduler.pci_in_placement:
         faults.append("set [filter_scheduler]pci_in_placement = True")
@@ -126,7 +126,7 @@ def _list_filter_order_faults(enabled: list[str]) -> list[str]:
 
 
 def list_setting_advice(conf: Any) -> list[str]:
-    """Settings of Nova that work, but cost performance; [] if all are as recommended."""
+    """List settings of Nova that work, but cost performance; [] if all are as recommended."""
     hints = []
     if not conf.workarounds.disable_fallback_pcpu_query:
         hints.append(

@@ -38,7 +38,7 @@ class HintError(ValueError):
 
 
 def announced_members_of(spec: objects.RequestSpec) -> int | None:
-    """The number of members in the hint ``hpc_members``; None without the hint.
+    """Return the number of members in the scheduler hint ``hpc_members``; None without the hint.
 
     Nova does not check hints: the value is a list of anything that was in the API's JSON.
 
@@ -94,7 +94,7 @@ class FabricView:
         return Ground(tuple(spot.seat for spot in self.spots))
 
     def offer(self, wish: Fabric) -> JoinOffer:
-        """The offer of these hosts to a server group with the requirement *wish*."""
+        """Build the offer of these hosts to a server group with the requirement *wish*."""
         return JoinOffer(
             ground=self.ground,
             level=FabricLevel.from_word(wish.level),
@@ -103,17 +103,17 @@ class FabricView:
         )
 
     def within(self, domain: str) -> tuple[FabricSpot, ...]:
-        """The hosts inside the domain with the UUID *domain*."""
+        """Return the hosts inside the domain with the UUID *domain*."""
         return tuple(spot for spot in self.spots if spot.seat.is_in(domain))
 
 
 def levels_at_or_above(level: FabricLevel) -> list[FabricLevel]:
-    """*level* and all wider fabric levels."""
+    """Return *level* and all wider fabric levels, tightest first."""
     return [fabric_level for fabric_level in FabricLevel if fabric_level >= level]
 
 
 def locate_hosts(hosts: Sequence[Any], spec: objects.RequestSpec) -> FabricView:
-    """The places on the fabric, and the free room, of *hosts*.
+    """Find the domains of *hosts* in the fabric, and how many of the request's servers fit.
 
     An unreadable place counts as unknown, and is logged.
     """
@@ -164,7 +164,7 @@ _MOST: Final = 100_000
 
 
 def remember_seats(view: FabricView) -> None:
-    """Cache the places of the hosts of a request, for later moves of servers."""
+    """Cache the fabric domains of the hosts of a request, for later moves of servers."""
     if len(_ATLAS) > _MOST:
         _ATLAS.clear()
     for spot in view.spots:
@@ -172,7 +172,7 @@ def remember_seats(view: FabricView) -> None:
 
 
 def seat_of(host: str) -> FabricSeat | None:
-    """The cached place of *host* on the fabric; None if no request has seen the host.
+    """Return the cached place of *host* on the fabric; None if no request has seen the host.
 
     Its number of fitting servers is 0.
     """
@@ -180,7 +180,7 @@ def seat_of(host: str) -> FabricSeat | None:
 
 
 def enclosing_domains_of(domain: str) -> Mapping[FabricLevel, GroupDomain]:
-    """The wider domains around the domain with this UUID, as far as its hosts were seen."""
+    """Return level -> the domain with this UUID and those around it; {} if no host was seen."""
     for seat in list(_ATLAS.values()):
         domains = seat.domains
         levels = [level for level, enclosing in domains.items() if enclosing.uuid == domain]

@@ -27,7 +27,7 @@ _MOST: Final = 999_999
 
 
 def count_fitting_servers(host: Any, spec: objects.RequestSpec) -> int:
-    """How many servers of the request fit on *host* now.
+    """Count the servers of the request that fit on *host* now.
 
     At least 1, because the host has passed all filters.
     """
@@ -49,7 +49,7 @@ def count_fitting_servers(host: Any, spec: objects.RequestSpec) -> int:
 
 
 def size_of_request(spec: objects.RequestSpec, hosts: Iterable[Any]) -> Size:
-    """The size of the request's servers, and how many of them the largest empty host takes."""
+    """Return resources of one server of the request, and how many a largest empty host takes."""
     needs, most = "", 1
     for host in hosts:
         try:
@@ -66,7 +66,7 @@ def size_of_request(spec: objects.RequestSpec, hosts: Iterable[Any]) -> Size:
 
 
 def _resources_per_server(host: Any) -> Mapping[str, int]:
-    """Resource class -> the amount that one server takes."""
+    """Return resource class -> the amount of one server, from the host's first candidate."""
     amounts: collections.Counter[str] = collections.Counter()
     candidates: Sequence[Any] = host.allocation_candidates
     for allocation in candidates[0]["allocations"].values():
@@ -88,7 +88,7 @@ def _count_fits_on_host(host: Any, spec: objects.RequestSpec, used: bool) -> int
 
 
 def _most_of_group(spec: objects.RequestSpec) -> int | None:
-    """Maximum of members of the server group on one host; None for any number."""
+    """Return the maximum of members of the server group on one host; None for any number."""
     group = spec.instance_group if "instance_group" in spec else None
     if group is None or group.policy != "anti-affinity":
         return None

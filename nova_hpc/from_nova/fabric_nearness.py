@@ -60,7 +60,7 @@ def forget_nearness(spec: objects.RequestSpec) -> None:
 
 
 def scores_of(spec: objects.RequestSpec, hosts: Sequence[Any]) -> list[float]:
-    """The stored nearness score of each host, higher is nearer; 0.0 for all without scores."""
+    """Return the stored nearness score of each host, high is near; 0.0 for all without scores."""
     scores: Mapping[object, float] = getattr(spec, _MARK, None) or {}
     return [scores.get(_key_of_host_state(host), 0.0) for host in hosts]
 
@@ -72,7 +72,10 @@ def _key_of_host_state(host: Any) -> tuple[str, str]:
 def _score_shared_levels(
     domains: Mapping[FabricLevel, GroupDomain], around: Mapping[FabricLevel, GroupDomain]
 ) -> float:
-    """A score for the nearest shared level; whole numbers, above all scores of leaves."""
+    """Score the nearest level at which two places share a domain; 0.0 if they share none.
+
+    Scores are whole numbers, and above all scores of leaves.
+    """
     levels = list(FabricLevel)
     shared = [level for level in levels if level in around and around[level] == domains.get(level)]
     return float(len(levels) - levels.index(shared[0])) if shared else 0.0

@@ -38,11 +38,10 @@ class FabricPosition:
     rails: Mapping[str, str] = attrs.Factory(dict)
 
     def rails_of(self, node: Node, addresses: Iterable[str]) -> dict[str, str]:
-        """Device address -> the project's name of its rail, for devices on a known rail.
+        """Return device address -> the project's name of its rail, for devices on a known rail.
 
-        The map uses the kernel's name for a rail: the RDMA device (``mlx5_0``) or the
-        network device of the physical function. A virtual function is on the rail of
-        its physical one.
+        The map uses the kernel's name for a rail: the RDMA device (``mlx5_0``) or the network
+        device of the physical function. A virtual function is on the rail of its physical one.
         """
         rail_by_address = {}
         for address in addresses:
@@ -60,11 +59,12 @@ class FabricPosition:
 
 
 def read_fabric_position(host: str, project: str) -> FabricPosition:
-    """The place of *host* on the fabric, for servers of *project*; empty if it cannot be read.
+    """Read the domains and rails of *host*, with one project's names; empty if unreadable.
 
     Never raises: the place is only information, and its absence does not stop a server.
 
     :param host: the name of the compute service, as in Nova's aggregates.
+    :param project: of the servers.
     """
     try:
         host_aggregates = objects.AggregateList.get_by_host(nova_context.get_admin_context(), host)

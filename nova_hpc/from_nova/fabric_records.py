@@ -42,7 +42,7 @@ class NovaPlacementClient:
     request_id: str | None
 
     def get(self, path: str) -> ProviderAnswer:
-        """Send a GET request to Placement."""
+        """Send a GET request to Placement by Nova's client; return the answer of any status."""
         return self._send(report.report_client_singleton().get, path)
 
     def post(self, path: str, body: Mapping[str, Any]) -> ProviderAnswer:
@@ -50,7 +50,7 @@ class NovaPlacementClient:
         return self._send(report.report_client_singleton().post, path, dict(body))
 
     def delete(self, path: str) -> ProviderAnswer:
-        """Send a DELETE request to Placement."""
+        """Send a DELETE request to Placement through Nova's client; return the answer."""
         return self._send(report.report_client_singleton().delete, path)
 
     def _send(self, method: Callable[..., Any], *arguments: Any) -> ProviderAnswer:
@@ -76,11 +76,11 @@ class ServerMappings:
     context: Any
 
     def states(self, uuids: Collection[str]) -> Mapping[str, ServerPresence]:
-        """The state (present, leaving, gone) of each server.
+        """Return server UUID -> its state in Nova's cell mappings: present, leaving or gone.
 
         A server that could not be scheduled is in cell0 and stays there. ``queued_for_delete`` is
-        set when the API accepts a DELETE, possibly before the host gets it
-        (compute/api.py, _update_queued_for_deletion).
+        set when the API accepts a DELETE, possibly before the host gets it (compute/api.py,
+        _update_queued_for_deletion).
 
         :raises nova_hpc.cluster.group_domain.records.PlacementSilentError: the database does not
             answer.
@@ -106,7 +106,7 @@ class ServerMappings:
 
 
 def list_client_differences() -> list[str]:
-    """The differences between this Nova and this module's requirements; [] if there are none."""
+    """List the differences between this Nova and this module's requirements; [] without any."""
     wanted: dict[str, tuple[Any, set[str]]] = {
         "InstanceMappingList.get_by_instance_uuids": (objects.InstanceMappingList, {"uuids"}),
         "SchedulerReportClient.get": (report.SchedulerReportClient, {"url", "version"}),
@@ -122,12 +122,12 @@ def list_client_differences() -> list[str]:
 
 
 def open_group_records(context: Any) -> ProviderRecords:
-    """Access to the records of server groups in Placement, for one operation."""
+    """Return access to the records of server groups in Placement, for one operation."""
     return ProviderRecords(
         NovaPlacementClient(getattr(context, "global_id", None)), CONF.hpc.fabric_placement_timeout
     )
 
 
 def open_group_domains(context: Any) -> GroupDomains:
-    """Access to the fabric domains of server groups, for the request of one member."""
+    """Return access to the fabric domains of server groups, for the request of one member."""
     return GroupDomains(open_group_records(context), ServerMappings(context))

@@ -38,7 +38,7 @@ _ROOM: Final = 250_000
 
 
 class FullCollections:
-    """Delays full garbage collections of one process; thread-safe."""
+    """Delay of full garbage collections in one process while requests are served; thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -82,7 +82,7 @@ class FullCollections:
                 gc.set_threshold(*self._before[:2], _NEVER)
 
     def _end(self) -> bool:
-        """Whether a full pass is due now."""
+        """Count one request less; return whether a full garbage collection is due now."""
         interval: int = CONF.hpc.full_collection_interval
         with self._lock:
             self._served -= 1

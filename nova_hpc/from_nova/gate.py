@@ -83,11 +83,11 @@ class Patch:
 
     @property
     def name(self) -> str:
-        """The name of the function."""
+        """Name of Nova's function, without its class and module."""
         return self.target.partition(":")[2].rpartition(".")[2]
 
     def function(self) -> Callable[..., Any]:
-        """The original function of Nova, without the decorators around it.
+        """Return the original function of Nova, without the decorators around it.
 
         :raises nova.exception.InvalidConfiguration: it is missing, or lacks one of
             the :attr:`parameters`.
@@ -104,14 +104,14 @@ class Patch:
         return plain
 
     def of(self) -> Any:
-        """Nova's class that has the function, or the module; None if it is missing."""
+        """Return Nova's class that has the function, or the module; None if it is missing."""
         module = importlib.import_module(self.module)
         inside = "." in self.target.partition(":")[2]
         return getattr(module, self.owner, None) if inside else module
 
 
 def _stand_for_missing() -> None:
-    """Stands for a function that Nova does not have: it has no parameters."""
+    """Do nothing: this function has no parameters and stands for one that Nova does not have."""
 
 
 class Call:
@@ -201,5 +201,5 @@ def wrap_method(owner: Any, patch: Patch, around: Around) -> None:
 
 
 def manager_of(virtapi: Any) -> Any:
-    """The compute manager of this process; None if there is none."""
+    """Return the compute manager of this process; None if there is none."""
     return getattr(virtapi, "_compute", None)

@@ -54,7 +54,7 @@ class HostQuestion:
 
     @classmethod
     def of(cls, resources: Any, devices: Iterable[RequestedDevice]) -> HostQuestion | None:
-        """The query that replaces Nova's; None if Nova's own query is needed.
+        """Build the query for hosts that replaces Nova's; None if Nova's own query is needed.
 
         :param resources: Nova's ``ResourceRequest``.
         :param devices: all devices of the flavor's aliases.
@@ -88,7 +88,7 @@ class HostQuestion:
         )
 
     def shorten(self, resources: Any) -> Any:
-        """Nova's ``ResourceRequest`` without the device groups; the original is unchanged."""
+        """Return a copy of Nova's ``ResourceRequest`` without the request groups of devices."""
         left_out = {name for names in self.groups.values() for name in names}
         shortened = copy.copy(resources)
         shortened._rg_by_id = {
@@ -125,7 +125,7 @@ class HostQuestion:
         return completed, left
 
     def _find_free_devices(self, summaries: Summaries) -> Mapping[str, _FreeDevices]:
-        """Provider of a host -> its free devices of the omitted classes."""
+        """Return a host's root provider -> its free devices of classes that the query omits."""
         free: dict[str, dict[str, list[tuple[str, int]]]] = {}
         wanted = tuple(self.traits.items())
         for provider, summary in summaries.items():
@@ -168,8 +168,9 @@ class HostQuestion:
     def _list_units(
         self, free: Sequence[tuple[str, int]], most: int, taken: set[str]
     ) -> Sequence[str]:
-        """The provider of each free unit, *most* at the maximum.
+        """List the provider of each free device, *most* at the maximum.
 
+        :param free: pairs of a provider and its number of free devices.
         :param taken: with isolated groups, the providers of other groups; it grows.
         """
         units: list[str] = []
@@ -210,7 +211,7 @@ def _is_plain_group(group: Any, resource_class: str) -> bool:
 
 
 def _find_host_of(candidate: Mapping[str, Any], summaries: Summaries, shared: set[str]) -> str:
-    """The host's own provider.
+    """Return the root provider of the only host that an allocation candidate uses.
 
     :param shared: providers outside of the host that a candidate uses; it grows.
     :raises ValueError: there is not exactly one.

@@ -207,7 +207,7 @@ def read_host(
 
 
 def _recall_reading(host_state: Any, task: ServerTask) -> _HostReading:
-    """The reading of a host state, from an earlier request if its record is unchanged."""
+    """Return the reading of a host state, from an earlier request if its record is unchanged."""
     # The scheduler keeps this for a host whose record has not changed.
     kept = getattr(host_state, "hpc_kept", None)
     read = functools.partial(_read_state, host_state, task)
@@ -248,13 +248,13 @@ def _read_state(host_state: Any, task: ServerTask) -> _HostReading:
 
 
 def provider_of_pool(pool: Mapping[str, Any]) -> str:
-    """The provider UUID of a pool; for a pool without one (functions for ports) a made-up name."""
+    """Return the provider UUID of a PCI pool; a made-up name if none (functions for ports)."""
     return str(pool.get("rp_uuid") or f"{pool.get('address', '?')} without a provider")
 
 
 @attrs.frozen
 class _AdapterBandwidth:
-    """The free bandwidth of one host's adapters, by port."""
+    """The free bandwidth of one host's adapters, by port, and the providers chosen for it."""
 
     #: Key of ports -> Placement's data about all hosts.
     offers: Mapping[str, bandwidth.Offers]
@@ -274,7 +274,10 @@ class _AdapterBandwidth:
         return cls(offers_by_key, root)
 
     def parts(self, interface: str | None, seen: SeenPool) -> list[SeenPool]:
-        """The pool, divided by the ports that its adapter's bandwidth suffices for."""
+        """Divide a PCI pool by the numbers of ports that its adapter's bandwidth suffices for.
+
+        :returns: the parts; only the pool if no port needs bandwidth.
+        """
         own_keys = seen.serves & self.offers.keys()
         if not own_keys:
             return [seen]
@@ -293,7 +296,7 @@ class _AdapterBandwidth:
 
 
 def _roles_of_provider(listed: Sequence[Mapping[str, Any]], provider: str | None) -> str:
-    """The roles of the pools of one provider, if there are several."""
+    """Return a text with the roles of one provider's pools; "" if there are not several."""
     own_pools = [pool for pool in listed if pool.get("rp_uuid") == provider]
     roles = sorted({str(pool[hpc_tags.ROLE]) for pool in own_pools if pool.get(hpc_tags.ROLE)})
     return f" (roles {' and '.join(roles)})" if len(roles) > 1 else ""
@@ -304,7 +307,7 @@ def _sort_key_of_entry(entry: tuple[str, str, SeenPool]) -> tuple[str, str]:
 
 
 def pattern_on_host(pattern: HostPattern, host: FreeHost) -> HostPattern:
-    """The pattern with the devices of *pattern*, and the CPUs and pages of *host*."""
+    """Return a pattern with the devices of *pattern*, and the CPUs and pages of *host*; cached."""
     if host is pattern.host:
         return pattern
     nodes = tuple(
@@ -325,7 +328,7 @@ def pattern_on_host(pattern: HostPattern, host: FreeHost) -> HostPattern:
 
 
 def bind_view_roles(view: HostView, roles: Mapping[str, str]) -> HostView:
-    """The host view with each device restricted to aliases of its own role.
+    """Return the host view with each device restricted to aliases of its own role.
 
     :param roles: Want.key -> role, from :func:`nova_hpc.placement.roles.bind_alias_roles`.
     """
@@ -359,10 +362,10 @@ class HostDevice:
 def build_engine_host(
     name: str, devices: Sequence[HostDevice], nodes: tuple[HostNode, ...]
 ) -> tuple[FreeHost, tuple[str, ...]]:
-    """The host model for the placement engine, and the reasons for unusable NVLink sets.
+    """Build the host model for the placement engine, and the reasons for unusable NVLink sets.
 
-    The scheduler makes it from a host's report, a node from a server's claim. An incomplete
-    set does not count.
+    The scheduler makes it from a host's report, a node from a server's claim. An incomplete set
+    does not count.
     """
     table = nvlink.rebuild_nvlink_sets(
         {device.pool.id: device.nvlink for device in devices if device.nvlink},
@@ -375,7 +378,7 @@ def build_engine_host(
 def _build_pattern(
     seen_pools: Sequence[SeenPool], nodes: tuple[HostNode, ...], devices: Hashable = ()
 ) -> HostPattern:
-    """The pattern of a host, with the pools' addresses as their names.
+    """Build the pattern of a host, with the pools' addresses as their names.
 
     Pools with the same address get a number behind it. An adapter that is free as a whole is the
     rival of its own functions.
@@ -421,7 +424,11 @@ def _sockets_by_node(host_state: Any) -> dict[int, int | None]:
 
 
 def _free_numa_nodes_of(host_state: Any) -> tuple[tuple[object, ...], tuple[HostNode, ...]]:
-    """Free dedicated CPUs and pages of every NUMA node of the host, with a key."""
+    """Return the host's NUMA nodes with their free dedicated CPUs and free pages.
+
+    :returns: a key that is equal if all these numbers are, and the nodes; both empty if the host
+        reports no NUMA nodes.
+    """
     if not host_state.numa_topology:
         return (), ()
     keys = tuple(
@@ -443,7 +450,7 @@ def _build_host_node(
 
 
 def node_word_of_host(host_state: Any) -> NodeWord:
-    """The node's report about its devices, and whether the node may have ``hpc:`` servers."""
+    """Return the node's report about its devices, and whether it may have ``hpc:`` servers."""
     # ``stats`` is unset until the compute node has reported for the first time.
     text = (getattr(host_state, "stats", None) or {}).get(hpc_stats.KEY)
     if not isinstance(text, str):

@@ -137,9 +137,9 @@ class KeptHost:
     def recall(
         self, state: host_manager.HostState, key: Hashable, make: Callable[[], _Made]
     ) -> _Made:
-        """The cached result for *state* under *key*; *make* computes a missing one.
+        """Return the cached result for *state* under *key*; *make* computes a missing one.
 
-        It is made again if something has been consumed since.
+        It is made again, and not cached, if something has been consumed on the host since.
         """
         if (
             state.numa_topology is not self._shared["numa_topology"]
@@ -156,7 +156,7 @@ class KeptHost:
 
 
 def _share_texts(pool: Mapping[str, Any]) -> dict[str, Any]:
-    """The same pool, with texts that pools of many hosts share in memory."""
+    """Return a copy of the pool with texts that pools of many hosts share in memory."""
     return {
         sys.intern(key): sys.intern(value) if type(value) is str else value
         for key, value in pool.items()
@@ -164,7 +164,7 @@ def _share_texts(pool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _share_parts(topology: objects.NUMATopology | None) -> None:
-    """Share equal sets of CPUs between hosts of one kind, which saves most of the memory."""
+    """Replace CPU sets in *topology* with equal ones of other hosts, to save most of the memory."""
     for cell in topology.cells if topology else ():
         for name in ("cpuset", "pcpuset"):
             _replace_by_equal(cell, name, frozenset(getattr(cell, name)))
@@ -186,7 +186,7 @@ class _RecordedState(host_manager.HostState):
 
 
 def _build_attributes(record: objects.ComputeNode) -> dict[str, Any]:
-    """The attributes that Nova sets from a record, whatever their values before."""
+    """Return name -> value of the attributes that Nova sets on a host state from a record."""
     state = _RecordedState(record.host, record.hypervisor_hostname, None)
     state.hpc_names.clear()
     state._update_from_compute_node(record)
@@ -194,9 +194,7 @@ def _build_attributes(record: objects.ComputeNode) -> dict[str, Any]:
 
 
 def version_of_record(record: objects.ComputeNode) -> Version:
-    """The version (update time and other columns) of a record, as :func:`read_versions` reads
-    it.
-    """
+    """Return the version (update time and other columns) of a record, as :func:`read_versions`."""
     values = {name: getattr(record, name) for name in _VERSION}
     return tuple({**values, "updated_at": timeutils.normalize_time(record.updated_at)}.values())
 
@@ -215,7 +213,10 @@ def read_versions(context: nova_context.RequestContext, uuids: Collection[str]) 
 
 
 class KeptHosts:
-    """A thread-safe cache of compute node records, up to ``[hpc]kept_hosts``."""
+    """The scheduler's thread-safe cache of Nova's compute node records, by cell and UUID.
+
+    It keeps at most ``[hpc]kept_hosts`` records; the least recently used go first.
+    """
 
     def __init__(self) -> None:
         #: Cell, uuid -> host.
@@ -225,7 +226,7 @@ class KeptHosts:
         self._lock = threading.Lock()
 
     def find(self, cell: str | None, versions: Iterable[Version]) -> dict[str, KeptHost]:
-        """The cached hosts whose version is unchanged, by UUID."""
+        """Return UUID -> cached host, for the hosts of a cell whose version is unchanged."""
         found = {}
         with self._lock:
             for version in versions:
@@ -239,7 +240,7 @@ class KeptHosts:
     def keep(
         self, cell: str | None, records: Sequence[objects.ComputeNode], read_at: datetime.datetime
     ) -> list[objects.ComputeNode | KeptHost]:
-        """Cache the records that can be cached; return them with the other records.
+        """Cache the records that can be cached; return all in order, the cached ones as KeptHost.
 
         :param read_at: when the reading of the records began, UTC, without a time zone.
         """

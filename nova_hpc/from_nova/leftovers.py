@@ -51,11 +51,12 @@ class Cure:
 def find_leftover_consumers(
     allocations: Mapping[str, Any], addresses: Mapping[str, str], devices: Iterable[Any]
 ) -> tuple[LeftoverConsumer, ...]:
-    """The consumers that have devices in Placement, and none of them in Nova.
+    """Find the consumers that have devices in Placement, and none of them in Nova.
 
     :param allocations: consumer -> its allocation in Placement.
     :param addresses: UUIDs of the providers of a node's PCI devices -> address.
     :param devices: the devices in Nova's tracker.
+    :returns: sorted by the consumer's UUID.
     """
     owners = {
         (place, device.instance_uuid)
@@ -90,7 +91,7 @@ def _normalise_or_none(text: str | None) -> str | None:
 
 
 def find_cure(context: Any, leftover: LeftoverConsumer, host: str) -> Cure | None:
-    """The remedy for a leftover allocation; None if the consumer has a right to it."""
+    """Find the remedy for a leftover allocation; None if the consumer has a right to it."""
     try:
         server = objects.Instance.get_by_uuid(context, leftover.consumer)
     except exception.InstanceNotFound:
@@ -129,5 +130,5 @@ def _cure_of_migration(context: Any, leftover: LeftoverConsumer, migration: Any)
 
 
 def delete_command_of(leftover: LeftoverConsumer) -> str:
-    """The command that removes the consumer's whole allocation."""
+    """Return the ``openstack`` command that removes the consumer's whole allocation."""
     return f"openstack resource provider allocation delete {leftover.consumer}"

@@ -58,7 +58,7 @@ class LogThrottle:
             return held
 
     def clear(self) -> None:
-        """Forget all causes."""
+        """Forget the times of all causes, so that the next log line of each is written."""
         with self._lock:
             self._times.clear()
 
@@ -68,5 +68,5 @@ LOG_THROTTLE: Final = LogThrottle()
 
 
 def format_held_back(held: int) -> str:
-    """The end of a log line that names how often it was suppressed; "" if *held* is 0."""
+    """Return the end of a log line that names how often it was suppressed; "" if *held* is 0."""
     return f" (and {held} times since the last such line)" if held else ""

@@ -9,7 +9,7 @@ from nova_hpc.wire import stats, tags
 
 
 def node_word_of_record(node: objects.ComputeNode) -> stats.NodeWord:
-    """The node's report about its devices, and whether the node may have ``hpc:`` servers."""
+    """Return the node's report about its devices, and whether it may have ``hpc:`` servers."""
     values = node.stats if node.obj_attr_is_set("stats") else None
     pools = node.pci_device_pools if node.obj_attr_is_set("pci_device_pools") else None
     tagged = any(tags.has_tags(pool.tags or {}) for pool in pools or ())

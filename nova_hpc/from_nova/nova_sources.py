@@ -63,17 +63,21 @@ class NovaChange:
 
 
 def file_of(target: str) -> str:
-    """The file of a function, from the top of Nova's source."""
+    """Return the path of a function's file, from the top of Nova's source.
+
+    :param target: ``module:function`` or ``module:Class.function``.
+    """
     return target.partition(":")[0].replace(".", "/") + ".py"
 
 
 def find_changed_functions(
     folder: Path, release: int, targets: Iterable[str]
 ) -> tuple[NovaChange, ...]:
-    """The functions of Nova that differ from the sources that nova-hpc was written for.
+    """Find the functions of Nova that differ from the sources that nova-hpc was written for.
 
     :param folder: the package ``nova``.
     :param release: its major version, a key of :data:`READ`.
+    :param targets: functions, as ``module:Class.function``.
     """
     changes = []
     trees: dict[str, ast.Module | str] = {}
@@ -96,7 +100,7 @@ def find_changed_functions(
 
 
 def _parse_source(path: Path) -> ast.Module | str:
-    """The tree of a file, or the reason why there is none."""
+    """Parse a Python file; return its tree, or the reason why there is none."""
     try:
         return ast.parse(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -106,7 +110,7 @@ def _parse_source(path: Path) -> ast.Module | str:
 
 
 def digest_function(tree: ast.Module, target: str) -> str | None:
-    """SHA-256 of a function's body, decorators and parameters; None if it is missing."""
+    """Compute the SHA-256 of a function's body, decorators and parameters; None if missing."""
     owner, _, name = target.partition(":")[2].rpartition(".")
     body: Iterable[ast.stmt] = tree.body
     if owner:
@@ -130,7 +134,7 @@ def digest_function(tree: ast.Module, target: str) -> str | None:
 
 
 def _flatten_statements(body: Iterable[ast.stmt]) -> Iterable[ast.stmt]:
-    """Statements, and the statements below a condition."""
+    """Yield statements, and the statements inside conditions, ``try`` and ``with``."""
     for statement in body:
         yield statement
         for part in ("body", "orelse", "finalbody", "handlers"):
@@ -139,7 +143,7 @@ def _flatten_statements(body: Iterable[ast.stmt]) -> Iterable[ast.stmt]:
 
 
 def _dump_tree(node: object) -> str:
-    """A tree as text, the same on every version of Python.
+    """Format a syntax tree as text, the same on every version of Python.
 
     Versions of Python differ in how they list missing parts.
     """

@@ -42,7 +42,7 @@ class PlacementAnswer:
         self._trees: dict[str, list[str]] | None = None
 
     def free(self, provider: str, resource_class: str) -> int:
-        """The free amount of a resource class at a provider; 0 if the answer lacks the provider."""
+        """Return the free amount of a resource class at a provider; 0 without the provider."""
         amounts = self._amounts(provider, resource_class)
         if amounts is None:
             return 0
@@ -50,12 +50,12 @@ class PlacementAnswer:
         return int(amounts["capacity"]) - int(amounts["used"]) - taken
 
     def capacity(self, provider: str, resource_class: str) -> int:
-        """A provider's total amount of a resource class, used or free."""
+        """Return a provider's total amount of a resource class, used or free; 0 if it has none."""
         amounts = self._amounts(provider, resource_class)
         return 0 if amounts is None else int(amounts["capacity"])
 
     def resources(self, provider: str) -> Iterable[str]:
-        """The resource classes of a provider in the answer."""
+        """Return the resource classes of a provider in the answer."""
         return self._summaries[provider]["resources"]  # type: ignore[no-any-return]
 
     def has_traits(self, provider: str, traits: Iterable[str]) -> bool:
@@ -64,7 +64,7 @@ class PlacementAnswer:
         return all(trait in provider_traits for trait in traits)
 
     def tree(self, root: str) -> Sequence[str]:
-        """The UUIDs of all providers of the host with root provider *root*; () if it is missing."""
+        """Return UUIDs of all providers of the host with root provider *root*; () if missing."""
         if self._trees is None:
             trees: dict[str, list[str]] = {}
             for provider, summary in self._summaries.items():
@@ -122,8 +122,9 @@ class AnsweredAmounts:
         )
 
     def of(self, provider: str | None, counted: int) -> int:
-        """The number of free devices of *provider*: the smaller one of the answer's and
-        *counted*.
+        """Count the free devices of *provider*: the smaller of the answer's and *counted*.
+
+        0 if the answer has no such device at the provider.
         """
         if not self.has(provider):
             return 0
@@ -136,7 +137,7 @@ def keep_answer(spec: objects.RequestSpec, summaries: Summaries | None) -> None:
 
 
 def answer_of(spec: objects.RequestSpec) -> PlacementAnswer | None:
-    """The answer of Placement that was stored on *spec*; None if there is none."""
+    """Return the answer of Placement that was stored on *spec*; None if there is none."""
     answer: PlacementAnswer | None = getattr(spec, _ANSWER, None)
     return answer
 
@@ -169,7 +170,10 @@ def keep_view(host: Any, same: tuple[PlacementAnswer, int] | None, view: Any) ->
 
 
 def recall_view(host: Any, same: tuple[PlacementAnswer, int] | None) -> Any:
-    """The host view stored on a host state; None if there is none for these inputs."""
+    """Return the host view stored on a host state; None if there is none for these inputs.
+
+    :param same: Placement's answer, and the number of the request's aliases.
+    """
     kept = getattr(host, _VIEW, None)
     if same is None or kept is None:
         return None
@@ -180,6 +184,6 @@ def recall_view(host: Any, same: tuple[PlacementAnswer, int] | None) -> Any:
 
 
 def forget_view(host: Any) -> None:
-    """Drop the stored host view, because the host state or Placement's data has changed."""
+    """Drop the placement engine's view stored on a host state, because its inputs have changed."""
     if getattr(host, _VIEW, None) is not None:
         setattr(host, _VIEW, None)

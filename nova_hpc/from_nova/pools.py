@@ -64,7 +64,7 @@ _PLACE: Final = frozenset(
 
 @attrs.frozen
 class Match:
-    """An alias of the flavor that a PCI pool matches."""
+    """A flavor's alias that a PCI pool matches, and whether Placement counts the pool for it."""
 
     want: str
     kind: DeviceKind
@@ -108,7 +108,7 @@ class SeenPool:
     free: int
 
     def pool(self, identifier: str) -> DevicePool:
-        """The pool in the model of the placement engine."""
+        """Build the pool in the model of the placement engine, with *identifier* as its id."""
         tags = self.known.tags
         return DevicePool(
             id=identifier,
@@ -152,7 +152,7 @@ class Samples:
     def learn(
         self, pool: Mapping[str, Any], resource_class: str, traits: frozenset[str], role: str
     ) -> None:
-        """Store *pool* as an example of its kind, with its role."""
+        """Store *pool* as an example of its kind of device, with its role; up to a limit."""
         plain = {key: value for key, value in pool.items() if key not in _PLACE}
         key = (resource_class, traits, role, tuple(sorted(map(repr, plain.items()))))
         with self._lock:
@@ -161,7 +161,10 @@ class Samples:
                 self._kept[key] = _PoolSample(sample, resource_class, traits, role)
 
     def role_of(self, device: WantedDevice) -> str | None:
-        """The role of the devices that match an alias; of several roles the one with most kinds."""
+        """Return the role of devices that match an alias; of several roles the one with most kinds.
+
+        None if no example matches.
+        """
         with self._lock:
             samples = list(self._kept.values())
         stats = pci_stats.PciDeviceStats(None)
@@ -188,10 +191,11 @@ KNOWN: Final[Cache[KnownPool]] = Cache()
 def recall_pool(
     stats: Any, pool: Mapping[str, Any], task: ServerTask, sockets: Mapping[int, int | None]
 ) -> KnownPool:
-    """The parsed content of *pool*, cached, with the aliases of *task* that it matches.
+    """Return the parsed content of *pool*, cached, with the aliases of *task* that it matches.
 
     :param stats: Nova's statistics of the host, whose own functions decide
         which alias a pool matches.
+    :param sockets: NUMA node -> its socket.
     """
     socket = sockets.get(pool["numa_node"]) if pool.get("numa_node") is not None else None
     pool_items = tuple([item for item in pool.items() if item[0] not in _OWN])
@@ -273,7 +277,7 @@ def _read_pool(
 def read_pool_location(
     pool: Mapping[str, Any], tags: hpc_tags.Tags | None, socket: int | None
 ) -> Location:
-    """The place of a pool: its tags, with the NUMA node from Nova's record.
+    """Read the place of a PCI pool from its tags, with the NUMA node from Nova's record.
 
     :raises hpc_tags.TagError: the two contradict each other.
     """
@@ -291,7 +295,7 @@ def read_pool_location(
 def class_and_traits_of(
     pool: Mapping[str, Any], tags: hpc_tags.Tags | None
 ) -> tuple[str, frozenset[str]]:
-    """Resource class and traits of a pool, as the compute node reports them to Placement."""
+    """Return class and traits of a PCI pool, as the compute node reports them to Placement."""
     claimed = tags.resource_class if tags is not None else None
     own_class = translator.get_resource_class(claimed, pool["vendor_id"], pool["product_id"])
     own_traits = translator.get_traits(",".join(tags.traits) if tags is not None else "")
@@ -317,7 +321,7 @@ def usable_part_of_pool(
     count: int,
     free: Mapping[DeviceKind, Amounts | None],
 ) -> SeenPool | None:
-    """The usable part of a pool at this moment.
+    """Return the usable part of a PCI pool at this moment.
 
     :param count: free functions, as the pools count them.
     :param free: Placement's free devices; None for a kind if unknown.

@@ -17,9 +17,11 @@ from nova_hpc.wire.guest_terms import PKEY
 
 
 def read_port_partitions(vifs: Iterable[Mapping[str, Any]]) -> dict[str, PortPartition]:
-    """PCI address of a port's device on the host -> the InfiniBand partition of its network.
+    """Return PCI address of a port's device on the host -> the InfiniBand partition of its network.
 
     A port that is in no partition, or whose details are invalid, is left out.
+
+    :param vifs: Nova's view of the server's ports.
     """
     partitions = {}
     for vif in vifs:

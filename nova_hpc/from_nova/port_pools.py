@@ -57,9 +57,10 @@ class NoAdapterError(Exception):
 def pin_port_requests(
     requests: Sequence[objects.InstancePCIRequest], adapters: Mapping[str, str]
 ) -> list[objects.InstancePCIRequest]:
-    """Copies of Nova's PCI requests; each request of a port is bound to its chosen adapter.
+    """Copy Nova's PCI requests; bind each request of a port to its chosen adapter.
 
     :param adapters: request id -> PCI address of the adapter.
+    :returns: all requests in their order, copies only of the bound ones.
     """
     pinned_requests = []
     for request in requests:
@@ -89,7 +90,7 @@ def bandwidth_providers_of(
     adapters: Mapping[str, str],
     providers: Mapping[str, Mapping[str, str]],
 ) -> dict[str, str]:
-    """Request group of a port with bandwidth -> provider of the adapter that was chosen.
+    """Map the request group of each port with bandwidth to the provider of its chosen adapter.
 
     :param adapters: from :func:`chosen_adapters_of`.
     :param providers: as :attr:`nova_hpc.from_nova.hosts.HostView.bandwidth`.
@@ -243,7 +244,7 @@ def _build_pool(
     count: int,
     sockets: Mapping[int, int | None],
 ) -> DevicePool:
-    """A pool at the place in its tags; broken tags give no place."""
+    """Build a pool of the placement engine at the place in the tags; broken tags give no place."""
     location, role = Location(), None
     try:
         tags = hpc_tags.parse_tags(pool)
@@ -288,7 +289,7 @@ def _list_adapter_pools(
     cells: Sequence[objects.InstanceNUMACell] | None,
     sockets: Mapping[int, int | None],
 ) -> list[DevicePool]:
-    """The pools that Nova would take for the ports, with the guest on these cells."""
+    """List the PCI pools that Nova would take for the ports, with the guest on these NUMA cells."""
     adapters = {pool["address"] for pool in stats.pools if _is_whole_adapter(pool)}
     adapter_pools = []
     for number, pool in enumerate(stats.pools):
@@ -307,5 +308,5 @@ def _list_adapter_pools(
 
 
 def _is_whole_adapter(pool: Mapping[str, Any]) -> bool:
-    """Whether it is an adapter that can be given itself, and not functions of one."""
+    """Return whether the PCI pool is of adapters that can be given whole, and not of functions."""
     return bool(pool.get("dev_type") == fields.PciDeviceType.SRIOV_PF)

@@ -52,7 +52,7 @@ class CloudProfile:
 
 @attrs.frozen
 class _Sold:
-    """One flavor of the cloud that requests devices."""
+    """One flavor of the cloud that requests devices, with its parsed requirements."""
 
     #: In Nova's databases.
     id: int
@@ -61,7 +61,7 @@ class _Sold:
 
 
 class CloudProfiles:
-    """Reads the flavors of the cloud and caches their mix; thread-safe."""
+    """Reader and cache of the mix of flavors of the cloud; thread-safe."""
 
     def __init__(self, samples: Samples = SAMPLES) -> None:
         self._samples = samples
@@ -74,7 +74,7 @@ class CloudProfiles:
         self._reading = False
 
     def current(self) -> CloudProfile:
-        """The mix of the present flavors; it is at most five minutes old."""
+        """Return the profile of the cloud's flavors; read them again after five minutes."""
         with self._lock:
             reader = not self._reading and time.monotonic() >= self._until
             self._reading = self._reading or reader
@@ -101,7 +101,7 @@ class CloudProfiles:
 
 
 def _read_sold_flavors() -> tuple[_Sold, ...] | None:
-    """The flavors of the API database with devices; None if they are unreadable."""
+    """Read the flavors with devices from the API database; None if they are unreadable."""
     try:
         flavors = objects.FlavorList.get_all(nova_context.get_admin_context())
     except Exception as error:
@@ -132,7 +132,10 @@ def _learns_weights() -> bool:
 
 
 def _learn_flavor_weights(sold: Iterable[_Sold]) -> dict[str, int] | None:
-    """Flavor -> weight; None if a cell did not answer, and the previous weights stay."""
+    """Compute flavor name -> weight from the running servers of all cells.
+
+    None if a cell did not answer, and then the previous weights stay.
+    """
     names = {flavor.id: flavor.name for flavor in sold}
     running = dict.fromkeys(names.values(), 0)
     try:
@@ -161,7 +164,7 @@ def _learn_flavor_weights(sold: Iterable[_Sold]) -> dict[str, int] | None:
 def _count_running_servers(
     context: nova_context.RequestContext, flavors: Sequence[int]
 ) -> list[tuple[int, int]]:
-    """For one cell: flavor, and the number of its servers that are not deleted.
+    """Return pairs of flavor id and its servers in one cell that are not deleted.
 
     Nova's objects would load each server itself.
     """
@@ -186,9 +189,10 @@ def _build_profile_or_default(
 def build_cloud_profile(
     sold: Iterable[_Sold], weights: Mapping[str, int], samples: Samples
 ) -> Profile:
-    """The profile of these flavors; the engine's default profile if there are none.
+    """Build the profile of these flavors; the engine's default profile if there are none.
 
     :param weights: flavor name -> weight; 1 if it is missing.
+    :param samples: example pools, which give the roles of aliases.
     """
     shapes, names = [], set()
     for sold_flavor in sold:
@@ -212,7 +216,7 @@ def build_cloud_profile(
 
 
 def _shape_of_task(task: server.ServerTask, weight: int, samples: Samples) -> FlavorShape | None:
-    """One flavor as a shape for later requests; None if it is broken."""
+    """Convert one flavor to a shape of later requests; None if it is broken."""
     roles = {
         device.want.key: samples.role_of(device) or device.want.name for device in task.devices
     }

@@ -40,15 +40,13 @@ class DeviceKind:
 
 
 class Amounts(Protocol):
-    """The free devices of one kind, by provider."""
+    """Interface to the free devices of one kind, by provider."""
 
     def has(self, provider: str | None) -> bool:
         """Whether *provider* has a free device of this kind."""
 
     def of(self, provider: str | None, counted: int) -> int:
-        """The number of free devices of *provider*, at most *counted*, the number in Nova's
-        pools.
-        """
+        """Count the free devices of *provider*, at most *counted*, the number in Nova's pools."""
 
 
 @attrs.frozen
@@ -64,9 +62,7 @@ class Free:
         return provider in self.amounts
 
     def of(self, provider: str | None, counted: int) -> int:
-        """The number of free devices of *provider*, at most *counted*, the number in Nova's
-        pools.
-        """
+        """Count the free devices of *provider*, at most *counted*, the number in Nova's pools."""
         amount = self.amounts.get(provider or "", 0)
         return counted if amount >= self.asked else min(counted, amount)
 
@@ -185,7 +181,7 @@ def has_free_resources(provider: str, resources: Mapping[str, int]) -> bool | No
 
 
 def resource_classes_of(provider: str) -> frozenset[str]:
-    """Resource classes of a provider's inventory; empty if Placement does not answer.
+    """Return the resource classes of a provider's inventory; empty if Placement does not answer.
 
     :param provider: its UUID.
     """

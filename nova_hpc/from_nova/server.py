@@ -149,7 +149,7 @@ class ServerTask:
 
     @property
     def kinds(self) -> Mapping[DeviceKind, int]:
-        """Kind of device in Placement -> number of devices that the server wants."""
+        """Map each kind of device in Placement to the number of devices that the server wants."""
         counts: collections.Counter[DeviceKind] = collections.Counter()
         for device in self.devices:
             counts[device.kind] += device.want.count
@@ -162,7 +162,7 @@ class ServerTask:
 
     @property
     def bandwidth(self) -> Mapping[str, Bandwidth]:
-        """Request group of each port with bandwidth -> its bandwidth."""
+        """Map the UUID of the request group of each port with bandwidth to its bandwidth."""
         return {
             str(request.requester_id): kind.bandwidth
             for kind in self.ports
@@ -215,12 +215,12 @@ def read_server_spec(
 
 
 def read_port_roles() -> tuple[str, ...]:
-    """The roles that ``[hpc]port_roles`` gives to physical networks."""
+    """Return the roles that ``[hpc]port_roles`` gives to physical networks."""
     return roles.list_network_roles(CONF.hpc.port_roles)
 
 
 def port_requests(requests: objects.InstancePCIRequests | None) -> list[objects.InstancePCIRequest]:
-    """Nova's PCI requests for direct ports of Neutron, in their order."""
+    """Return Nova's PCI requests for direct ports of Neutron, in their order."""
     return _requests_from(requests, objects.InstancePCIRequest.NEUTRON_PORT)
 
 
@@ -235,7 +235,7 @@ def _requests_from(
 def port_kinds(
     requests: objects.InstancePCIRequests | None, groups: Sequence[objects.RequestGroup] = ()
 ) -> tuple[PortKind, ...]:
-    """The direct ports of a server, grouped by their requirements for an adapter.
+    """Group the direct ports of a server by their requirements for an adapter.
 
     :param groups: the server's request groups in Placement, which contain the bandwidth of
         ports. A node does not need them: Nova has bound such a port to its adapter by then.
@@ -278,7 +278,7 @@ def _matching_of_request(request: objects.InstancePCIRequest) -> Hashable:
 
 
 def _device_spec_of_port(request: objects.InstancePCIRequest) -> Mapping[str, str | None]:
-    """The device spec of a port; Nova gives it one part, or none for some ports."""
+    """Return the first device spec of a port's PCI request; empty if Nova gives it none."""
     return next(iter(request.spec), {})
 
 
@@ -302,25 +302,24 @@ def _describe_port_network(spec: Mapping[str, str | None], asked: Bandwidth | No
 def alias_requests(
     requests: objects.InstancePCIRequests | None,
 ) -> list[objects.InstancePCIRequest]:
-    """Nova's PCI requests for the flavor's aliases, without the requests for ports."""
+    """Return Nova's PCI requests for the flavor's aliases, without the requests for ports."""
     return _requests_from(requests, objects.InstancePCIRequest.FLAVOR_ALIAS)
 
 
 def numa_policy_of_request(
     flavor: objects.Flavor, image: objects.ImageMeta, requests: Sequence[objects.InstancePCIRequest]
 ) -> str | None:
-    """The NUMA policy that binds all devices of a flavor; None if it has no devices.
+    """Return the NUMA policy that binds all devices of a flavor; None if it has no devices.
 
-    Nova combines them in this way when it creates a server (release 34,
-    compute/api.py:1173 and pci/request.py:250; 33 and 32 alike). The policy of the
-    flavor or the image replaces the policy of every alias. Without one, each request keeps
-    the policy of its own alias, ``legacy`` by default. On a resize (compute/api.py:4436,
-    compute/resource_tracker.py:343) Nova loses flavor and image, and the requests
-    carry the aliases' policies. The flavor and the image still count here, and each
-    candidate is checked for whether Nova takes its devices.
+    Nova combines them in this way when it creates a server (release 34, compute/api.py:1173 and
+    pci/request.py:250; 33 and 32 alike). The policy of the flavor or the image replaces the policy
+    of every alias. Without one, each request keeps the policy of its own alias, ``legacy`` by
+    default. On a resize (compute/api.py:4436, compute/resource_tracker.py:343) Nova loses flavor
+    and image, and the requests carry the aliases' policies. The flavor and the image still count
+    here, and each candidate is checked for whether Nova takes its devices.
 
-    If aliases differ, the strictest policy binds the server: every group has devices of
-    every alias, so a condition for one of them holds for its whole group.
+    If aliases differ, the strictest policy binds the server: every group has devices of every
+    alias, so a condition for one of them holds for its whole group.
 
     :param requests: of the flavor's aliases.
     :raises nova.exception.NovaException: flavor and image contradict each other.
@@ -339,7 +338,7 @@ def numa_policy_of_request(
 def read_numa_cells(
     topology: objects.InstanceNUMATopology | None, claimed: bool = False
 ) -> tuple[WantedCell, ...]:
-    """The guest's NUMA cells; () if it has none.
+    """Convert the guest's NUMA cells for the placement engine; () if it has none.
 
     :param claimed: Nova has fitted them to a host. It writes the number of the
         host's node over the number of each cell (virt/hardware.py:1150, 1340 and
@@ -370,7 +369,7 @@ def read_numa_cells(
 def read_guest_cells(
     topology: objects.InstanceNUMATopology | None,
 ) -> tuple[guest_document.DocumentCell, ...]:
-    """The guest's NUMA cells for the document that the guest gets; () if it has none."""
+    """Convert the guest's NUMA cells for the document that the guest gets; () if it has none."""
     return tuple(
         guest_document.DocumentCell(
             cpus=len((cell.cpuset or set()) | (cell.pcpuset or set())),
@@ -410,7 +409,7 @@ def read_server_task(spec: objects.RequestSpec) -> ServerTask:
 
 
 def read_flavor_task(flavor: objects.Flavor, image: objects.ImageMeta | None = None) -> ServerTask:
-    """The requirements of a server with this flavor and image, before the server exists.
+    """Parse the requirements of a server with this flavor and image, before the server exists.
 
     :param image: an image without requirements if None.
     :raises nova.exception.NovaException: Nova refuses the two.
@@ -430,7 +429,7 @@ def read_flavor_task(flavor: objects.Flavor, image: objects.ImageMeta | None = N
 
 
 def no_image() -> objects.ImageMeta:
-    """Image metadata without any requirement."""
+    """Return image metadata without any requirement."""
     return objects.ImageMeta.from_dict({})
 
 

@@ -37,8 +37,9 @@ class SharingGroup:
 
 
 def find_sharing_group(instance: objects.Instance) -> SharingGroup:
-    """The server group with which *instance* shares memory, if it is of the same project. Never
-    raises.
+    """Find the server group with which *instance* shares memory, if it is of the same project.
+
+    Never raises: the result also records that Nova's database gave no answer.
     """
     if CONF.workarounds.disable_group_policy_check_upcall:
         _warn_of_silence("setting", "[workarounds]disable_group_policy_check_upcall is set")

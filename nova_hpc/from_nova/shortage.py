@@ -67,8 +67,9 @@ def ask_for_shortage(
 
 
 def provider_name_of(host: str) -> str:
-    """The name of the provider with UUID *host*: for a root provider the name of the hypervisor.
+    """Query the name of the provider with UUID *host*: for a root provider the hypervisor's name.
 
+    :returns: *host* if Placement has no such provider.
     :raises ShortageUnansweredError: Placement did not answer.
     """
     providers = _query_providers([("uuid", host)])
@@ -76,7 +77,7 @@ def provider_name_of(host: str) -> str:
 
 
 def _list_device_wishes(task: ServerTask) -> Iterator[HostWish]:
-    """One wish for each kind of device: which hosts have as many free as it needs."""
+    """Yield one wish for each kind of device: the hosts with as many free as the server needs."""
     names: dict[DeviceKind, list[str]] = {}
     for device in task.devices:
         names.setdefault(device.kind, []).append(device.want.name)
@@ -94,7 +95,7 @@ def _list_device_wishes(task: ServerTask) -> Iterator[HostWish]:
 
 
 def _list_amount_wishes(resources: dict[str, int]) -> Iterator[HostWish]:
-    """One wish for each amount of CPUs, memory and disk that the host itself provides."""
+    """Yield one wish for each amount of CPUs, memory and disk that the host itself provides."""
     shared = _query_providers([("required", _SHARING)])
     for name, amount in sorted(resources.items()):
         query = [("resources", f"{name}:{amount}")]
@@ -108,7 +109,7 @@ def _list_amount_wishes(resources: dict[str, int]) -> Iterator[HostWish]:
 def _list_trait_wishes(
     spec: objects.RequestSpec, traits: set[str], resources: Iterable[str]
 ) -> Iterator[HostWish]:
-    """One wish for each required trait, of the host or of a provider below it."""
+    """Yield one wish for each required trait, of the host or of a provider below it."""
     for trait in sorted(traits):
         having = _query_providers([("required", trait)])
         hosts = {
@@ -127,7 +128,7 @@ def _list_trait_wishes(
 
 
 def _source_of_trait(spec: objects.RequestSpec, trait: str) -> WishSource:
-    """The source of a required trait, by the place where it is set."""
+    """Find the place where a required trait is set: flavor, image, CPU threads or Nova."""
     if f"trait:{trait}" in (spec.flavor.extra_specs or {}):
         return WishSource.FLAVOR
     image = spec.image if "image" in spec and spec.image else None
@@ -138,7 +139,7 @@ def _source_of_trait(spec: objects.RequestSpec, trait: str) -> WishSource:
 
 
 def _list_banned_wishes(traits: set[str]) -> Iterator[HostWish]:
-    """One wish for each forbidden trait; its hosts are those that have the trait."""
+    """Yield one wish for each forbidden trait; its hosts are those that have the trait."""
     for trait in sorted(traits):
         sign = WishSign.CLOSED if trait == _DISABLED else WishSign.BANNED
         source = WishSource.THREADS if trait == _THREADS else WishSource.NOVA
@@ -168,7 +169,7 @@ def _list_aggregate_wishes(
 
 
 def _group_wish_of(group: objects.RequestGroup) -> HostWish:
-    """The wish of a group of a port, or of the flavor's own ``resources1``: one provider."""
+    """Build the wish of a request group that one provider must meet: a port's or ``resources1``."""
     query = [("resources", _format_resource_amounts(group.resources))]
     if group.required_traits:
         query.append(("required", ",".join(sorted(group.required_traits))))
@@ -177,7 +178,7 @@ def _group_wish_of(group: objects.RequestGroup) -> HostWish:
 
 
 def _count_free_devices(kind: DeviceKind, most: int) -> dict[str, int]:
-    """Root provider -> free devices of *kind*, as many as one request can use."""
+    """Return root provider -> free devices of *kind*, at most *most*."""
     amounts: dict[str, int] = {}
     roots: dict[str, str] = {}
     for amount in range(1, max(1, min(most, MOST)) + 1):

@@ -14,7 +14,7 @@ from nova_hpc.wire.stats import StatsDocument
 
 
 def count_withheld_by_alias(document: StatsDocument | None, task: ServerTask) -> dict[str, int]:
-    """Alias -> number of withheld devices of a node that match it; zero counts are left out."""
+    """Return alias -> number of withheld devices of a node that match it, without zero counts."""
     if document is None or not document.withheld or not document.kinds:
         return {}
     addresses_by_alias: dict[str, set[str]] = {}
@@ -26,7 +26,7 @@ def count_withheld_by_alias(document: StatsDocument | None, task: ServerTask) ->
 
 
 def _withheld_addresses_of_kind(document: StatsDocument, kind: DeviceKind) -> set[str]:
-    """Addresses of withheld devices of a kind."""
+    """List PCI addresses of withheld devices with the resource class and traits of *kind*."""
     serving = set()
     for address in document.withheld:
         kind_text = document.kinds.get(address)

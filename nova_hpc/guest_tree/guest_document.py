@@ -186,7 +186,7 @@ def _build_device_entry(
 def _build_peer_entries(
     node: Node, functions: Sequence[PciFunction], wish: PeerWish
 ) -> list[dict[str, Any]]:
-    """Paths between GPUs and adapters below one switch, by their numbers."""
+    """List the paths between GPUs and adapters below one switch, as JSON objects by number."""
     entries = []
     for number, gpu in enumerate(functions):
         if not classes.is_gpu(gpu.class_code):
@@ -255,5 +255,5 @@ def _write_guest_topology(
 
 
 def _no_address(number: int) -> str:
-    """An address that no device of a guest has."""
+    """Return a PCI address that no device of a guest has, different for each *number*."""
     return f"ffff:{0xFF - (number >> 5):02x}:{number & 31:02x}.0"

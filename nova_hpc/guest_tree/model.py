@@ -12,7 +12,7 @@ from nova_hpc_common.level import Location
 
 
 class TreePartKind(enum.Enum):
-    """The kinds of controllers in a guest's PCIe tree."""
+    """The kinds of controllers in a guest's PCIe tree, with libvirt's names."""
 
     #: A PCIe root complex of its own (QEMU's pxb-pcie).
     EXPANDER = "expander"
@@ -23,7 +23,7 @@ class TreePartKind(enum.Enum):
 
 @attrs.frozen
 class TreeDevice:
-    """A device of the host that the guest gets."""
+    """A device of the host that the guest gets, with its place on the host and address space."""
 
     address: str  # on the host, normalised
     location: Location

@@ -161,7 +161,7 @@ def _expander_of_root(name: str, devices: list[TreeDevice], cells: Mapping[int, 
 
 
 def _lowest_address_of(part: TreeBranch | TreeDevice) -> tuple[int, ...]:
-    """Sort key: the lowest host address."""
+    """Return the lowest host PCI address of a branch or device, as a sort key."""
     if isinstance(part, TreeDevice):
         return address_key(part.address)
     return min(address_key(device.address) for device in part.devices)
@@ -181,7 +181,10 @@ class _Twig:
         twig.devices.append(device)
 
     def branch(self, name: str) -> TreeBranch:
-        """Return the branch without levels of a single child."""
+        """Return the branch below this point, without levels with one child and no device.
+
+        :param name: of the first switch or root.
+        """
         twig = self
         while not twig.devices and len(twig.twigs) == 1:
             ((name, twig),) = twig.twigs.items()
@@ -203,7 +206,7 @@ _FUNCTIONS: Final = 8
 
 
 def _number_parts(roots: tuple[TreeBranch, ...]) -> TreePlan:
-    """Number all parts.
+    """Number all bridges, slots and buses of the guest's tree.
 
     :raises _FullError: there are too many.
     """

@@ -60,7 +60,7 @@ _WISH: Final = 2.0
 
 
 def damage_grain_of(profile: Profile) -> int:
-    """The step by which damage to later servers is rounded before hosts are compared.
+    """Return the step that damage to later servers is rounded to before hosts are compared.
 
     Damage is the weighted capacity that later servers lose. The result is in the units of a device
     set's score and at least 1.
@@ -69,10 +69,10 @@ def damage_grain_of(profile: Profile) -> int:
 
 
 def free_room_of(nodes: Iterable[HostNode]) -> int:
-    """One number for a host's free dedicated CPUs and, after them, its free memory in pages.
+    """Combine a host's free dedicated CPUs and, after them, its free memory in pages in one number.
 
-    The host with the least is taken among equal hosts, so that CPUs and memory are not used
-    up beside GPUs that are free on many hosts at once. An unknown amount counts as zero.
+    The host with the least is taken among equal hosts, so that CPUs and memory are not used up
+    beside GPUs that are free on many hosts at once. An unknown amount counts as zero.
     """
     host_nodes = list(nodes)
     cpus = sum(max(node.dedicated_cpus or 0, 0) for node in host_nodes)
@@ -83,7 +83,7 @@ def free_room_of(nodes: Iterable[HostNode]) -> int:
 def rank_device_set(
     score: Sequence[int], asked: Level, coarse: int, measured: bool = True, free: int = 0
 ) -> tuple[int, ...]:
-    """The sort key of a host among hosts for one server; a smaller tuple is a better host.
+    """Return the sort key of a host among hosts for one server; a smaller tuple is a better host.
 
     :param score: of the host's device set, as
         :attr:`nova_hpc.placement.model.DeviceSet.score`.
@@ -106,17 +106,18 @@ def packing_scores_of(
     multipliers: Sequence[float],
     wishes: Sequence[float],
 ) -> list[float]:
-    """The amounts that packing adds to the weights of hosts; the users' wishes outweigh them.
+    """Return the amounts that packing adds to hosts' weights; the users' wishes outweigh them.
 
-    The best rank gets the host's multiplier and the worst zero, like Nova's normalised
-    weights (``weights.py:25-53`` of release 34). A host that is better by the wishes is also
-    better by the sum, whatever the ranks are. Hosts whose ranks differ only in the last part
-    share half of a place: so the other parts keep their distance with any number of hosts.
+    The best rank gets the host's multiplier and the worst zero, like Nova's normalised weights
+    (``weights.py:25-53`` of release 34). A host that is better by the wishes is also better by the
+    sum, whatever the ranks are. Hosts whose ranks differ only in the last part share half of a
+    place: so the other parts keep their distance with any number of hosts.
 
     :param ranks: of :func:`rank_device_set`; None if nothing was chosen on the host, which
         then comes last.
     :param multipliers: of packing, for each host; a negative one spreads.
     :param wishes: of each host, higher is better; all are equal if there are none.
+    :returns: one amount for each host, in the order of *ranks*.
     """
     sorted_ranks = sorted({rank for rank in ranks if rank is not None})
     place: dict[tuple[int, ...], float] = {}
@@ -192,10 +193,11 @@ class _ResourceUse:
 
 
 def reduce_host(request: Request, host: FreeHost, profile: Profile) -> FreeHost:
-    """*host* with equally useful CPUs and pages; the same object if nothing changes.
+    """Reduce a host's free CPUs and pages to equally useful amounts, so that more hosts are equal.
 
-    The function is idempotent. Unknown amounts stay unknown. A host that contradicts itself
-    (a node twice) is returned as it is, because the solver refuses it.
+    The function is idempotent, and returns the same object if nothing changes. Unknown amounts stay
+    unknown. A host that contradicts itself (a node twice) is returned as it is, because the solver
+    refuses it.
     """
     if not host.nodes or len({node.id for node in host.nodes}) < len(host.nodes):
         return host
@@ -238,7 +240,7 @@ def _are_same_nodes(first: Sequence[HostNode], second: Sequence[HostNode]) -> bo
 def _list_possible_shapes(
     shapes: Iterable[FlavorShape], pools: Iterable[DevicePool]
 ) -> list[tuple[FlavorShape, int, int]]:
-    """Shapes that fit the devices at all, with the maximum of their servers and groups."""
+    """List shapes that fit the devices at all, with the maximum of their servers and groups."""
     free: dict[str | None, int] = {}
     for pool in pools:
         free[pool.role] = free.get(pool.role, 0) + max(pool.free, 0)
@@ -259,7 +261,7 @@ def _list_possible_shapes(
 def _build_use(
     cells: Iterable[int], shapes: Iterable[tuple[int, FlavorShape, int, int]]
 ) -> _ResourceUse:
-    """The possible uses of one resource.
+    """Collect possible uses of a resource: needs, maximum, and the grain that divides all needs.
 
     :param cells: needs of the guest's cells.
     :param shapes: need of a server, its shape, and the maximum of its servers and groups.
@@ -277,7 +279,7 @@ def _build_use(
 
 
 def _count_in_grains(free: Sequence[int | None], use: _ResourceUse) -> list[int | None]:
-    """The free amounts of all nodes, reduced to whole grains.
+    """Reduce the free amounts of all nodes to whole grains.
 
     For example, with a grain of 4 nodes with 6 and 7 free CPUs become 6 and 6. Each still has one
     grain by itself, and the host has three.

@@ -56,7 +56,7 @@ def choose_device_sets(
     profile: Profile = profiles.DEFAULT,
     work: PassWork | None = None,
 ) -> ChoiceAnswer:
-    """The best device sets of *host* for *request*, or why there is none.
+    """Choose the best device sets of *host* for *request*, or explain why there is none.
 
     :param limit: maximum number of sets. Each is of devices in other
         domains than the ones before. A set with another of two equal
@@ -111,11 +111,10 @@ def choose_device_sets(
 
 
 def rank_device_sets(solver: Solver, limit: int) -> list[DeviceSet]:
-    """The best sets, at most *limit*, each on other nodes or in other domains.
+    """Return the best sets, at most *limit*, each on other nodes or in other domains.
 
-    First the best one on each choice of nodes for the guest's cells, then the
-    best one of each further topology class, then equals on other devices; each
-    of these in the order of the scores.
+    First the best one on each choice of nodes for the guest's cells, then the best one of each
+    further topology class, then equals on other devices; each of these in the order of the scores.
 
     :raises TooMuchError: the exact search would exceed its bound
     """
@@ -178,10 +177,10 @@ def _count_used_devices(devices: DeviceSet) -> dict[str, int]:
 
 
 def _places_of_set(solver: Solver, devices: DeviceSet) -> object:
-    """The key under which sets count as the same choice.
+    """Return the key under which two device sets count as the same choice: a sorted tuple.
 
-    Sets with equal keys differ only in devices of one place, or only in the guest's cells.
-    An offer consists of devices, and Nova decides about the cells.
+    Sets with equal keys differ only in equivalent devices (the same position in the PCIe tree), or
+    only in the guest's cells. Only devices make an offer different: Nova decides about the cells.
     """
     items = {item.id: item for item in solver.problem.site.items}
     picks = []
@@ -192,7 +191,10 @@ def _places_of_set(solver: Solver, devices: DeviceSet) -> object:
 
 
 def _topology_shape_of(node: DomainNode, used: dict[str, int]) -> tuple[object, ...]:
-    """The topology class of a choice: equal for devices of equal places."""
+    """Return the topology class of a choice of devices: equal choices lie in equal domains.
+
+    :param used: pool id -> number of devices that the choice takes.
+    """
     taken = sorted(
         (item.kind, item.free, item.aliases, used[item.id])
         for part in node.parts
@@ -205,7 +207,7 @@ def _topology_shape_of(node: DomainNode, used: dict[str, int]) -> tuple[object, 
 
 
 def _list_further_bans(solver: Solver, bans: Bans, devices: DeviceSet) -> Iterator[Bans]:
-    """The next nodes and devices to avoid, the most different first.
+    """Yield the next nodes and devices to avoid in the search, the most different first.
 
     First each NUMA node of a guest cell. Then, for each touched domain, all domains of its class,
     which makes the search use another class. Last the touched domain itself.

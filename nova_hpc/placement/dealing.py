@@ -43,7 +43,7 @@ CLOSED: Final = -1
 
 @attrs.frozen
 class OverusedPools:
-    """Pools of which a choice takes more functions than the server's ports can use.
+    """Pools that give a choice more functions than the server's ports can use.
 
     Every possible assignment of ports to functions takes less from at least one of them.
     """
@@ -55,8 +55,7 @@ class OverusedPools:
     sides: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
 
     def branches(self, used: Mapping[str, int]) -> list[dict[str, int]]:
-        """Alternative upper bounds for the next search; every valid choice keeps at least one of
-        them.
+        """Return alternative upper bounds for the next search; each valid choice keeps one.
 
         :param used: pool id -> number of functions that the failed choice takes.
         :returns: each a mapping of pool id -> largest number of functions.
@@ -119,14 +118,16 @@ class Dealt:
 
     @property
     def keys(self) -> frozenset[str]:
-        """The keys of all kinds of ports (:attr:`Ports.key`)."""
+        """Keys of all kinds of ports (:attr:`Ports.key`)."""
         return frozenset(ports.key for ports in self.ports)
 
     def host(self, host: FreeHost, caps: Caps) -> FreeHost:
-        """*host* with placeholders for the blanks, and with no more functions than there are ports.
+        """Return *host* with placeholders for the blanks, and at most as many functions as ports.
 
         A blank stands for the port that a group lacks, so that all groups are equally large. A
         function serves all ports of its word here, whatever their networks.
+
+        :param caps: pool id -> maximum of functions to offer.
         """
         counts = {ports.key: ports.count for ports in self.ports}
         if self.blanks:
@@ -167,14 +168,14 @@ class Dealt:
         return attrs.evolve(host, pools=tuple(pools))
 
     def _places(self, host: FreeHost) -> Sequence[Location]:
-        """Where a group could be: beside each device that it could have."""
+        """Return the places where a group could be: beside each device that it could have."""
         nodes = (Location(numa=node.id, socket=node.socket) for node in host.nodes)
         locations = [pool.location for pool in self._beside(host)]
         # A group that consists only of ports may be on a node without adapters.
         return list(dict.fromkeys([*locations, *nodes] if not self._has_devices else locations))
 
     def _beside(self, host: FreeHost) -> Sequence[DevicePool]:
-        """The devices that a group could have; without such devices, the functions for ports."""
+        """Return the devices that a group could have; without any, the functions for ports."""
         keys = self.keys
         device_pools = [pool for pool in host.pools if pool.free > 0 and pool.serves - keys]
         return device_pools or [pool for pool in host.pools if pool.free > 0 and pool.serves]
@@ -185,7 +186,7 @@ class Dealt:
         return any(_port_key_of(want.key) not in keys | {""} for want in self.request.wants)
 
     def wanted(self, host: FreeHost, pools: Sequence[str]) -> int:
-        """The number of ports and blanks that the functions of *pools* could serve.
+        """Return the number of ports and blanks that the functions of *pools* could serve.
 
         :param pools: pool ids.
         """
@@ -200,7 +201,7 @@ class Dealt:
         )
 
     def cap(self, host: FreeHost, much: OverusedPools) -> Cap | None:
-        """The limit that excludes a choice with overused pools, and that every valid choice keeps.
+        """Return the limit that excludes a choice with overused poolsbut no valid one.
 
         None if *much* does not name one kind of ports.
         """
@@ -221,19 +222,19 @@ class Dealt:
         return Cap(pool_ids, frozenset(names), most)
 
     def _word(self, key: str) -> str | None:
-        """The word of the ports or blanks of a want; None for a want for devices."""
+        """Return the word of ``hpc:group`` for the ports or blanks of a want; None for devices."""
         if key.startswith(_BLANK):
             return key.removeprefix(_BLANK)
         plain = key.removesuffix(_MORE)
         return next((ports.name for ports in self.ports if ports.key == plain), None)
 
     def real(self, host: FreeHost, devices: DeviceSet) -> DeviceSet | OverusedPools:
-        """*devices* with each port's own function, without the blanks.
+        """Replace the blanks in *devices* and give each port its own function.
 
-        The functions of each word are matched with its networks. If that fails, the taken
-        functions of some networks exceed their ports (Hall's theorem).
+        The functions of each word are matched with its networks. If that fails, the taken functions
+        of some networks exceed their ports (Hall's theorem).
 
-        :returns: or the pools that the choice uses too much.
+        :returns: the real device set, or the pools that the choice uses too much.
         """
         serves = {pool.id: pool.serves for pool in host.pools}
         names = {ports.key: ports.name for ports in self.ports}
@@ -263,12 +264,15 @@ class Dealt:
 
 
 def _port_key_of(key: str) -> str:
-    """The key of a want without the additions of this module; "" for blanks."""
+    """Return the key of a want without the additions of this module; "" for blanks."""
     return "" if key.startswith(_BLANK) else key.removesuffix(_MORE)
 
 
 def _give_own_place(pool: DevicePool) -> DevicePool:
-    """A device of unknown place with a place of its own, which a blank can share."""
+    """Give a device of unknown place a place of its own, which a blank can share.
+
+    A pool with several devices, or with a known place, is returned as it is.
+    """
     place = pool.location
     if pool.free != 1 or (place.root is not None and place.switches):
         return pool
@@ -286,10 +290,11 @@ def _group_ports_by_name(ports: Sequence[Ports]) -> dict[str, list[Ports]]:
 def _match_functions(
     pools: Sequence[str], kinds: Mapping[str, int], serves: Mapping[str, frozenset[str]]
 ) -> list[str] | set[str]:
-    """A port of a kind for each function that was taken.
+    """Match each function that was taken with a port of a kind.
 
     :param pools: of the functions that were taken.
     :param kinds: key -> ports of the kind.
+    :param serves: pool id -> keys of the kinds that it can serve.
     :returns: the kind of each; or the pools of a set of functions with
         fewer ports than functions.
     """
@@ -324,7 +329,7 @@ def _match_functions(
 
 
 def _find_adapter_clash(host: FreeHost, picks: Sequence[Pick]) -> OverusedPools | None:
-    """An adapter that is taken beside its own functions: Nova gives only one of both."""
+    """Find an adapter that is taken beside its own functions: Nova gives only one; else None."""
     used = {pick.pool for pick in picks}
     rivals: dict[str, dict[bool, list[str]]] = {}
     for pool in host.pools:

@@ -296,11 +296,11 @@ def build_request(
 
 
 def numa_policies(level: Level, policy: AffinityPolicy) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Nova's NUMA policies for a level: those that allow it, and those that contradict it.
+    """Return Nova's NUMA policies for a level: those that allow it, and those that contradict it.
 
-    Nova drops devices off the guest's cells under ``legacy`` and ``required``
-    and those off its sockets under ``socket``; without cells it drops none, so
-    then only open contradictions are refused.
+    Nova drops devices off the guest's cells under ``legacy`` and ``required`` and those off its
+    sockets under ``socket``; without cells it drops none, so then only open contradictions are
+    refused.
     """
     if policy is AffinityPolicy.PREFERRED or level is Level.HOST:
         return ("preferred",), ("required",)

@@ -17,11 +17,11 @@ ISOLATE = "isolate"
 
 
 def limit_to_one_per_pool(request: Request, host: FreeHost) -> FreeHost:
-    """*host* with at most one usable device in each pool, if the flavor has
-    ``group_policy=isolate``.
+    """Limit each pool to one usable device if the flavor has ``group_policy=isolate``.
 
-    The same object if nothing changes. Damage then counts such a pool as one device, for all sets
-    alike.
+    Damage then counts such a pool as one device, for all sets alike.
+
+    :returns: a changed copy of *host*; the same object if nothing changes.
     """
     if not request.apart:
         return host
@@ -46,7 +46,7 @@ def _limit_pool_to_one(pool: DevicePool) -> DevicePool:
 
 
 def explain_isolation(request: Request, miss: DeviceMiss | None) -> DeviceMiss | None:
-    """*miss* with the note that ``group_policy=isolate`` takes one device of each adapter.
+    """Add to *miss* the note that ``group_policy=isolate`` takes one device of each adapter.
 
     *miss* itself if the request does not have that policy.
     """

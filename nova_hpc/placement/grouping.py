@@ -137,7 +137,7 @@ class GroupWords:
         return cls(None if value is None or (ports and not devices) else devices, ports)
 
     def deal(self, ports: Iterable[Ports], number: int) -> tuple[Ports, ...]:
-        """The ports, each renamed to the term of ``hpc:group`` that takes it.
+        """Rename each kind of ports to the term of ``hpc:group`` that takes it.
 
         :param ports: by the role of their networks.
         :param number: of groups.
@@ -158,7 +158,7 @@ class GroupWords:
         return dealt
 
     def least(self, ports: Iterable[Ports]) -> int:
-        """The smallest number of groups that takes all ports, without regard to the devices."""
+        """Return the least number of groups for all ports, without regard to the devices."""
         numbers = [1]
         for word, most in self.ports.items():
             have = sum(
@@ -178,7 +178,7 @@ def build_groups(
     strict: bool,
     affinity: str,
 ) -> tuple[DeviceGroup, ...]:
-    """The groups of a server's devices, without its ports.
+    """Build the groups of a server's devices, without its ports.
 
     :param value: of ``hpc:group``, without ports. None if the flavor has none:
         then one group for each guest cell, or one for a guest without cells
@@ -220,8 +220,10 @@ def _replace_roles_by_aliases(
     totals: Mapping[str, int],
     roles: Mapping[str, str],
 ) -> dict[str, int]:
-    """The terms with each role replaced by the alias that plays it.
+    """Replace each role in the terms of ``hpc:group`` by the alias that plays it.
 
+    :param terms: role or alias -> devices in one group.
+    :returns: alias -> devices in one group.
     :raises FlavorError: a term is unknown or ambiguous, or an alias is missing or named twice.
     """
     players: dict[str, set[str]] = {}
@@ -265,7 +267,7 @@ def _replace_roles_by_aliases(
 
 
 def _number_of_groups(per_group: Mapping[str, int], totals: Mapping[str, int]) -> int:
-    """The number of groups, which must be the same for every alias.
+    """Compute the number of groups, which must be the same for every alias.
 
     :raises FlavorError: a count does not divide its total, or the numbers differ.
     """
@@ -291,7 +293,10 @@ def _number_of_groups(per_group: Mapping[str, int], totals: Mapping[str, int]) -
 def _deal_wants(
     per_group: Mapping[str, int], number: int, wants: Sequence[Want]
 ) -> tuple[DeviceGroup, ...]:
-    """Deal the wants out to the groups; an alias may be several wants."""
+    """Deal the wants out to *number* groups, each with the devices of *per_group* (alias -> count).
+
+    An alias may be several wants.
+    """
     hands: list[dict[str, int]] = [{} for _ in range(number)]
     for name, count in per_group.items():
         room = [count] * number
@@ -310,11 +315,11 @@ def _deal_wants(
 
 
 def _small_number_of(digits: str) -> int:
-    """The value of at most four digits; longer texts are simply too large."""
+    """Convert at most four digits to a number; longer texts become one more than the maximum."""
     return int(digits) if len(digits) <= 4 else MAX_COUNT + 1
 
 
 def quote_value(value: str) -> str:
-    """A user's value for a message: escaped, quoted, and at most 60 characters long."""
+    """Format a user's value for a message: escaped, quoted, and at most 60 characters long."""
     text = ascii(value)
     return text if len(text) <= 60 else text[:57] + "..."

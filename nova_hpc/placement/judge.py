@@ -106,7 +106,7 @@ def _answer_with_miss(user: str, detail: str = "") -> ChoiceAnswer:
 def _claimed_pools_of(
     claimed_pools: Sequence[tuple[str, DevicePool]], where: Mapping[str, Location]
 ) -> tuple[DevicePool, ...]:
-    """The claimed devices, each able to serve only the want that claimed it."""
+    """Build a pool for each claimed device, able to serve only the want that claimed it."""
     counts: dict[tuple[str, str], int] = {}
     for key, pool in claimed_pools:
         counts[key, pool.id] = counts.get((key, pool.id), 0) + 1
@@ -126,7 +126,7 @@ def _claimed_pools_of(
 
 
 def _ghost_pools_of(host: FreeHost) -> tuple[DevicePool, ...]:
-    """NVLink devices that cannot be taken; they mark the wants that are for NVLink."""
+    """Copy the NVLink devices as pools without devices; they mark wants that are for NVLink."""
     linked = {pool_id for members in host.nvlink for pool_id in members}
     return tuple(
         attrs.evolve(pool, id=f"\0{pool.id}", free=0, unit=None)
@@ -138,7 +138,7 @@ def _ghost_pools_of(host: FreeHost) -> tuple[DevicePool, ...]:
 def _claimed_nvlink_sets(
     host: FreeHost, claimed_pools: Sequence[tuple[str, DevicePool]]
 ) -> tuple[frozenset[str], ...]:
-    """The NVLink sets that are completely claimed, in the names of :func:`_claimed_pools_of`."""
+    """Return the NVLink sets that are all claimed, in the names of :func:`_claimed_pools_of`."""
     claimed = {pool.id: f"{key}\0{pool.id}" for key, pool in claimed_pools if pool.free == 1}
     sets = [
         frozenset(claimed[pool_id] for pool_id in members)
@@ -150,7 +150,7 @@ def _claimed_nvlink_sets(
 
 
 def _refuse_split_unit(host: FreeHost, claimed_pools: Sequence[DevicePool]) -> ChoiceAnswer | None:
-    """A refusal if an IOMMU unit is claimed in part."""
+    """Return a refusal if an IOMMU unit is claimed in part; None if none is."""
     touched = {pool.unit for pool in claimed_pools if pool.unit is not None}
     for pool in host.pools:
         if pool.unit in touched and pool.unit is not None:

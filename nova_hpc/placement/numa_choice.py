@@ -80,7 +80,10 @@ class Tiers:
                 yield choices
 
     def judged(self) -> tuple[Tier, ...]:
-        """All tiers of the host, each with its place: the first parts of its best score."""
+        """Return all tiers of the host, best first, each with the first parts of its best score.
+
+        A tier is a set of equally good choices of NUMA nodes for the guest's cells.
+        """
         places: dict[tuple[int, ...] | None, list[tuple[tuple[Hashable, int], ...]]] = {}
         for way in _limit_ways(self.request, self.host, self.classes, self.claimed):
             nodes = _example_of_way(self.classes, way)
@@ -97,7 +100,7 @@ class Tiers:
 
 
 def place_of_set(devices: DeviceSet) -> tuple[int, ...]:
-    """The first parts of a device set's score, by which choices of nodes are compared.
+    """Return the first parts of a device set's score, which compare choices of NUMA nodes.
 
     A smaller tuple is better.
     """
@@ -105,7 +108,7 @@ def place_of_set(devices: DeviceSet) -> tuple[int, ...]:
 
 
 def fix_request_cells(request: Request, cells: Mapping[int, int]) -> Request:
-    """*request* with each guest cell bound to one host NUMA node.
+    """Return a copy of *request* with each guest cell bound to one host NUMA node.
 
     :param cells: guest cell -> host node
     """
@@ -142,7 +145,7 @@ def order_node_tiers(
 def _judge_nodes(
     request: Request, host: FreeHost, claimed: Mapping[str, Sequence[str]], nodes: Sequence[int]
 ) -> tuple[int, ...] | None:
-    """The place of the claimed devices with the cells on these nodes; None if it is refused."""
+    """Score the claimed devices with the cells on these nodes; None if the choice is refused."""
     ids = (cell.id for cell in request.cells)
     answer = judge_claimed_devices(
         fix_request_cells(request, dict(zip(ids, nodes, strict=True))), host, claimed
@@ -156,9 +159,11 @@ def _limit_ways(
     classes: Mapping[Hashable, Sequence[int]],
     claimed: Mapping[str, Sequence[str]],
 ) -> list[tuple[tuple[Hashable, int], ...]]:
-    """The ways to choose nodes for all cells, as far as they are judged.
+    """List the ways to choose nodes for all cells, as far as they are judged.
 
     If there are too many, the ways with most claimed devices on their nodes are kept.
+
+    :returns: each way as pairs of a class of equal nodes and its number of cells.
     """
     ways = list(
         itertools.islice(_iterate_ways(list(classes.items()), len(request.cells)), _COUNTED)

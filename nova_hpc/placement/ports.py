@@ -46,10 +46,11 @@ TRIES: Final = 96
 
 
 def choose_with_ports(request: Request, host: FreeHost, limit: int, plain: Plain) -> ChoiceAnswer:
-    """The best device sets of *host*, each with an adapter's function for every direct port.
+    """Choose the best device sets of *host*, each with an adapter's function for every direct port.
 
     :func:`nova_hpc.placement.dealing` deals the ports to the groups; then a search for a request
-        without ports runs.
+    without ports runs.
+
     :param plain: chooses for a request without ports.
     :returns: as :func:`nova_hpc.placement.choose.choose_device_sets`; the picks name ports by
         :attr:`Ports.key`.
@@ -98,7 +99,10 @@ def exchange_with_ports(
 def _blame_ports(
     request: Request, host: FreeHost, miss: DeviceMiss | None, plain: Plain
 ) -> DeviceMiss | None:
-    """Blame the ports for the miss if the request can be met without them."""
+    """Return the miss, with the ports as its cause if the request can be met without them.
+
+    :param plain: searches for sets without ports.
+    """
     if miss is None or miss.unmet not in (Unmet.DEVICES, Unmet.TOGETHER):
         return miss
     if request.wants and not plain(attrs.evolve(request, ports=()), host, 1).sets:
@@ -133,7 +137,10 @@ def _search_with_caps(
 
 
 def _answer_no_choice(dealt: Dealt, tried: str = "") -> ChoiceAnswer:
-    """The miss if no choice holds."""
+    """Return the answer that no choice of functions for the ports is beside the groups.
+
+    :param tried: the end of the text for operators.
+    """
     text = "the adapters' functions that are free for the ports are not beside the groups"
     networks = ", ".join(sorted({ports.network for ports in dealt.ports}))
     operator = f"{text} ({networks}{tried})"
@@ -191,7 +198,7 @@ def _search_best_first(
 
 
 def _dive_for_solution(dealt: Dealt, host: FreeHost, plain: Plain) -> tuple[DeviceSet, Caps] | None:
-    """Any solution that holds: the excess is taken from all adapters alike."""
+    """Find a solution that holds by taking the excess from all adapters alike; else None."""
     caps: dict[str, int] = {}
     for _ in range(TRIES):
         answer = plain(dealt.request, dealt.host(host, caps), 1)
@@ -213,7 +220,10 @@ def _dive_for_solution(dealt: Dealt, host: FreeHost, plain: Plain) -> tuple[Devi
 
 
 def _find_missing_functions(request: Request, host: FreeHost) -> DeviceMiss | None:
-    """The miss if there are not enough functions on the host, whatever their places."""
+    """Return the miss if the host has too few functions for the ports, whatever their places.
+
+    None if it has enough.
+    """
     serves = {pool.id: pool.serves for pool in host.pools}
     keys = {ports.key for ports in request.ports}
     total = sum(ports.count for ports in request.ports)

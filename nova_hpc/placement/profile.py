@@ -139,11 +139,12 @@ class HostProfile:
         )
 
     def usable(self, level: Level, free: Sequence[int], open_: Open) -> int:
-        """Weighted devices of one domain that the shapes of exactly this level can use.
+        """Count the weighted devices of one domain that the shapes of exactly this level can use.
 
         A shape of eight GPUs can use none of seven free ones, and all of twelve.
 
         :param free: free devices of each label
+        :param open_: for each shape, whether its servers still fit
         """
         total = 0
         on_host = level is Level.HOST
@@ -163,7 +164,7 @@ class HostProfile:
         return total
 
     def count(self, level: Level, free: Sequence[int], limits: Limits | None = None) -> int:
-        """Weighted devices in whole groups that fit into one domain of *level*.
+        """Count the weighted devices in whole groups that fit into one domain of *level*.
 
         A shape of eight GPUs has one whole group in twelve free ones, so eight devices count.
 
@@ -190,9 +191,10 @@ class HostProfile:
         return total
 
     def limits_of(self, node: HostNode, cell: WantedCell | None = None) -> Limits:
-        """How many groups of each shape the free CPUs and pages of one NUMA node allow.
+        """Return for each shape how many groups the free CPUs and pages of one NUMA node allow.
 
         :param cell: a guest cell that takes its share first
+        :returns: in the order of the shapes; None for a shape without a limit.
         """
         return tuple(
             _room_for_shape([node], [] if cell is None else [cell], shape, True)
@@ -200,7 +202,10 @@ class HostProfile:
         )
 
     def limits_on_host(self, nodes: Sequence[HostNode], cells: Sequence[WantedCell]) -> Limits:
-        """How many servers of each shape the free CPUs and pages of the host allow."""
+        """Return for each shape how many servers the free CPUs and pages of the host allow.
+
+        :returns: in the order of the shapes; None for a shape without a limit.
+        """
         return tuple(_room_for_shape(nodes, cells, shape, False) for shape in self.shapes)
 
 
@@ -232,7 +237,10 @@ def _build_host_profile(
 def _room_for_shape(
     nodes: Sequence[HostNode], cells: Sequence[WantedCell], shape: _HostShape, per_group: bool
 ) -> int | None:
-    """Servers, or groups of them, of one shape; an unknown amount limits nothing."""
+    """Return how many servers of a shape, or how many of their groups, CPUs and pages allow.
+
+    An unknown amount limits nothing; None without any limit.
+    """
     share = shape.groups if per_group else 1
     rooms = []
     if shape.cpus and nodes and all(node.dedicated_cpus is not None for node in nodes):
@@ -247,7 +255,7 @@ def _room_for_shape(
 
 
 def pages_of_cell(cell: WantedCell) -> int:
-    """The number of pages that a guest cell needs, in pages of its own size."""
+    """Return the number of pages that a guest cell needs, in pages of its own size."""
     return -(-cell.memory_kib // cell.page_kib) if cell.page_kib else 0
 
 

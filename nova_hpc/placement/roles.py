@@ -48,7 +48,7 @@ class Played:
 
 
 def role_of_network(entries: Iterable[str], network: str | None) -> str | None:
-    """The role of the network adapters on a physical network; None if it has none.
+    """Return the role of the network adapters on a physical network; None if it has none.
 
     :param entries: of ``[hpc]port_roles``.
     """
@@ -61,16 +61,15 @@ def role_of_network(entries: Iterable[str], network: str | None) -> str | None:
 
 
 def list_network_roles(entries: Iterable[str]) -> tuple[str, ...]:
-    """The roles that ``[hpc]port_roles`` gives to physical networks, each once."""
+    """Return the roles that ``[hpc]port_roles`` gives to physical networks, each once."""
     names = (entry.partition(":")[0].strip() for entry in entries)
     return tuple(dict.fromkeys(role for role in names if role))
 
 
 def roles_played_on_host(devices: Iterable[tuple[Iterable[str], str | None]]) -> Played:
-    """The roles of the devices of one host, by the aliases that the devices match.
+    """Collect the roles of the devices of one host, by the aliases that the devices match.
 
     :param devices: for each device the aliases that match it (by any name), and its role.
-    :param devices: the wants that each can serve, by any name, and its role.
     """
     by_want: dict[str, frozenset[str]] = {}
     all_roles = set()
@@ -84,7 +83,7 @@ def roles_played_on_host(devices: Iterable[tuple[Iterable[str], str | None]]) ->
 
 
 def roles_played_by_hosts(hosts: Iterable[Played]) -> Played:
-    """The roles of the devices of many hosts, by the aliases that the devices match."""
+    """Merge the roles of the devices of many hosts, by the aliases that the devices match."""
     by_want: dict[str, frozenset[str]] = {}
     all_roles: frozenset[str] = frozenset()
     # A cloud has few kinds of hosts, and equal hosts share the object.
@@ -98,12 +97,13 @@ def roles_played_by_hosts(hosts: Iterable[Played]) -> Played:
 def bind_alias_roles(
     wants: Sequence[Want], played: Played, more_roles: Iterable[str] = (), *, by_name: bool = False
 ) -> dict[str, str]:
-    """Want.key -> the only role whose devices it may have; wants without a known role are left out.
+    """Bind each want to the only role whose devices it may have.
 
     The result does not depend on the order of hosts and devices.
 
     :param more_roles: further existing roles, whose devices are free on no host.
     :param by_name: *played* has the names of the wants, not their keys.
+    :returns: Want.key -> role; wants without a known role are left out.
     :raises RoleConflictError: its devices have several roles, and the alias has the name
         of none of them.
     """
@@ -127,7 +127,7 @@ def bind_alias_roles(
 def _role_named_by_alias(
     alias: str, own_roles: frozenset[str], all_roles: frozenset[str]
 ) -> str | None:
-    """The role in the name of an alias, with or without the suffix of ``configure``.
+    """Return the role in the name of an alias, also with the suffix of ``configure``; else None.
 
     For example, ``vf-101e`` names the role ``vf``. The longest role that fits wins. Another suffix
     counts only if the alias has devices of that role.
@@ -147,7 +147,7 @@ def _role_named_by_alias(
 
 
 def restrict_to_roles(host: FreeHost, roles: Mapping[str, str]) -> tuple[FreeHost, tuple[str, ...]]:
-    """*host* whose devices serve only wants of their own role.
+    """Restrict the devices of *host* to wants of their own role.
 
     For a device without a role, Nova's match counts.
 

@@ -43,7 +43,7 @@ class SegmentShape:
 
 
 def count_parts(dedicated_cpus: int, vcpus: int) -> int:
-    """The number of parts of a segment: servers of *vcpus* that fit on a host's dedicated CPUs.
+    """Count the parts of a segment: servers of *vcpus* that fit on a host's dedicated CPUs.
 
     At least 2 and at most 16.
     """

@@ -60,7 +60,7 @@ class ServerSpec:
 
 
 def most_counted_name(counter: collections.Counter[str]) -> str:
-    """The name with the highest count; of names with equal counts the first in the alphabet.
+    """Return the name with the highest count; of equal counts the first in the alphabet.
 
     The tie-break makes the answers of all processes equal.
     """

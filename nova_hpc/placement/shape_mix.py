@@ -36,10 +36,10 @@ _PARTS: Final = 1_000_000
 
 
 def build_mixed_profile(shapes: Iterable[FlavorShape], most: int = MOST) -> Profile:
-    """The profile of a cloud's flavors; the engine's default profile if there are none.
+    """Build the profile of a cloud's flavors; the engine's default profile if there are none.
 
-    The profile does not depend on the order of *shapes*, so all schedulers of a cloud have
-    the same one.
+    The profile does not depend on the order of *shapes*, so all schedulers of a cloud have the same
+    one.
 
     :param shapes: each with its weight; shapes without weight are left out.
     :param most: maximum of shapes that are kept.
@@ -49,15 +49,16 @@ def build_mixed_profile(shapes: Iterable[FlavorShape], most: int = MOST) -> Prof
 
 
 def learn_weights(running: Mapping[_Name, int]) -> dict[_Name, int]:
-    """The weight of each flavor, from the number of its running servers.
+    """Compute the weight of each flavor from the number of its running servers.
 
     A weight is the flavor's share as a power of two up to 1024.
 
-    Powers of two keep profiles stable. Schedulers that count at different moments mostly have
-    the same profile, and one scheduler keeps its cached hosts while servers come and go. The
-    weight of a flavor falls as its servers are deleted.
+    Powers of two keep profiles stable. Schedulers that count at different moments mostly have the
+    same profile, and one scheduler keeps its cached hosts while servers come and go. The weight of
+    a flavor falls as its servers are deleted.
 
     :param running: flavor -> its servers; a flavor without servers counts, too.
+    :returns: flavor -> weight.
     """
     if not any(running.values()):
         return dict.fromkeys(running, 1)
@@ -69,10 +70,10 @@ def learn_weights(running: Mapping[_Name, int]) -> dict[_Name, int]:
 
 
 def merge_shapes(shapes: Iterable[FlavorShape], most: int = MOST) -> tuple[FlavorShape, ...]:
-    """At most *most* shapes for :func:`build_mixed_profile`, the heaviest first.
+    """Reduce the shapes for :func:`build_mixed_profile` to at most *most*, the heaviest first.
 
-    Equal shapes are added up. Then the two neighbours with the smallest gap are merged until
-    *most* shapes are left.
+    Equal shapes are added up. Then the two neighbours with the smallest gap are merged until *most*
+    shapes are left.
     """
     shapes_by_kind: dict[tuple[object, ...], FlavorShape] = {}
     for shape in shapes:
@@ -96,7 +97,7 @@ def merge_shapes(shapes: Iterable[FlavorShape], most: int = MOST) -> tuple[Flavo
 
 
 def _kind_of_shape(shape: FlavorShape) -> tuple[object, ...]:
-    """The common key of shapes that differ only in amounts of CPUs and memory."""
+    """Return the common key of shapes that differ only in amounts of CPUs and memory."""
     return (tuple(shape.counts.items()), shape.groups, shape.level, shape.page_kib)
 
 
@@ -114,10 +115,11 @@ def _sort_key_of_shape(shape: FlavorShape) -> tuple[object, ...]:
 
 
 def _gap_between(first: FlavorShape, second: FlavorShape) -> tuple[int, int]:
-    """The loss if the lighter of two shapes counts as the heavier one.
+    """Measure the loss if the lighter of two shapes counts as the heavier one.
 
-    First the kind of the difference: amounts of CPUs and memory; number of devices and groups;
-    the level; the roles. Then its size, times the weight of the lighter one.
+    :returns: first the kind of the difference: 0 for amounts of CPUs and memory, 1 for the number
+        of devices and groups, 2 for the level, 3 for the roles. Then its size, times the weight of
+        the lighter one.
     """
     if _kind_of_shape(first) == _kind_of_shape(second):
         tier = 0
@@ -143,10 +145,10 @@ def _relative_difference(first: int, second: int) -> int:
 
 
 def _merge_two_shapes(first: FlavorShape, second: FlavorShape) -> FlavorShape:
-    """Two shapes as one: the heavier of them, among equals the larger, with both weights.
+    """Merge two shapes: the heavier of them, among equals the larger, gets both weights.
 
-    Amounts are not averaged. Averages would turn flavors of eight into elevenths, and no two
-    hosts would be equal any more (see between_hosts.reduce_host).
+    Amounts are not averaged. Averages would turn flavors of eight into elevenths, and no two hosts
+    would be equal any more (see between_hosts.reduce_host).
     """
     kept = max(first, second, key=lambda shape: (shape.weight, _sort_key_of_shape(shape)))
     return attrs.evolve(kept, weight=first.weight + second.weight)

@@ -66,7 +66,7 @@ class HostWish:
     free: Mapping[str, int] = attrs.field(factory=dict, hash=False)
 
     def met(self, host: str) -> bool:
-        """Whether *host* meets this requirement."""
+        """Return whether *host* (UUID of its root provider) meets this requirement."""
         return (host in self.hosts) is not self.inverted
 
     @property
@@ -96,9 +96,7 @@ _WORDS = {
 
 @attrs.frozen
 class Shortage:
-    """The requirements of a request for which Placement has no candidate, with the hosts that meet
-    each.
-    """
+    """A request that has no candidate in Placement: its requirements, and the hosts for each."""
 
     wishes: tuple[HostWish, ...]
     #: No two groups may come from one provider.
@@ -155,7 +153,7 @@ class Shortage:
         )
 
     def lacking(self, host: str) -> tuple[HostWish, ...]:
-        """The requirements that *host* does not meet."""
+        """Return the requirements that *host* does not meet."""
         return tuple(wish for wish in self.wishes if not wish.met(host))
 
     def helps(self, wish: HostWish) -> bool:
@@ -166,14 +164,12 @@ class Shortage:
         return hosts_meeting_all(others) != frozenset()
 
     def asked(self) -> str:
-        """The request's requirements as a text, such as ``4 gpu (CUSTOM_HPC_GPU), 8 PCPU, 4096
-        MEMORY_MB``.
-        """
+        """Format the requirements, such as ``4 gpu (CUSTOM_HPC_GPU), 8 PCPU, 4096 MEMORY_MB``."""
         wishes = [wish for wish in self.wishes if not wish.by_nova]
         return ", ".join(map(str, sorted(wishes, key=lambda wish: -wish.sign)))
 
     def have(self) -> str:
-        """The free devices of all hosts as a text, such as ``5 gpu on 3 hosts``."""
+        """Format the free devices of all hosts as a text, such as ``5 gpu on 3 hosts``."""
         parts = []
         for wish in self.devices:
             total, hosts = sum(wish.free.values()), len(wish.free)
@@ -182,7 +178,7 @@ class Shortage:
         return ", ".join(parts) or "no devices"
 
     def short_of(self, host: str, counted: Mapping[str, int]) -> str:
-        """The devices that a host lacks: ``7 of 8 gpu, one is withheld``; "" if none.
+        """Format the devices that a host lacks: ``7 of 8 gpu, one is withheld``; "" if none.
 
         :param counted: alias -> number of suitable devices that the host's node withholds.
         """
@@ -198,7 +194,7 @@ class Shortage:
         withheld: Mapping[str, str] | None = None,
         counted: Mapping[str, int] | None = None,
     ) -> str:
-        """The reason why Placement has no candidate, as a text for operators.
+        """Return the reason why Placement has no candidate, as a text for operators.
 
         :param name: the name of the nearest host for the text.
         :param withheld: PCI address -> why that host's node does not offer it.
@@ -243,7 +239,7 @@ def _describe_withheld(withheld: Mapping[str, str], counted: bool) -> str:
 
 
 def hosts_meeting_all(wishes: Iterable[HostWish]) -> frozenset[str] | None:
-    """The hosts that meet all of *wishes*.
+    """Return the hosts that meet all of *wishes*.
 
     None if every requirement only excludes hosts, so that the set has no upper bound.
     """

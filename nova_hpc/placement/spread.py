@@ -34,12 +34,12 @@ Thing = TypeVar("Thing")
 
 
 def rotate_devices(request: Request, host: FreeHost, devices: DeviceSet, seed: int) -> DeviceSet:
-    """Another device set with the same score as *devices*; *seed* decides which.
+    """Return another device set with the same score as *devices*; *seed* decides which.
 
     So schedulers that decide at the same moment choose different devices.
 
-    Pure: the same seed gives the same set, whatever the order of the pools.
-    *devices* itself is returned if nothing can be exchanged.
+    Pure: the same seed gives the same set, whatever the order of the pools. *devices* itself is
+    returned if nothing can be exchanged.
 
     :param devices: a set from choose_device_sets() for this request and host
     :param seed: any integer; equal seeds give equal sets
@@ -80,7 +80,7 @@ def rotate_devices(request: Request, host: FreeHost, devices: DeviceSet, seed: i
 
 
 def _profile_of_everything(site: Site) -> Profile:
-    """A profile that uses every property that any profile could use."""
+    """Build a profile that uses every property that any profile could use."""
     labels = {item.label for item in (*site.items, *site.rest)} - {None}
     return Profile(
         tuple(FlavorShape({str(label): 1}, cpus=1) for label in sorted(map(str, labels)))
@@ -102,7 +102,7 @@ class _Turn:
         self.nodes: dict[int, int] = {}
 
     def pair(self, original: DomainNode, substitute: DomainNode) -> None:
-        """Use *substitute* in place of *original*; both are equal subtrees."""
+        """Record that *substitute* replaces *original* in each device; both are equal subtrees."""
         if original.node is not None and substitute.node is not None:
             self.nodes[original.node.id] = substitute.node.id
         turned = self._mixed(
@@ -134,7 +134,11 @@ class _Turn:
         kind: Callable[[Thing], object],
         name: Callable[[Thing], str],
     ) -> list[Thing]:
-        """The things; equal ones are in an order that the seed decides."""
+        """Permute equal things among their positions by the server's seed; keep other positions.
+
+        :param kind: returns equal values for equal things.
+        :param name: returns a thing's name, which is hashed with the seed for the order.
+        """
         kinds: dict[object, list[Thing]] = {}
         for thing in things:
             kinds.setdefault(kind(thing), []).append(thing)
@@ -150,7 +154,7 @@ class _Turn:
 def groups_of_set(
     demand: Demand, site: Site, devices: DeviceSet
 ) -> list[tuple[tuple[GroupMember, ...], int | None]]:
-    """The device groups of a device set, each with its guest cell."""
+    """Return the device groups of a device set, each with its guest cell; None without a cell."""
     items: Mapping[str, Item] = {item.id: item for item in site.items}
     index_of = {key: i for i, keys in enumerate(demand.keys) for key in keys}
     groups: dict[int, list[GroupMember]] = {}

@@ -46,7 +46,7 @@ UNUSABLE: Final = (
 
 
 def nearest_unmet_wish(misses: Iterable[DeviceMiss]) -> Unmet:
-    """The requirement that the nearest of the hosts does not meet.
+    """Return the requirement that the nearest of the hosts does not meet.
 
     Later members of :class:`Unmet` are nearer misses.
     """
@@ -65,7 +65,7 @@ class AskedHosts:
     left_out: bool = False
 
     def subject(self, qualities: str = "") -> str:
-        """The beginning of the refusal: ``No host``, or the words for a limited set of hosts.
+        """Return the beginning of a refusal: ``No host``, or the words for a limited set of hosts.
 
         :param qualities: e.g. `` with 4 gpu free``.
         """
@@ -81,7 +81,7 @@ ALL: Final = AskedHosts()
 
 
 def refusal_sentence(request: Request, unmet: Unmet, asked: AskedHosts = ALL) -> str:
-    """The refusal for the user if hosts were searched and none fits.
+    """Return the refusal for the user if hosts were searched and none fits.
 
     E.g. ``No host has 4 gpu under one switch; hpc:affinity numa may help``.
     """
@@ -96,7 +96,7 @@ def refusal_sentence(request: Request, unmet: Unmet, asked: AskedHosts = ALL) ->
 
 
 def explain_unplaced(shortage: Shortage | None, wants: Iterable[Want]) -> str:
-    """The refusal for the user if Placement has no host with everything that is requested.
+    """Return the refusal for the user if Placement has no host with everything that is requested.
 
     It names wishes that no host meets together, and no other.
 
@@ -127,7 +127,7 @@ def explain_unplaced(shortage: Shortage | None, wants: Iterable[Want]) -> str:
 
 
 def explain_all_left_out(wants: Iterable[Want]) -> str:
-    """The refusal for the user if Placement has only hosts that the server may not go to."""
+    """Return the refusal for the user if Placement has only hosts that the server may not go to."""
     asked = AskedHosts(left_out=True).subject()
     return (
         f"{asked} has {_describe_devices(wants)} free together with everything else that is "
@@ -136,7 +136,7 @@ def explain_all_left_out(wants: Iterable[Want]) -> str:
 
 
 def explain_other_rules(wants: Iterable[Want]) -> str:
-    """The refusal for the user if devices are free, and another filter of Nova leaves no host."""
+    """Return the refusal for the user if devices are free, but another filter leaves no host."""
     return (
         f"The cloud's other rules (state of the hosts, server group, image) leave no host with "
         f"{_describe_devices(wants)} for it{_OPERATOR}"
@@ -159,7 +159,10 @@ def _sort_key_of_wish(wish: HostWish) -> int:
 
 
 def _describe_cause(cause: Iterable[HostWish]) -> str:
-    """E.g. ``No host in availability zone az2 has 4 gpu and 8 CPUs free``."""
+    """Describe a set of wishes that no host meets together.
+
+    E.g. ``No host in availability zone az2 has 4 gpu and 8 CPUs free``.
+    """
     wishes = sorted(cause, key=_sort_key_of_wish)
     things = [_describe_amount(wish) for wish in wishes if wish.sign in _THINGS]
     rest = [wish for wish in wishes if wish.sign not in _THINGS]
@@ -186,7 +189,7 @@ def _describe_amount(wish: HostWish) -> str:
 
 
 def _quality_of_hosts(wish: HostWish) -> str:
-    """The words after ``host``."""
+    """Return the words after ``host`` that describe a required or forbidden trait, rule or zone."""
     if wish.source is WishSource.THREADS:
         return f" {'without' if wish.inverted else 'with'} hyper-threads"
     return {
@@ -200,7 +203,7 @@ def _quality_of_hosts(wish: HostWish) -> str:
 
 
 def _predicate_of_wish(wish: HostWish) -> str:
-    """The words after ``No host``, if they are the only ones."""
+    """Return the words after ``No host`` for a wish that is the only cause."""
     if wish.source is WishSource.THREADS:
         policy = "isolate" if wish.inverted else "require"
         threads = "no hyper-threads" if wish.inverted else "hyper-threads"
@@ -225,7 +228,7 @@ _WHO: Final = {
 
 
 def _cure_for_wish(wish: HostWish) -> str | None:
-    """A request that the user can make instead; None if only the operator can help."""
+    """Return a request that the user can make instead; None if only the operator can help."""
     if wish.sign is WishSign.DEVICES:
         return "fewer devices"
     if wish.sign is WishSign.AMOUNT:
@@ -277,7 +280,7 @@ def _describe_devices(wants: Iterable[Want]) -> str:
 
 
 def _list_cures(request: Request, unmet: Unmet) -> list[str]:
-    """Requests that the user can make instead, the least change first."""
+    """List requests that the user can make instead, the least change first."""
     if unmet is Unmet.DEVICES:
         return ["fewer devices", *([f"{GROUP_POLICY} none"] if request.apart else [])]
     cures = [f"{GROUP_POLICY} none"] if request.apart else []
@@ -306,7 +309,7 @@ def _cure_with_preferred(request: Request) -> str:
 
 
 def _cure_with_change(request: Request, change: str, level: Level, policy: AffinityPolicy) -> str:
-    """The change, together with the changes of other keys that the flavor then needs."""
+    """Return the change of one key, with the changes of other keys that it then needs."""
     more = []
     effective = request.numa_policy
     if effective is not None and not is_numa_policy_compatible(

@@ -15,7 +15,7 @@ from nova_hpc.placement.model import DeviceMiss, Unmet
 
 
 def format_free_of_short(short: Iterable[tuple[str, int, int]], withheld: Mapping[str, int]) -> str:
-    """Missing devices and withheld ones as a text, such as ``7 of 8 gpu, one is withheld``.
+    """Format missing devices and withheld ones, such as ``7 of 8 gpu, one is withheld``.
 
     :param short: for each alias its name, how many are free, and how many are needed.
     :param withheld: alias -> number of suitable devices that the node withholds.
@@ -27,7 +27,7 @@ def format_free_of_short(short: Iterable[tuple[str, int, int]], withheld: Mappin
 
 
 def count_withheld_in_miss(miss: DeviceMiss, withheld: Mapping[str, int]) -> DeviceMiss:
-    """*miss* with the numbers of withheld devices added to its texts.
+    """Return a copy of *miss* with the numbers of withheld devices in its texts.
 
     :param withheld: as for :func:`format_free_of_short`; an alias that is missing in it has
         none, or its number is unknown.

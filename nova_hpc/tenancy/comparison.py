@@ -31,7 +31,7 @@ from nova_hpc.wire.ledger import SOMEBODY, Ledger, LedgerDevice
 
 @attrs.frozen
 class LedgerComparison:
-    """The result of the comparison."""
+    """The result of a comparison of the node's ledger of devices with Nova's present records."""
 
     ledger: Ledger
     #: Addresses of devices that counted as clean before, and no longer do.

@@ -75,12 +75,13 @@ Look = Callable[[str], Symptom | None]
 def find_forbidden_devices(
     node: Node, addresses: Iterable[str], look: Look, anyway: Container[str | None] = frozenset()
 ) -> dict[str, Symptom]:
-    """Address -> why it is never given, or :attr:`HealthSign.UNSURE`.
+    """Find devices that no server may ever get, or :attr:`HealthSign.UNSURE` if that is unknown.
 
     A virtual function gets the result of its physical function.
 
     :param look: returns the result for an adapter's VPD, see :func:`symptom_of_vpd`.
     :param anyway: addresses, and ``vendor:product``, that an operator allows.
+    :returns: PCI address -> the reason; allowed devices are left out.
     """
     symptoms = {}
     for address in addresses:
@@ -138,7 +139,10 @@ def answers_beside(ledger: Path) -> Path:
 
 
 def load_answers(root: Path, cache: Path) -> dict[str, Symptom | None]:
-    """Address -> result of its VPD, as nova-compute has read it since the boot."""
+    """Load PCI address -> result of its VPD, as nova-compute has read it since the boot.
+
+    {} if the cache is missing, unreadable or older than the boot.
+    """
     with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, KeyError):
         body = json.loads(cache.read_text())
         boot = baseline.boot_of(FileTree(root))
@@ -152,7 +156,7 @@ def load_answers(root: Path, cache: Path) -> dict[str, Symptom | None]:
 
 @attrs.frozen
 class ForbiddenDevices(TenancyStep):
-    """Withholds devices that no server may ever get."""
+    """Tenancy step that withholds devices that no server may ever get."""
 
     name: ClassVar[str] = "never"
 
@@ -169,7 +173,7 @@ class ForbiddenDevices(TenancyStep):
     _known: dict[str, Symptom | None] = attrs.field(factory=dict, init=False, eq=False, repr=False)
 
     def begin(self, view: NodeView) -> tuple[str, ...]:
-        """Read VPDs that were not read since the boot."""
+        """Read VPDs that were not read since the boot; return a note for each forbidden device."""
         self._known.update(load_answers(self.root, self.cache))
         return tuple(
             f"PCI device {address} is never offered: {symptom.reason}"
@@ -192,11 +196,14 @@ class ForbiddenDevices(TenancyStep):
         )
 
     def withhold(self, view: NodeView, owners: DeviceOwners) -> WithheldDevices:
-        """Return the offered devices that are never given."""
+        """Return the offered devices that no server may ever get, with the reasons."""
         return WithheldDevices(self.reasons(view, view.roles))
 
     def reasons(self, view: NodeView, addresses: Iterable[str]) -> dict[str, Symptom]:
-        """Address -> why it is never given. A virtual function counts as its physical function."""
+        """Return PCI address -> why a server never gets it; allowed devices are left out.
+
+        A virtual function counts as its physical function.
+        """
         asked = tuple(addresses)
         symptoms = find_forbidden_devices(view.node, asked, self._look, self.anyway)
         return {

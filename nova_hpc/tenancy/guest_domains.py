@@ -66,13 +66,13 @@ class PassedFunctions:
 
     @property
     def all(self) -> frozenset[str]:
-        """All known functions."""
+        """All known PCI functions of the guest domain."""
         return self.hostdevs | self.interfaces
 
 
 @attrs.frozen
 class NodeGuestDomain:
-    """One domain of libvirt."""
+    """One guest domain of libvirt, with the PCI devices it has now and after its next start."""
 
     uuid: str
     name: str
@@ -100,7 +100,7 @@ class NodeGuestDomain:
 
 @attrs.frozen
 class NodeGuestDomains:
-    """All domains of a node at one moment."""
+    """All guest domains of a node at one moment, or the problem of reading them."""
 
     domains: tuple[NodeGuestDomain, ...] = ()
     #: Why there may be other domains; None if the list is complete.
@@ -113,7 +113,7 @@ class NodeGuestDomains:
         return holding_domains[0] if holding_domains else None
 
     def of(self, uuid: str) -> NodeGuestDomain | None:
-        """Return the domain of a server."""
+        """Return the guest domain of the server with *uuid*; None if it has none."""
         return next((domain for domain in self.domains if domain.uuid == uuid), None)
 
     @property
@@ -128,22 +128,22 @@ class NodeGuestDomains:
 
 
 class DomainHandle(Protocol):
-    """The methods of a ``virDomain`` that this module uses."""
+    """Interface with the methods of libvirt's ``virDomain`` that this module uses."""
 
     def name(self) -> str:
-        """The domain's name."""
+        """Return the domain's name."""
 
     def UUIDString(self) -> str:
-        """Its UUID."""
+        """Return the domain's UUID as text."""
 
     def info(self) -> Any:
-        """The domain's information; the first item is its state."""
+        """Return the domain's information; the first item is its state."""
 
     def hasManagedSaveImage(self, flags: int) -> int:
-        """Whether its memory is saved."""
+        """Return 1 if the domain's memory is saved in a file of libvirt, 0 if not."""
 
     def XMLDesc(self, flags: int) -> str:
-        """Its XML."""
+        """Return the domain's XML text."""
 
 
 def read_guest_domains(

@@ -35,7 +35,7 @@ _NO_RESET: Final = "no way to reset it between two guests"
 
 @attrs.frozen
 class OfferedFunction:
-    """One function that the node's ``device_spec`` offers."""
+    """One PCI function that an entry of the node's ``device_spec`` matches."""
 
     address: str  # normalised
     #: Whether libvirt itself binds it to a VFIO driver (``managed``, Nova's default is yes).
@@ -244,7 +244,7 @@ class _HealthChecks:
 
 
 def _refine_sign(sign: HealthSign, function: PciFunction) -> HealthSign:
-    """Return the exact sign of a check that covers two signs."""
+    """Return the exact health sign of a check for two signs, by the function's present state."""
     if sign is HealthSign.ABSENT and function.silent:
         return HealthSign.SILENT
     if sign is HealthSign.DRIVER and function.driver is None:

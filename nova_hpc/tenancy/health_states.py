@@ -57,7 +57,7 @@ _SHOWN: Final = 8
 
 @attrs.frozen
 class Moment:
-    """The time of a check."""
+    """The time of a check of devices: wall clock, seconds since boot, and the boot's id."""
 
     #: Unix time, seconds. It is displayed and never compared.
     wall: float
@@ -85,7 +85,7 @@ class HealthRules:
 
     @classmethod
     def from_options(cls, options: Any) -> HealthRules:
-        """Build the rules from group ``[hpc]`` of the configuration."""
+        """Build the rules for suspect and quarantined devices from group ``[hpc]`` of nova.conf."""
         return cls(**{field.name: getattr(options, field.name) for field in attrs.fields(cls)})
 
     def wait(self, tries: int) -> float:
@@ -116,7 +116,7 @@ class HealthRules:
 
 @attrs.frozen
 class SettledStates:
-    """The result of a check."""
+    """The result of a check of devices: the ledger's changed entries, and operators' alarms."""
 
     #: Address -> entry, of the devices whose entries have changed.
     entries: Mapping[str, LedgerDevice] = attrs.field(factory=dict, hash=False)
@@ -125,7 +125,7 @@ class SettledStates:
 
 
 def is_trial_due(trial: Trial | None, moment: Moment, rules: HealthRules) -> bool:
-    """Whether to try a suspect device again."""
+    """Return whether a suspect device is due for the next trial, by its number of trials so far."""
     if trial is None or trial.boot != moment.boot or moment.up < trial.tried:
         return True  # from a release without tries, or from another boot
     return moment.up - trial.tried >= rules.wait(trial.tries)
@@ -328,7 +328,7 @@ def shorten_address_list(addresses: Iterable[str]) -> str:
 
 @attrs.frozen
 class ModelEvent:
-    """The same change on many devices of a model."""
+    """The same change on many devices of a model, such as a firmware update by the operator."""
 
     model: str  # vendor:product, with the subsystem's if there is one
     change: str  # for operators

@@ -61,7 +61,7 @@ _PAUSE: Final = 0.01
 
 @attrs.frozen
 class KernelHolder:
-    """The reason why a device does not count as free."""
+    """The reason why a device does not count as free, and whether it is certain."""
 
     #: For operators: the observation, and the cure.
     text: str
@@ -134,7 +134,7 @@ def is_door_held(number: int | None, bound: bool) -> bool:
 
 
 def explain_closed_door(there: VfioDoor, number: int | None) -> KernelHolder:
-    """Return the meaning of an error of :func:`open_vfio_door`."""
+    """Explain an error number of :func:`open_vfio_door`: the device's user, if known."""
     place = there.path[there.path.rindex("/dev/") :]
     if is_door_held(number, there.iommu is not None):
         return KernelHolder(
@@ -167,7 +167,7 @@ def find_kernel_holders(root: Path, addresses: Iterable[str]) -> dict[str, Kerne
 
 
 class _HolderFinder:
-    """One check of several devices."""
+    """One check of several PCI devices for users: the host's processes, mounts and networks."""
 
     def __init__(self, root: Path) -> None:
         self._root = root

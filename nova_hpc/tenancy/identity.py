@@ -30,7 +30,7 @@ _NOTHING: Final = LedgerDevice()
 
 @attrs.frozen
 class MovedLedger:
-    """The ledger after the moves, for the node's present hardware."""
+    """The ledger after its entries have moved to the present addresses of the node's hardware."""
 
     ledger: Ledger
     #: One sentence each, for the log; without serial numbers.
@@ -38,7 +38,7 @@ class MovedLedger:
 
 
 def is_hardware_known(hardware: str | None) -> bool:
-    """Whether it identifies a piece of hardware, and not only a place."""
+    """Return whether the text identifies a piece of hardware, and not only the slot it is in."""
     return hardware is not None and not hardware.startswith(SLOT)
 
 
@@ -167,7 +167,7 @@ def _has_same_server(old: LedgerDevice, server: str | None) -> bool:
 
 
 def _mark_as_replaced(device: LedgerDevice) -> LedgerDevice:
-    """Mark an entry: the server that holds its place has never had the hardware."""
+    """Mark a ledger entry as replaced: the server at its address has never had the hardware."""
     device = device.doubted()
     # A due stage belongs to the hardware's former server.
     stage = device.stage and {**device.stage, "server": SOMEBODY}

@@ -51,7 +51,7 @@ class GuestDifference:
         return f"hard reboot of server {self.server}"
 
     def reasons(self) -> dict[str, str]:
-        """Address -> difference and cure, for operators."""
+        """Return PCI address -> its difference from Nova's records and the cure, for operators."""
         texts = dict.fromkeys(
             self.gone, f"is gone from the guest of server {self.server}: {self.cure}"
         )
@@ -97,7 +97,7 @@ def _difference_of_guest(
 
 
 def reasons_of_differences(differences: Iterable[GuestDifference]) -> dict[str, str]:
-    """Address -> reasons of all differences; a swapped device has two reasons."""
+    """Return PCI address -> reasons of all differences; a swapped device has two reasons."""
     texts: dict[str, str] = {}
     for difference in differences:
         for address, text in difference.reasons().items():
@@ -111,7 +111,7 @@ MORE: Final = "more"
 
 
 def difference_words_of(differences: Iterable[GuestDifference]) -> dict[tuple[str, str], str]:
-    """(Server, address) -> :data:`GONE` or :data:`MORE`, for all differences."""
+    """Return (server, PCI address) -> :data:`GONE` or :data:`MORE`, for all differences."""
     words_by_device: dict[tuple[str, str], str] = {}
     for difference in differences:
         words_by_device |= dict.fromkeys(

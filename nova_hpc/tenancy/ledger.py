@@ -62,7 +62,7 @@ class _LastWritten:
 
 @attrs.frozen
 class LedgerFile:
-    """The ledger of one node, on its disk."""
+    """The file with the ledger (records of the PCI devices) of one node, on its disk."""
 
     path: Path
     #: Whether this process is nova-compute: it trusts only a file that it has itself compared
@@ -74,7 +74,7 @@ class LedgerFile:
 
     @classmethod
     def from_options(cls, options: Any, of_compute: bool = False) -> LedgerFile:
-        """Build it from group ``[hpc]`` of the configuration."""
+        """Build the object for the file that ``[hpc]`` of nova.conf names; no file is read."""
         return cls(Path(options.ledger_file), of_compute)
 
     # -- reading ----------------------------------------------------------------
@@ -120,7 +120,7 @@ class LedgerFile:
         return ledger
 
     def exists(self) -> bool:
-        """Whether the file exists, or its copy."""
+        """Return whether the ledger's file or its copy exists."""
         return _LedgerText.of(self.path) is not None
 
     def existing(self) -> Ledger:
@@ -283,12 +283,12 @@ def put_into_quarantine(ledger: Ledger, reasons: Mapping[str, str], anew: bool =
 
 
 def copy_of(path: Path) -> Path:
-    """The path of the copy of the file at *path*."""
+    """Return the path of the copy of the file at *path*."""
     return path.with_name(f".{path.name}.copy")
 
 
 def _free_path_beside(path: Path, end: str) -> Path:
-    """Return an unused name beside the file's."""
+    """Return an unused path in the file's folder: its name, *end*, and a number if needed."""
     name = f"{path.name.removeprefix('.')}{end}"
     number = 1
     while (place := path.with_name(f"{name}-{number}" if number > 1 else name)).exists():

@@ -8,7 +8,11 @@ from pathlib import Path
 
 
 def find_open_files(root: Path, wanted: set[str]) -> tuple[dict[str, list[str]], int]:
-    """File -> the processes that have it open; and the number of unreadable processes."""
+    """Find processes of the host that have files open.
+
+    :param wanted: paths of the files.
+    :returns: path -> the processes that have it open; and the number of unreadable processes.
+    """
     opened: dict[str, list[str]] = {}
     closed = 0
     for folder in sorted(root.glob("proc/[0-9]*"), key=lambda path: (len(path.name), path.name)):

@@ -32,7 +32,7 @@ class HeldDevice:
 
 @attrs.frozen
 class NovaDeviceRow:
-    """Nova's record of one device."""
+    """Nova's record of one PCI device of the node: the server that has it, and a text about it."""
 
     #: UUID of the server that has it; None if no server has it.
     server: str | None = None
@@ -42,7 +42,7 @@ class NovaDeviceRow:
 
 @attrs.frozen
 class NovaDeviceRows:
-    """Nova's records of the devices of one node."""
+    """Nova's records of the PCI devices of one node, by address."""
 
     #: Nova's UUID of the node; "" if Nova has no record of it yet.
     node: str = ""
@@ -50,7 +50,7 @@ class NovaDeviceRows:
     devices: Mapping[str, NovaDeviceRow] = attrs.field(factory=dict, hash=False)
 
     def of(self, server: str) -> frozenset[str]:
-        """Return the devices of a server."""
+        """Return the addresses of the PCI devices of the server with this UUID."""
         return frozenset(address for address, row in self.devices.items() if row.server == server)
 
 
@@ -115,7 +115,10 @@ def held_by_domains(
 
 
 def held_by_kernel(holders: Mapping[str, KernelHolder]) -> dict[str, HeldDevice]:
-    """Return the devices with a user, from the kernel's answers."""
+    """Map each address in *holders* to the device's user, worded for operators.
+
+    :param holders: PCI address -> the holder that the kernel shows.
+    """
     return {
         address: HeldDevice(
             f"{holder.text}; Nova knows of no server that has it, and libvirt of no guest domain",

@@ -32,7 +32,7 @@ BY_NOBODY_KNOWN: Final = (
 
 @attrs.frozen
 class PlacedProvider:
-    """A provider's state in Placement."""
+    """The state of a device's resource provider in Placement: total, reserved and used amounts."""
 
     uuid: str
     resource_class: str

@@ -72,7 +72,7 @@ class HealthSign(enum.Enum):
 
 @attrs.frozen
 class Symptom:
-    """One fault of a device."""
+    """One fault of a device: the sign that the code uses, and the reason for people."""
 
     sign: HealthSign
     #: For operators: with addresses and drivers.

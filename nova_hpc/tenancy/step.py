@@ -42,7 +42,7 @@ class RefusedError(Exception):
 
     @classmethod
     def of_devices(cls, total: int, refused: Mapping[str, str], what: str) -> RefusedError:
-        """Build it for some of *total* claimed devices; *what* ends the sentence for the user.
+        """Build the refusal of some of *total* claimed devices; *what* ends the user's sentence.
 
         :param refused: address -> reason.
         """
@@ -56,14 +56,14 @@ class RefusedError(Exception):
 
     @classmethod
     def without_records(cls, error: Exception) -> RefusedError:
-        """Build it for the case that the ledger cannot be written."""
+        """Build the refusal for the case that the ledger cannot be written."""
         text = "The node cannot keep records of its PCI devices."
         return cls(text, [f"No PCI device can be given: {error}"])
 
 
 @attrs.frozen
 class DeviceTenant:
-    """A server, and the devices that it has or gets."""
+    """A server, and the PCI devices and ports that it has or gets."""
 
     #: The server's UUID.
     server: str
@@ -79,7 +79,7 @@ class DeviceTenant:
 
 @attrs.frozen
 class DeviceCandidate:
-    """One device, with data from outside its function."""
+    """One PCI function that may be offered, with its role and the declared virtual functions."""
 
     function: PciFunction
     role: str | None = None
@@ -89,7 +89,7 @@ class DeviceCandidate:
 
 @attrs.frozen
 class NodeView:
-    """The node at its last reading."""
+    """The node at its last reading: its functions, the offered devices, NVLink sets and faults."""
 
     node: Node
     #: Address -> role, of all devices that the node offers; None if it has no role.
@@ -110,7 +110,7 @@ class NodeView:
         return DeviceCandidate(function, self.roles.get(address), vfs)
 
     def candidates(self, addresses: Iterable[str]) -> dict[str, DeviceCandidate]:
-        """Return those of *addresses* that are present."""
+        """Return PCI address -> candidate, for those of *addresses* that are present."""
         candidates = {address: self.candidate(address) for address in addresses}
         return {
             address: candidate for address, candidate in candidates.items() if candidate is not None
@@ -119,7 +119,7 @@ class NodeView:
 
 @attrs.frozen
 class WithheldDevices:
-    """The findings of a periodic check."""
+    """The findings of a periodic check: devices to withhold by address, notes and alarms."""
 
     #: Address -> why a free device must not be offered.
     findings: Mapping[str, Symptom] = attrs.field(factory=dict, hash=False)

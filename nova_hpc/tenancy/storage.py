@@ -64,9 +64,10 @@ def storage_devices_of(node: Node, addresses: Iterable[str]) -> frozenset[str]:
 def find_unerased_storage(
     node: Node, addresses: Iterable[str], roles: Mapping[str, str | None], erasers: Erasers
 ) -> dict[str, Symptom]:
-    """Address -> why a storage device is never given.
+    """Find storage devices that no cleaner provably erases, so that a server never gets them.
 
     :param roles: address -> role, which selects the cleaner.
+    :returns: PCI address -> the reason; other devices are left out.
     """
     symptoms = {}
     for address in addresses:

@@ -17,7 +17,7 @@ DRAFT_END: Final = ".new"
 
 
 def draft_prefix_of(path: Path) -> str:
-    """The prefix of the names of draft files for *path*; a draft becomes the file by a rename."""
+    """Return the prefix of the names of draft files for *path*; a rename makes a draft the file."""
     return f".{path.name.lstrip('.')}."
 
 

@@ -19,9 +19,10 @@ _NAMESPACE: Final = re.compile(r"nvme(\d+n\d+)", re.ASCII)
 
 
 def functions_of_block_device(tree: FileTree, name: str) -> frozenset[str]:
-    """The PCI functions below a disk, a partition, or a device made of them (LVM, RAID).
+    """Find the PCI functions below a disk, a partition, or a device made of them (LVM, RAID).
 
     :param name: as in ``/sys/class/block``; "" has none.
+    :returns: their PCI addresses.
     :raises FileError: sysfs cannot be read.
     """
     places, names, seen = [], [name] if name else [], set()
@@ -41,7 +42,10 @@ def functions_of_block_device(tree: FileTree, name: str) -> frozenset[str]:
 
 
 def functions_of_path(tree: FileTree, path: str) -> frozenset[str]:
-    """The PCI functions of the block device at *path*, links followed. Never raises."""
+    """Find the PCI functions of the block device at *path*, links followed. Never raises.
+
+    :returns: their PCI addresses; empty if *path* is no block device or is unreadable.
+    """
     try:
         place = tree.resolve(path) or ""
         name = place.removeprefix(_DEV) if place.startswith(_DEV) else ""
@@ -51,7 +55,7 @@ def functions_of_path(tree: FileTree, path: str) -> frozenset[str]:
 
 
 def read_block_devices(tree: FileTree) -> dict[str, frozenset[str]]:
-    """Each block device of the host, and its PCI functions.
+    """Return name of each block device of the host -> addresses of its PCI functions.
 
     :raises FileError: sysfs cannot be read.
     """
@@ -59,7 +63,7 @@ def read_block_devices(tree: FileTree) -> dict[str, frozenset[str]]:
 
 
 def disk_files_of(tree: FileTree, address: str, names: Iterable[str]) -> list[str]:
-    """The paths in ``/dev`` of the disks of a PCI function.
+    """List the paths in ``/dev`` of the disks of a PCI function.
 
     :param names: its block devices.
     :raises FileError: sysfs cannot be read.

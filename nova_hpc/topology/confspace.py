@@ -81,12 +81,12 @@ class ConfigSpace:
 
 
 def skim_config(handle: int, limit: int = SIZE) -> bytes:
-    """The parts of a configuration space that :func:`parse_config_space` needs; other bytes are
-    zeros.
+    """Read the parts of a configuration space for :func:`parse_config_space`; the rest is zeros.
 
-    Reading fewer bytes is faster: a device answers every four bytes with a round trip of
-    their own, and most of its space is empty.
+    Reading fewer bytes is faster: a device answers every four bytes with a round trip of their own,
+    and most of its space is empty.
 
+    :param handle: descriptor of the open file ``config``.
     :raises OSError: it cannot be read.
     """
     start = os.pread(handle, min(STANDARD, limit), 0)
@@ -103,8 +103,9 @@ def skim_config(handle: int, limit: int = SIZE) -> bytes:
 
 
 def acs_control_at(data: bytes) -> int | None:
-    """The offset of the ACS control register (two bytes) in a configuration space; None without
-    ACS.
+    """Return the offset of the ACS control register (two bytes) in a configuration space.
+
+    None without ACS.
     """
     express = _find_capability(data, CAP_EXPRESS) if len(data) >= SIZE else None
     offset = find_extended_capability(data, express, _EXTENDED_CAP_ACS)
@@ -185,7 +186,7 @@ def parse_config_space(data: bytes) -> ConfigSpace:
 
 
 def link_bandwidth_of(speed: float, width: int) -> float:
-    """The bandwidth of a PCIe link in one direction, in GB/s, without the line coding.
+    """Compute the bandwidth of a PCIe link in one direction, in GB/s, without the line coding.
 
     :param speed: GT/s per lane.
     :param width: number of lanes.
@@ -216,7 +217,7 @@ def _read_subsystem(data: bytes, header: int) -> tuple[str, str] | None:
 
 
 def _find_capability(data: bytes, wanted: int) -> int | None:
-    """Offset of a standard capability; 0 if there is none, None if the bytes are missing."""
+    """Return the offset of a standard capability; 0 without any, None if the bytes are missing."""
     if not _read_register(data, 6, 2) & 0x10:
         return 0
     if len(data) < STANDARD:
@@ -240,9 +241,11 @@ def _read_link(data: bytes, express: int) -> PcieLink | None:
 
 
 def find_extended_capability(data: bytes, express: int | None, wanted: int) -> int | None:
-    """The offset of the extended capability *wanted*; 0 if there is none.
+    """Return the offset of the extended capability *wanted*; 0 if there is none.
 
     None if the bytes are missing.
+
+    :param express: offset of the PCI Express capability, as from a search for it.
     """
     if express == 0:
         return 0  # conventional PCI has none
@@ -255,7 +258,7 @@ def find_extended_capability(data: bytes, express: int | None, wanted: int) -> i
 
 
 def _read_acs(data: bytes, express: int | None) -> tuple[int | None, int | None, bool | None]:
-    """Capability and control register of ACS, and whether it isolates."""
+    """Read capability and control register of ACS, and whether it isolates; None if unknown."""
     offset = find_extended_capability(data, express, _EXTENDED_CAP_ACS)
     if not offset:
         return None, offset, None if offset is None else False

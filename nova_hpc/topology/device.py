@@ -70,7 +70,10 @@ def read_pci_function(tree: FileTree, name: str, busy: bool = False) -> Raw:
 
 @functools.lru_cache(maxsize=1024)
 def _split_device_path(folder: str) -> tuple[str, tuple[str, ...]] | None:
-    """Root complex and addresses of the bridges that *folder* lies below."""
+    """Split a path of sysfs into the root complex and the addresses of the bridges above *folder*.
+
+    None if it is below no root complex.
+    """
     root: str | None = None
     above: list[str] = []
     for part in folder.split("/"):
@@ -86,7 +89,10 @@ def _split_device_path(folder: str) -> tuple[str, tuple[str, ...]] | None:
 
 @functools.lru_cache(maxsize=1024)
 def _parse_resource_bars(text: str) -> tuple[Bar, ...]:
-    """The BARs that the file ``resource`` lists."""
+    """Parse the BARs that the sysfs file ``resource`` lists.
+
+    :raises ValueError: a line is not as the kernel writes it.
+    """
     bars = []
     for index, line in enumerate(text.splitlines()[:_BARS]):
         if line == _NO_RESOURCE:
@@ -134,7 +140,7 @@ class _Attributes:
     reasons: list[str] = attrs.field(factory=list, kw_only=True)
 
     def path(self, name: str) -> str:
-        """The path of the file or link *name* in this directory."""
+        """Return the path of the file or link *name* in this directory."""
         return f"{self.place}/{name}"
 
     def reason(self, text: str) -> None:
@@ -153,7 +159,7 @@ class _Attributes:
             return default
 
     def text(self, name: str) -> str | None:
-        """The text of the file *name*; None if it is missing or unreadable."""
+        """Return the text of the file *name*; None if it is missing or unreadable."""
         try:
             if self.folder is not None:
                 return self.folder.text(name)
@@ -167,14 +173,14 @@ class _Attributes:
         return self.folder is not None and name not in self.folder.names
 
     def names(self, name: str) -> list[str]:
-        """The names in the subdirectory *name*; [] if it is missing or unreadable."""
+        """Return the names in the subdirectory *name*; [] if it is missing or unreadable."""
         nothing: list[str] = []
         if self.lacks(name):
             return nothing
         return self.attempt(lambda: self.tree.names(self.path(name)), nothing)
 
     def number(self, name: str, least: int) -> int | None:
-        """The decimal number in the file *name*; None if it is missing, or below *least*."""
+        """Parse the decimal number in the file *name*; None if it is missing, or below *least*."""
         text = self.text(name)
         if text is None:
             return None
@@ -184,7 +190,7 @@ class _Attributes:
         return int(text)
 
     def code(self, name: str, digits: int) -> str | None:
-        """The hex digits in the file *name*, without the prefix: ``10de`` for ``0x10de``.
+        """Return the hex digits in the file *name*, without the prefix: ``10de`` for ``0x10de``.
 
         None if the file is missing or has another form.
         """
@@ -197,7 +203,7 @@ class _Attributes:
         return code
 
     def link(self, name: str) -> str | None:
-        """The last part of the target of the link *name*; None if there is no such link."""
+        """Return the last part of the target of the link *name*; None if there is no such link."""
         if self.lacks(name):
             return None
         text = None if self.folder is None else self.folder.link(name)
@@ -211,15 +217,15 @@ class _Attributes:
 
 @attrs.define
 class _SysfsDevice(_Attributes):
-    """The sysfs directory of one PCI function."""
+    """The sysfs directory of one PCI function, which it reads property by property."""
 
     busy: bool = False
 
     def read(self) -> Raw:
-        """All properties of the function.
+        """Read all properties of the function.
 
-        A failure of one property never hides the others: it is a reason, and the function is
-        then unknown. RDMA devices of type SMI are left out: they are planes of another device
+        A failure of one property never hides the others: it is a reason, and the function is then
+        unknown. RDMA devices of type SMI are left out: they are planes of another device
         (:mod:`nova_hpc.topology.rdma_types`).
         """
         config = confspace.parse_config_space(self.attempt(self._config, b""))
@@ -293,10 +299,10 @@ class _SysfsDevice(_Attributes):
         return self.tree.read(self.path("config"), confspace.SIZE, confspace.skim_config) or b""
 
     def _place(self) -> tuple[str, tuple[str, ...]] | None:
-        """Root complex and the addresses above, from the device's real path.
+        """Return root complex and the addresses above, from the device's real path.
 
-        None if the capture contains the directory itself instead of a link into
-        ``/sys/devices``. The bus numbers then decide.
+        None if the capture contains the directory itself instead of a link into ``/sys/devices``.
+        The bus numbers then decide.
         """
         resolved = self.tree.resolve(self.place)
         if resolved is None:
@@ -374,7 +380,10 @@ class _SysfsDevice(_Attributes):
         return tuple(address for address in addresses if address is not None)
 
     def _driver_of(self, address: str | None) -> str | None:
-        """The driver of another function; None if it has none or cannot be read."""
+        """Return the driver of the physical function; None if it has none or cannot be read.
+
+        :param address: of the physical function; None if there is none.
+        """
         if address is None:
             return None
         target = self.attempt(lambda: self.tree.target(self.path("physfn/driver")), None)
@@ -416,7 +425,10 @@ class _SysfsDevice(_Attributes):
         return _parse_resource_bars(self.text("resource") or "")
 
     def _link(self, config: ConfigSpace) -> PcieLink | None:
-        """The link, from registers, or from the equivalent files (Linux 4.13 and later)."""
+        """Return the PCIe link from registers, or from the equivalent files (Linux 4.13 and later).
+
+        None if unknown.
+        """
         if config.link is not None:
             return config.link
         speed, max_speed = self._speed("current_link_speed"), self._speed("max_link_speed")
@@ -440,7 +452,7 @@ class _SysfsDevice(_Attributes):
 
 
 def _rdma_devices(tree: FileTree, folder: str) -> tuple[RdmaDevice, ...]:
-    """The devices below the ``infiniband`` directory *folder* of a function.
+    """Read the RDMA devices below the ``infiniband`` directory *folder* of a function.
 
     :raises FileError: a file is there but unreadable or nonsense.
     """

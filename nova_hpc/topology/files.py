@@ -112,7 +112,7 @@ class FileTree:
         return os.readlink(self._root + place)  # noqa: PTH115
 
     def target(self, path: str) -> str | None:
-        """The fully resolved target of the link *path*; None if there is no such link.
+        """Return the fully resolved target of the link *path*; None if there is no such link.
 
         :raises FileError: it is not a link, or leads to nothing.
         """
@@ -134,7 +134,7 @@ class FileTree:
         return resolved if resolved is not None else os.path.normpath(f"{parent}/{text}")
 
     def read(self, path: str, limit: int = LONGEST, take: Take | None = None) -> bytes | None:
-        """The first *limit* bytes of a file; None if there is no such file.
+        """Read the first *limit* bytes of a file; None if there is no such file.
 
         :param take: reads the open file, if only a part of it is needed.
         :raises FileError: anything but a readable regular file.
@@ -201,7 +201,7 @@ class FileTree:
             os.close(handle)
 
     def text(self, path: str) -> str | None:
-        """The stripped text of a file; None if there is no such file.
+        """Read the stripped text of a file; None if there is no such file.
 
         :raises FileError: unreadable, or not printable ASCII text.
         """
@@ -209,7 +209,7 @@ class FileTree:
         return None if data is None else decode_kernel_text(data, path)
 
     def names(self, path: str) -> list[str]:
-        """The names in a directory, sorted; [] if there is no such directory.
+        """List the names in a directory, sorted; [] if there is no such directory.
 
         Names that no kernel object has are left out.
 
@@ -229,7 +229,10 @@ class FileTree:
         return os.listdir(self._root + place)  # noqa: PTH208
 
     def link_in(self, folder: int, name: str, path: str) -> str | None:
-        """The text of the link *name* in an open *folder*; None if it is not a readable link."""
+        """Return target of the link *name* in an open *folder*; None if it is not a readable link.
+
+        :param path: of the link, for subclasses without open folders.
+        """
         try:
             return os.readlink(name, dir_fd=folder)
         except OSError:
@@ -254,19 +257,19 @@ class Folder:
         self.names = names
 
     def read(self, name: str, limit: int = LONGEST, take: Take | None = None) -> bytes | None:
-        """The first *limit* bytes of a listed file, as :meth:`FileTree.read`."""
+        """Read *limit* bytes of a listed file, as :meth:`FileTree.read`; else None."""
         if name not in self.names:
             return None
         return self._tree.read_in(self._handle, name, f"{self._path}/{name}", limit, take)
 
     def link(self, name: str) -> str | None:
-        """The text of the symbolic link *name*; None if it is not a link or cannot be read."""
+        """Return the target of the symbolic link *name*; None if it is no readable link."""
         if name not in self.names:
             return None
         return self._tree.link_in(self._handle, name, f"{self._path}/{name}")
 
     def text(self, name: str) -> str | None:
-        """The stripped text of a listed file, as :meth:`FileTree.text`."""
+        """Read the stripped text of a listed file, as :meth:`FileTree.text`; None if not listed."""
         data = self.read(name)
         return None if data is None else decode_kernel_text(data, f"{self._path}/{name}")
 
@@ -288,7 +291,7 @@ def decode_kernel_text(data: bytes, path: str) -> str:
 
 
 def show_path(path: Path) -> str:
-    """A path for people: undecodable bytes of its name are written as escapes."""
+    """Format a path for people: undecodable bytes of its name are written as escapes."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
@@ -302,7 +305,7 @@ def _read_by_pages(handle: int, limit: int) -> bytes:
 
 
 def describe_file_error(error: Exception) -> str:
-    """The text of an error for a path: the system's own words, or ``no possible path``."""
+    """Return the text of an error for a path: the system's own words, or ``no possible path``."""
     if isinstance(error, OSError) and error.errno is not None:
         return os.strerror(error.errno).lower()
     return "no possible path"

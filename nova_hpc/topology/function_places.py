@@ -103,7 +103,7 @@ def place_functions(
 
 
 def _path_of_raw(raw: Raw, by_address: Mapping[str, Raw]) -> tuple[str, ...]:
-    """Addresses of the bridges above a function, outermost first.
+    """Return the addresses of the bridges above a function, outermost first.
 
     Without a tree, bus numbers give the path. For example, a function on bus 0x19 is below the
     bridge with buses 0x18 to 0x1f. That bridge is on bus 0x17, so the next one has 0x17 in its
@@ -135,7 +135,7 @@ def _path_of_raw(raw: Raw, by_address: Mapping[str, Raw]) -> tuple[str, ...]:
 
 
 def _root_name_of(topmost: str) -> str:
-    """The kernel's name for the host bridge above a function of the top bus."""
+    """Return the kernel's name for the host bridge above a function of the top bus."""
     domain, bus, _ = topmost.split(":")
     return f"pci{domain}:{bus}"
 
@@ -143,11 +143,11 @@ def _root_name_of(topmost: str) -> str:
 def _bridge_kinds_of(
     by_address: Mapping[str, Raw], paths: Mapping[str, tuple[str, ...]]
 ) -> dict[str, BridgeKind]:
-    """The kind of each bridge.
+    """Return bridge address -> its kind (root port, upstream or downstream port, PCI bridge).
 
-    The place decides if the PCI Express capability cannot be read: PCI Express alternates
-    root port, upstream port, downstream port, upstream port, ...; an upstream port is the
-    one with bridges below it.
+    The place decides if the PCI Express capability cannot be read: PCI Express alternates root
+    port, upstream port, downstream port, upstream port, ...; an upstream port is the one with
+    bridges below it.
     """
     parents = {
         path[-1] for address, path in paths.items() if path and by_address[address].is_bridge
@@ -193,11 +193,11 @@ def _is_isolated_path(
 def _locality_of(
     raw: Raw, nodes: Sequence[NumaNode]
 ) -> tuple[frozenset[int], int | None, int | None]:
-    """Local NUMA nodes, the one NUMA node, and the socket of a function.
+    """Return the local NUMA nodes, the one NUMA node, and the socket of a function.
 
-    ``local_cpus`` comes first, because lstopo uses it and because it can name several nodes.
-    In current kernels it follows from ``numa_node``, which decides if ``local_cpus`` is
-    missing or empty (a node without CPUs).
+    The last two are None if unknown or not one. ``local_cpus`` comes first, because lstopo uses it
+    and because it can name several nodes. In current kernels it follows from ``numa_node``, which
+    decides if ``local_cpus`` is missing or empty (a node without CPUs).
     """
     ids = frozenset(node.id for node in nodes)
     with_cpus = [node for node in nodes if node.cpus]
@@ -251,7 +251,7 @@ def _is_offline(number: int, nodes: Sequence[NumaNode]) -> bool:
 
 
 def _with_cpus(local: frozenset[int], nodes: Sequence[NumaNode]) -> frozenset[int]:
-    """The nodes for a guest; if the local ones have only memory, the nearest nodes with CPUs."""
+    """Return the NUMA nodes for a guest; the nearest ones with CPUs if *local* has only memory."""
     local_nodes = [node for node in nodes if node.id in local]
     near: frozenset[int] = frozenset().union(*(node.near for node in local_nodes))
     return near if near and not any(node.cpus for node in local_nodes) else local

@@ -35,7 +35,7 @@ _STATFS: Final = 256
 
 
 def path_of_handle(handle: int) -> str:
-    """The path ``/proc/self/fd/N``, which opens the same object as the descriptor *handle*."""
+    """Return the path ``/proc/self/fd/N``, to open the same object as the descriptor *handle*."""
     return f"/proc/self/fd/{handle}"
 
 
@@ -134,7 +134,10 @@ def _expect_kernels(handle: int, path: str, live: bool, is_folder: bool) -> None
 
 
 def _type_of(handle: int) -> int:
-    """The type of the file system that *handle* is on."""
+    """Return the number of the file system's type that *handle* is on, as statfs(2).
+
+    :raises FileError: it cannot be read.
+    """
     buffer = ctypes.create_string_buffer(_STATFS)
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.fstatfs(handle, buffer) != 0:
@@ -144,7 +147,7 @@ def _type_of(handle: int) -> int:
 
 
 def read_held_file(handle: int, limit: int) -> bytes:
-    """The first *limit* bytes of a file whose descriptor is held.
+    """Read the first *limit* bytes of a file whose descriptor is held.
 
     :raises OSError: it cannot be read.
     """
@@ -182,7 +185,7 @@ def expect_program_of_root(path: str) -> None:
 
 
 def _walk_as_root(stack: contextlib.ExitStack, path: str) -> int:
-    """A handle of *path*; see :func:`expect_program_of_root`."""
+    """Open *path* part by part; return its descriptor. See :func:`expect_program_of_root`."""
     top = _open_on_stack(stack, "/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     left = path.split("/")[::-1]
     held, links = top, 0
@@ -251,10 +254,10 @@ def give_to_owner_above(handle: int, above: int) -> None:
 
 
 def _walk_to_parent(stack: contextlib.ExitStack, path: str) -> tuple[int, str]:
-    """The directory that contains *path*, and the name in it.
+    """Open the directory that contains *path*; return its descriptor, and the name in it.
 
-    Each part is opened without following links. A trusted link is then read through its handle,
-    and its target is walked like the other parts. The last part is not opened here.
+    Each part is opened without following links. A trusted link is then read through its handle, and
+    its target is walked like the other parts. The last part is not opened here.
 
     :raises PermissionError: a link on the way is not trusted.
     """

@@ -33,7 +33,7 @@ Controls = Mapping[str, int]
 def compute_iommu_groups(
     node: Node, controls: Controls | None = None
 ) -> tuple[frozenset[str], ...]:
-    """The IOMMU groups that the kernel would form, sorted by their lowest address.
+    """Compute the IOMMU groups that the kernel would form, sorted by their lowest address.
 
     :param controls: ACS control registers that replace those of the reading.
     """
@@ -43,11 +43,11 @@ def compute_iommu_groups(
 def compute_reach_groups(
     node: Node, controls: Controls | None = None
 ) -> tuple[frozenset[str], ...]:
-    """The kernel's groups, joined if devices could reach each other below a switch.
+    """Compute the kernel's groups, joined if devices could reach each other below a switch.
 
-    For example, a switch has a GPU and an adapter at two ports, and only the GPU's port
-    redirects. The kernel may give them two groups, because each has a path that isolates. But
-    the requests of the adapter reach the GPU below the switch. So the two are one group here.
+    For example, a switch has a GPU and an adapter at two ports, and only the GPU's port redirects.
+    The kernel may give them two groups, because each has a path that isolates. But the requests of
+    the adapter reach the GPU below the switch. So the two are one group here.
     """
     rules = _IommuRules(node, controls or {})
     group_sets = [set(group) for group in rules.groups()]
@@ -71,10 +71,10 @@ def compute_reach_groups(
 
 
 def find_joined_devices(node: Node, controls: Controls) -> tuple[str, ...]:
-    """Devices that the kernel keeps apart now, and that a change would bring together.
+    """Find devices that the kernel keeps apart now, and that a change would bring together.
 
-    The kernel's groups win over the computed ones: a quirk may keep devices apart although
-    their registers do not.
+    The kernel's groups win over the computed ones: a quirk may keep devices apart although their
+    registers do not.
 
     :param controls: the registers that would change.
     :returns: their addresses, without bridges; () if no separation would be lost.
@@ -110,7 +110,7 @@ class _IommuRules:
         return _order_address_groups(groups.values())
 
     def _head(self, function: PciFunction) -> str:
-        """Address of the function that determines the group."""
+        """Return the address of the function that determines the IOMMU group of *function*."""
         head = function
         for address in reversed(function.path):
             above = self.node.function(address)

@@ -49,7 +49,7 @@ def normalise_address(text: str) -> str:
 
 
 def try_normalise_address(text: object) -> str | None:
-    """Like :func:`normalise_address` for untrusted input; None if it is not a PCI address."""
+    """Normalise a PCI address like :func:`normalise_address`; None if it is not a PCI address."""
     try:
         return normalise_address(str(text))
     except AddressError:
@@ -63,7 +63,7 @@ def address_key(address: str) -> tuple[int, ...]:
 
 
 def routing_number_of(address: str) -> int:
-    """Bus, device and function as one number; VF offset and stride count in this number."""
+    """Return bus, device and function as one number; VF offset and stride count in this number."""
     _, bus, device, number = address_key(address)
     return bus << 8 | device << 3 | number
 
@@ -155,7 +155,7 @@ class Bar:
 
 @attrs.frozen
 class RdmaPort:
-    """A port of an RDMA device, as sysfs shows it."""
+    """A port of an RDMA device, as sysfs shows it; None for values that are missing."""
 
     number: int
     #: EUI-64 in the kernel's form, ``0002:c903:0041:2d21``; None if all zero or unknown.
@@ -295,7 +295,7 @@ class PciFunction:
 
     @property
     def dev_type(self) -> str:
-        """The kind in Nova's words: ``type-PF``, ``type-VF`` or ``type-PCI``."""
+        """The kind of the function in Nova's words: ``type-PF``, ``type-VF`` or ``type-PCI``."""
         if self.physical_function is not None:
             return "type-VF"
         return "type-PF" if self.total_vfs or self.virtual_functions else "type-PCI"
@@ -361,29 +361,27 @@ class Node:
     )
 
     def function(self, address: str) -> PciFunction | None:
-        """The PCI function at the normalised *address*, or an inactive bridge there; None if there
-        is none.
-        """
+        """Return the PCI function, or inactive bridge at the normalised *address*, if any."""
         return self._functions.get(address)
 
     def iommu_group(self, group: int) -> IommuGroup | None:
-        """The IOMMU group with that number, if there is one."""
+        """Return the IOMMU group with that number; None if the node has none."""
         return self._groups.get(group)
 
     def group_members(self, function: PciFunction) -> tuple[str, ...]:
-        """All members of *function*'s IOMMU group, itself included; () if it has no group."""
+        """Return all members of *function*'s IOMMU group, itself too; () if it has no group."""
         if function.iommu_group is None:
             return ()
         group = self.iommu_group(function.iommu_group)
         return (function.address,) if group is None else group.members
 
     def numa_node(self, number: int) -> NumaNode | None:
-        """The NUMA node with that number, if there is one."""
+        """Return the NUMA node with that number; None if the host has none."""
         return next((node for node in self.numa_nodes if node.id == number), None)
 
     @property
     def cpus(self) -> frozenset[int]:
-        """Present CPUs of all NUMA nodes."""
+        """All present CPUs of the node's NUMA nodes, by number."""
         return frozenset().union(*(node.cpus for node in self.numa_nodes))
 
     @property

@@ -86,21 +86,21 @@ def is_read(function: PciFunction) -> bool:
 
 
 def version_for(functions: Iterable[PciFunction]) -> int:
-    """The version number of NCCL's topology file for the library that supports these GPUs.
+    """Choose the version number in the topology file for the library that supports these GPUs.
 
-    RCCL's if GPUs of AMD are among them and none of NVIDIA. A board may have a display
-    controller of a third vendor beside them.
+    The library is RCCL if some GPUs are AMD's and none is NVIDIA's, else NCCL. Functions that are
+    not GPUs do not count. A board may have a display controller of a third vendor in addition.
     """
     vendors = {function.vendor_id for function in functions if classes.is_gpu(function.class_code)}
     return RCCL_VERSION if _AMD in vendors and _NVIDIA not in vendors else NCCL_VERSION
 
 
 def switches_above(functions: Iterable[PciFunction]) -> frozenset[str]:
-    """The switches of the devices' paths that NCCL's topology file contains.
+    """Return the switches of the devices' paths that NCCL's topology file contains.
 
-    NCCL finds these in sysfs, which it climbs two bridges at a time: the upstream port of
-    each switch. It stops at a root port, even if several functions share it: two functions
-    of one card without a switch are ``PHB``.
+    NCCL finds these in sysfs, which it climbs two bridges at a time: the upstream port of each
+    switch. It stops at a root port, even if several functions share it: two functions of one card
+    without a switch are ``PHB``.
     """
     # The first bridge of a path is a root port and not a switch.
     return frozenset(
@@ -112,10 +112,10 @@ def switches_above(functions: Iterable[PciFunction]) -> frozenset[str]:
 
 
 def shared_points(functions: Iterable[PciFunction]) -> frozenset[str]:
-    """The switches and root ports of the devices' paths that devices may share.
+    """Return the switches and root ports of the devices' paths that devices may share.
 
-    Every switch is one. A root port is one only if several devices are behind it (a device
-    without a switch names its root port).
+    Every switch is one. A root port is one only if several devices are behind it (a device without
+    a switch names its root port).
     """
     functions = list(functions)
     count = collections.Counter(point for function in functions for point in function.switches)
@@ -124,7 +124,7 @@ def shared_points(functions: Iterable[PciFunction]) -> frozenset[str]:
 
 
 def switch_of(node: Node, point: str, busid: str | None = None) -> NcclSwitch:
-    """The switch whose upstream port is at the address *point*.
+    """Build the entry of NCCL's file for the switch whose upstream port is at the address *point*.
 
     :param busid: its name in the file, if that is not *point*.
     """
@@ -139,7 +139,7 @@ def switch_of(node: Node, point: str, busid: str | None = None) -> NcclSwitch:
 
 
 def best_link(node: Node, function: PciFunction) -> PcieLink | None:
-    """The best link speed above *function*: the lower one of the two ends of the link.
+    """Return the best link speed above *function*: the lower one of the two ends of the link.
 
     A virtual function has the link of its physical function. None if unknown.
     """
@@ -172,7 +172,7 @@ def write_nccl_file(
     processor: Processor | None = None,
     version: int = NCCL_VERSION,
 ) -> str:
-    """The text of a topology file for NCCL.
+    """Format the text of a topology file for NCCL; no file is written.
 
     :param switches: by the keys that the devices use.
     :param cells: CPUs of each NUMA node; if empty, NCCL looks them up itself.
@@ -217,7 +217,7 @@ def _cpu_attributes_of(
 
 
 def _format_cpu_mask(cpus: Collection[int]) -> str:
-    """A mask in the form of ``/sys/.../cpumap``: CPUs 0 and 33 are ``00000002,00000001``."""
+    """Format CPUs as a mask like ``/sys/.../cpumap``: CPUs 0 and 33 are ``00000002,00000001``."""
     value = sum(1 << cpu for cpu in set(cpus))
     words: list[str] = []
     while value or not words:
@@ -229,7 +229,7 @@ def _format_cpu_mask(cpus: Collection[int]) -> str:
 def _format_switch_level(
     devices: Sequence[NcclDevice], switches: Mapping[str, NcclSwitch], depth: int, indent: str
 ) -> Iterable[str]:
-    """The lines of devices below one switch: devices without a further switch, then switches.
+    """Yield the lines of devices below one switch: devices without a further switch, then switches.
 
     :param depth: number of switches above.
     """

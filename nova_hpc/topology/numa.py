@@ -67,7 +67,7 @@ class _NumaReader:
         return int(text)
 
     def cpus(self, listed: str, masked: str = "") -> frozenset[int] | None:
-        """A set of CPUs or nodes from a list file or, without it, a mask file."""
+        """Read a set of CPUs or nodes from a list file else a mask file; None without both."""
         for path, parse in ((listed, cpuset.parse_list), (masked, cpuset.parse_mask)):
             text = self.text(path) if path else None
             if text is not None:
@@ -81,10 +81,10 @@ class _NumaReader:
 def read_sysfs_numa(
     tree: FileTree,
 ) -> tuple[tuple[NumaNode, ...], tuple[HugePages, ...], list[str]]:
-    """NUMA nodes by id, the hugepages of the whole machine, and problems.
+    """Read NUMA nodes by id, the hugepages of the whole machine, and problems as texts.
 
-    A machine without NUMA gets one node, with the memory and the hugepages of the machine.
-    Siblings are restricted to the node and to online CPUs, which Nova can use.
+    A machine without NUMA gets one node, with the memory and the hugepages of the machine. Siblings
+    are restricted to the node and to online CPUs, which Nova can use.
     """
     reader = _NumaReader(tree, [])
     online = _read_online_cpus(reader)
@@ -143,7 +143,10 @@ def read_thread_control(tree: FileTree) -> bool:
 def find_unplaced_cpus(
     tree: FileTree, nodes: Iterable[NumaNode]
 ) -> tuple[frozenset[int], str | None]:
-    """CPUs that are offline and on none of *nodes*, and why the set may be incomplete."""
+    """Find CPUs that are offline and on none of *nodes*, and why the set may be incomplete.
+
+    :returns: the CPUs, and the reason; the reason is None if the set is complete.
+    """
     reader = _NumaReader(tree, [])
     present = reader.cpus(f"{_CPUS}/present")
     if present is None and reader.problems:
@@ -156,7 +159,7 @@ def place_offline_cpus(
     nodes: tuple[NumaNode, ...],
     near: Iterable[tuple[int | None, frozenset[int] | None]],
 ) -> tuple[NumaNode, ...]:
-    """*nodes* with the offline CPUs that only devices can place (a capture without links).
+    """Return *nodes* with the offline CPUs that only devices can place (a capture without links).
 
     :param near: for each device its ``numa_node`` and its local CPUs.
     """
@@ -176,14 +179,14 @@ def place_offline_cpus(
 
 
 def _find_lost_cpus(reader: _NumaReader, nodes: Iterable[NumaNode]) -> frozenset[int]:
-    """Present CPUs that are offline, and on none of *nodes*."""
+    """Find the present CPUs that are offline and that none of *nodes* has, by number."""
     online = _read_online_cpus(reader)
     placed = frozenset[int]().union(*(node.cpus for node in nodes))
     return _read_present_cpus(reader, online) - online - placed
 
 
 def _read_online_cpus(reader: _NumaReader) -> frozenset[int]:
-    """Online CPUs, by the best of the sources that a system has."""
+    """Read the numbers of online CPUs, by the best of the sources that a system has."""
     listed = _numbers_in_names(reader.names(_CPUS), "cpu")
     online = reader.cpus(f"{_CPUS}/online")
     if online is not None:
@@ -200,7 +203,7 @@ def _read_online_cpus(reader: _NumaReader) -> frozenset[int]:
 
 
 def _read_present_cpus(reader: _NumaReader, online: frozenset[int]) -> frozenset[int]:
-    """Present CPUs, including the offline ones."""
+    """Read the numbers of present CPUs, including the offline ones."""
     listed = _numbers_in_names(reader.names(_CPUS), "cpu")
     present = reader.cpus(f"{_CPUS}/present")
     if present is None or (listed and not present & listed):
@@ -217,7 +220,10 @@ def _numbers_in_names(names: Iterable[str], word: str) -> frozenset[int]:
 def _read_cores(
     reader: _NumaReader, online: frozenset[int]
 ) -> tuple[dict[int, frozenset[int]], dict[int, int]]:
-    """The SMT siblings and the physical package of each CPU, where known."""
+    """Read the SMT siblings of each online CPU, and its physical package, where known.
+
+    :returns: CPU -> its siblings and itself; CPU -> package.
+    """
     siblings: dict[int, frozenset[int]] = {}
     packages: dict[int, int] = {}
     for cpu in sorted(online):
@@ -239,7 +245,7 @@ def _read_cores(
 def _read_node_cpus(
     reader: _NumaReader, present: frozenset[int]
 ) -> dict[int, frozenset[int]] | None:
-    """The CPUs of each online NUMA node; None if the kernel has no NUMA nodes."""
+    """Read the CPUs of each online NUMA node; None if the kernel has no NUMA nodes."""
     names = reader.names(_NODES)
     listed = _numbers_in_names(names, "node")
     if not listed:
@@ -271,7 +277,7 @@ def _read_node_cpus(
 def _find_nearest_nodes(
     reader: _NumaReader, node_cpus: Mapping[int, frozenset[int]]
 ) -> dict[int, frozenset[int]]:
-    """Node without CPUs -> the nearest nodes with some, by the firmware's table (ACPI SLIT).
+    """Return node without CPUs -> the nearest nodes with some, by the firmware's table (ACPI SLIT).
 
     Such a node is the memory of a GPU, or of a CXL device. For example, if node 2 has no CPUs and
     its distances are ``20 40 10``, node 0 is the nearest: its own distance does not count.
@@ -301,7 +307,7 @@ def _find_nearest_nodes(
 
 
 def _read_total_memory(reader: _NumaReader, path: str) -> int | None:
-    """``MemTotal`` of a meminfo file, in KiB."""
+    """Read ``MemTotal`` of a meminfo file, in KiB; None if it is missing."""
     for key, value in _MEMINFO.findall(reader.text(path) or ""):
         if key == "MemTotal":
             return int(value)
@@ -326,7 +332,7 @@ def _read_hugepages(reader: _NumaReader, folder: str) -> tuple[HugePages, ...]:
 
 
 def _hugepages_of_meminfo(reader: _NumaReader) -> list[HugePages]:
-    """The pool of the default size, which is the only one in kernels before 2.6.27."""
+    """Read the hugepages of the default size, the only one in kernels before 2.6.27; [] if none."""
     text = reader.text("/proc/meminfo") or ""
     values = {key: int(value) for key, value in _MEMINFO.findall(text)}
     size, total = values.get("Hugepagesize"), values.get("HugePages_Total")
@@ -336,7 +342,7 @@ def _hugepages_of_meminfo(reader: _NumaReader) -> list[HugePages]:
 
 
 def _gpu_memory(reader: _NumaReader) -> dict[int, str]:
-    """NUMA nodes that are the memory of a GPU, as NVIDIA's driver reports them."""
+    """Return NUMA node -> address of the GPU whose memory it is, as NVIDIA's driver reports."""
     owners: dict[int, str] = {}
     for name in reader.names(_GPUS):
         text = reader.text(f"{_GPUS}/{name}/numa_status") or ""

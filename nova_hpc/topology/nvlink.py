@@ -31,7 +31,7 @@ _SIZE: Final = re.compile(r"[0-9]{1,3}", re.ASCII)
 
 
 def format_nvlink_tag(memberships: Mapping[str, int]) -> str | None:
-    """The value of the tag ``hpc_nvlink`` of a device; None if the device is in no NVLink set.
+    """Format the tag ``hpc_nvlink`` of a device; None if the device is in no NVLink set.
 
     :param memberships: name of each set -> number of its members.
     """

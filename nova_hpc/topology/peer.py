@@ -106,7 +106,7 @@ def count_redirected_pairs(node: Node, addresses: Collection[str]) -> tuple[int,
 def peer_reasons_between(
     node: Node, addresses: Collection[str]
 ) -> tuple[tuple[int, int, PeerReason], ...]:
-    """Every readable pair of a GPU and an adapter of *addresses* below one switch.
+    """List every readable pair of a GPU and an adapter of *addresses* below one switch.
 
     :returns: their numbers in the order of addresses, and the reason for their path.
     """
@@ -131,18 +131,17 @@ def _both_enabled(first: bool | None, second: bool | None) -> bool | None:
 
 
 def peer_path_between(node: Node, first: PciFunction, second: PciFunction) -> PeerPath:
-    """The path of peer-to-peer traffic between two functions of *node*."""
+    """Return the path of peer-to-peer traffic between two functions of *node*."""
     return judge_peer_path(node, first, second)[0]
 
 
 def judge_peer_path(
     node: Node, first: PciFunction, second: PciFunction
 ) -> tuple[PeerPath, PeerReason | None]:
-    """The path between two functions of *node*, and its cause; the cause is None without a shared
-    switch.
+    """Find the path of peer-to-peer traffic between two functions, and its cause.
 
-    Each device is judged at its own port of the shared switch. The worse of the two reasons
-    decides for both directions.
+    Each device is judged at its own port of the shared switch. The worse of the two reasons decides
+    for both directions. The cause is None without a shared switch.
     """
     between = ports_between(node, first, second)
     if between is None:
@@ -161,15 +160,15 @@ def judge_peer_path(
 
 
 def peer_path_by_reason(reason: PeerReason) -> PeerPath:
-    """The path of two functions below one switch, from the cause that decides it."""
+    """Return the path of two functions below one switch, from the cause that decides it."""
     return _PATHS.get(reason, PeerPath.SWITCH)
 
 
 def ports_between(node: Node, first: PciFunction, second: PciFunction) -> tuple[str, ...] | None:
-    """The two ports of the nearest shared switch through which *first* and *second* are reached.
+    """Return the two ports of the nearest shared switch that lead to *first* and *second*.
 
-    Ports of switches further down send traffic for a neighbour elsewhere upwards, whether
-    they redirect or not.
+    Ports of switches further down send traffic for a neighbour elsewhere upwards, whether they
+    redirect or not.
 
     :returns: the port of *first*, then of *second*; () if unknown, as for two functions of
         one device; None if they share no switch.
@@ -190,7 +189,7 @@ def ports_between(node: Node, first: PciFunction, second: PciFunction) -> tuple[
 
 
 def switch_paths_of(node: Node) -> dict[str, PeerPath]:
-    """The path of peer-to-peer traffic at each switch, by its address.
+    """Return address of a switch -> the path of peer-to-peer traffic between its ports.
 
     Only switches with devices at several ports are included. A path is :attr:`PeerPath.ROOT` as
     soon as one pair is redirected.
@@ -229,7 +228,7 @@ _PATHS: Final = {
 
 
 def _reason_at_port(port: PciFunction | None, device: PciFunction) -> PeerReason:
-    """The way that *port* treats requests of *device* below it."""
+    """Return the way that *port* treats peer-to-peer requests of *device* below it."""
     if port is None or port.acs_control is None:
         return PeerReason.UNREADABLE
     if not port.acs_control & _REDIRECT:

@@ -17,7 +17,7 @@ from nova_hpc.topology.model import Node, address_key
 
 
 def find_unread_functions(node: Node, addresses: Iterable[str]) -> tuple[str, ...]:
-    """The functions whose ACS or ATS registers are unknown and decide about peer-to-peer traffic.
+    """Find functions whose ACS or ATS registers are unknown and decide about peer-to-peer traffic.
 
     :param addresses: of a server's devices; other functions matter only as ports above them.
     :returns: addresses of ports and devices, in their order; () if all are known, or if no
@@ -40,7 +40,7 @@ def find_unread_functions(node: Node, addresses: Iterable[str]) -> tuple[str, ..
 
 
 def with_registers(node: Node, configs: Mapping[str, bytes]) -> Node:
-    """*node* with the ACS and ATS registers of these configuration spaces.
+    """Return a copy of *node* with the ACS and ATS registers of these configuration spaces.
 
     :param configs: address -> space; one that is too short, or all ones, is ignored.
     """

@@ -53,9 +53,7 @@ class AcsChange:
 
 @attrs.frozen
 class Lack:
-    """An obstacle at one port or device, because of which a pair does not meet
-    ``[hpc]peer_to_peer``.
-    """
+    """An obstacle at one port or device that keeps a pair from meeting ``[hpc]peer_to_peer``."""
 
     #: Address of the port or device.
     address: str
@@ -129,7 +127,7 @@ def plan_peer_changes(node: Node, wish: PeerWish) -> PeerPlan:
 
 
 def _sides_of_pair(node: Node, pair: PeerPair) -> Iterator[tuple[str, PciFunction]]:
-    """The two ports of a pair, each with the function below it."""
+    """Yield the two ports of a pair of GPU and adapter, each with the function below it."""
     gpu, adapter = node.function(pair.gpu), node.function(pair.functions[0])
     if gpu is not None and adapter is not None:
         yield from zip(peer.ports_between(node, gpu, adapter) or (), (gpu, adapter), strict=False)
@@ -140,7 +138,7 @@ def _does_redirect(port: PciFunction | None) -> bool:
 
 
 def _change_for_port(port: PciFunction | None, wish: PeerWish) -> AcsChange | None:
-    """The new register of a port that redirects; None if it stays as it is.
+    """Compute the new ACS register of a port that redirects; None if it stays as it is.
 
     TRANSLATED adds direct translated peer-to-peer, DIRECT removes the redirects.
     """
@@ -152,7 +150,7 @@ def _change_for_port(port: PciFunction | None, wish: PeerWish) -> AcsChange | No
 
 
 def _refusal_for_port(node: Node, address: str, wish: PeerWish) -> Lack | None:
-    """The reason why a port cannot or must not be set."""
+    """Return the reason why a port cannot or must not be set; None if it can."""
     port = node.function(address)
     if port is None or port.acs_control is None:
         return Lack(address, "its registers cannot be read; only root can", unread=True)
@@ -180,7 +178,7 @@ def _refusal_for_port(node: Node, address: str, wish: PeerWish) -> Lack | None:
 
 
 def _device_lacks(node: Node, device: PciFunction) -> Iterator[Lack]:
-    """The obstacle that a device without ATS is for TRANSLATED; the PF has the setting."""
+    """Yield the reason why a device without ATS prevents TRANSLATED, on its physical function."""
     if device.ats is None:
         yield Lack(device.address, "whether it has ATS cannot be read; only root can", unread=True)
     elif not device.ats:

@@ -12,7 +12,7 @@ _BITS: Final = re.compile(r"^address sizes\s*:\s*(\d{1,2}) bits physical", re.AS
 
 
 def physical_address_bits(tree: FileTree) -> int | None:
-    """Width of the physical addresses of the processors (x86).
+    """Read the width of the physical addresses of the processors, in bits (x86).
 
     A guest's processors cannot have more bits. None if unknown.
     """

@@ -19,9 +19,10 @@ _SMI: Final = re.compile(r"smi\d{1,4}", re.ASCII)
 
 
 def find_smi_devices(devices: Mapping[str, Sequence[str | None]]) -> frozenset[str]:
-    """The devices of type SMI among the RDMA devices of one PCI function.
+    """Find the devices of type SMI among the RDMA devices of one PCI function.
 
     :param devices: name of a device -> the first GID of each of its ports; None if unknown.
+    :returns: their names.
     """
     return frozenset(
         name

@@ -87,7 +87,7 @@ class Roles:
     kept: Mapping[str, str] = attrs.field(factory=dict, hash=False)
 
     def role_of(self, function: PciFunction, node: Node | None = None) -> str | None:
-        """The role of *function*; None for a bridge and for a function without a role.
+        """Return the role of *function*; None for a bridge and for a function without a role.
 
         :param node: its node: a virtual function is on the fabric of its physical one.
         """
@@ -128,10 +128,10 @@ def parse_good_roles(entries: Sequence[str]) -> Roles:
 
 
 def link_layer(function: PciFunction, node: Node | None = None) -> str | None:
-    """The link layer of an adapter, ``InfiniBand`` or ``Ethernet``; None for neither, both, or
-    unknown.
+    """Return the link layer of an adapter: ``InfiniBand`` or ``Ethernet``.
 
-    The ports of the function or of its physical function decide; without them, its class.
+    None for neither, both, or unknown. The ports of the function or of its physical function
+    decide; without them, its class.
     """
     parent = _physical_function_of(function, node)
     layers = {
@@ -147,7 +147,7 @@ def link_layer(function: PciFunction, node: Node | None = None) -> str | None:
 
 
 def _interface_names_of(function: PciFunction, node: Node | None) -> list[str | None]:
-    """Names of the network interfaces of *function*, or else of its physical function."""
+    """Return the network interfaces of *function*, else of its physical function; else [None]."""
     for candidate in (function, _physical_function_of(function, node)):
         names = [
             name for name in (candidate.os_devices if candidate else ()) if name.startswith("net ")
@@ -164,7 +164,7 @@ def _physical_function_of(function: PciFunction, node: Node | None) -> PciFuncti
 
 
 def configured_role_names(entries: Sequence[str]) -> frozenset[str]:
-    """The names of the roles that an operator has configured; empty for the default entries.
+    """Return the names of the roles that an operator has configured; empty for the default entries.
 
     :param entries: ``[hpc]device_role`` of a service.
     """

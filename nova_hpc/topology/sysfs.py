@@ -36,10 +36,12 @@ def read_sysfs_node(root: Path, busy: Collection[str] = ()) -> Node:
 
 
 def read_tree(tree: FileTree, source: str, busy: Collection[str] = ()) -> Node:
-    """Like :func:`read_sysfs_node`, from *tree*; messages name it *source*.
+    """Read a node from *tree*, like :func:`read_sysfs_node`; messages name it *source*.
 
-    NUMA nodes and IOMMU groups are read first. The functions then help to place offline CPUs,
-    and the completed nodes help to place the functions.
+    NUMA nodes and IOMMU groups are read first. The functions then help to place offline CPUs, and
+    the completed nodes help to place the functions.
+
+    :param busy: addresses of functions in a reset, whose configuration space is not read.
     """
     numa_nodes, hugepages, problems = numa.read_sysfs_numa(tree)
     groups = _read_iommu_groups(tree, problems)
@@ -77,7 +79,10 @@ def _read_hostname(tree: FileTree) -> str | None:
 
 
 def _read_functions(tree: FileTree, problems: list[str], busy: Collection[str]) -> list[Raw]:
-    """All functions that the kernel lists, in the order of their addresses."""
+    """Read all PCI functions that the kernel lists, in the order of their addresses.
+
+    :param problems: gets a text for each name that is left out.
+    """
     try:
         names = tree.names(DEVICES)
     except FileError as error:
@@ -103,7 +108,7 @@ def _read_functions(tree: FileTree, problems: list[str], busy: Collection[str]) 
 
 
 def _read_iommu_groups(tree: FileTree, problems: list[str]) -> dict[int, frozenset[str]]:
-    """Members of each IOMMU group; names of PCI functions are normalised."""
+    """Return number of each IOMMU group -> its members; names of PCI functions are normalised."""
     groups: dict[int, frozenset[str]] = {}
     try:
         for name in tree.names(_GROUPS):
@@ -126,7 +131,7 @@ def _read_iommu_groups(tree: FileTree, problems: list[str]) -> dict[int, frozens
 def _with_hives(
     tree: FileTree, functions: list[PciFunction], problems: list[str]
 ) -> list[PciFunction]:
-    """The functions; accelerators with xGMI links get the lowest address of their hive."""
+    """Return the functions; accelerators with xGMI links get the lowest address of their hive."""
     gpus = [function.address for function in functions if classes.is_gpu(function.class_code)]
     hives, more = xgmi.read_xgmi_hives(tree, gpus) if gpus else ({}, [])
     problems.extend(more)

@@ -51,7 +51,7 @@ class Vfio(enum.Enum):
 
 @attrs.frozen
 class Kernel:
-    """The information of a kernel about its VFIO drivers."""
+    """A kernel's VFIO drivers: whether it reports them in sysfs, and patterns of its variants."""
 
     #: Functions on VFIO have ``vfio-dev/``.
     says: bool
@@ -69,7 +69,7 @@ class Kernel:
         return is_known_vfio_driver(driver)
 
     def variant(self, alias: str) -> str | None:
-        """The VFIO variant driver for a function; None if only vfio-pci matches.
+        """Return the VFIO variant driver for a function; None if only vfio-pci matches.
 
         Of several it is the one with the fewest wildcards, as in libvirt.
 
@@ -95,7 +95,7 @@ def alias_of(
     subsystem: tuple[str | None, str | None],
     class_code: str | None,
 ) -> str:
-    """A function's ids as the text that the kernel compares with the aliases of variants."""
+    """Format a function's ids as the text that the kernel compares with the aliases of variants."""
     code = (class_code or "").ljust(6, "0").upper()
     numbers = (vendor, product, *subsystem)
     ids = [f"{number or '':0>8}".upper() for number in numbers]
@@ -113,7 +113,7 @@ def read_vfio_kernel(tree: FileTree) -> Kernel:
 
 
 def vfio_of_driver(tree: FileTree, driver: str | None, names: object, parent: str | None) -> Vfio:
-    """How a function's driver relates to VFIO.
+    """Decide whether a function's driver is no VFIO driver, one for guests, or its vendor's own.
 
     :param names: the entries of its ``vfio-dev/``, if any.
     :param parent: for a virtual function: the driver of its physical function.
@@ -147,7 +147,7 @@ class _LastAliases:
 
 
 def _read_vfio_lines(handle: int, limit: int) -> bytes:
-    """The lines about VFIO of an open ``modules.alias``, cached, because the file has MiBs."""
+    """Read the lines about VFIO of an open ``modules.alias``, cached, because the file has MiBs."""
     status = os.fstat(handle)
     key = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
     if _LastAliases.last is None or _LastAliases.last[0] != key:

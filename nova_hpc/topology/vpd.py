@@ -26,7 +26,7 @@ class VpdError(Exception):
 
 
 def read_vpd_keywords(data: bytes) -> dict[str, str]:
-    """The keywords in the read-only part of VPD, with their values; the first of each counts.
+    """Return keyword -> value of the read-only part of VPD; the first of each counts.
 
     :raises VpdError: see :func:`walk_vpd_fields`.
     """

@@ -30,7 +30,7 @@ _LARGEST: Final = 1 << 64
 
 
 def read_xgmi_hives(tree: FileTree, addresses: Iterable[str]) -> tuple[dict[str, str], list[str]]:
-    """The xGMI hive of each accelerator, named by the hive's lowest address, and problems.
+    """Return accelerator -> its xGMI hive, named by the hive's lowest address; and problems.
 
     A hive is a set of AMD GPUs with direct links. A file with a senseless value is a problem.
 
@@ -70,7 +70,7 @@ def _read_hive_id(tree: FileTree, address: str, problems: list[str]) -> int | No
 def _kfd_links(
     tree: FileTree, accelerators: list[str], problems: list[str]
 ) -> list[tuple[str, str]]:
-    """Pairs of accelerators with a link between them."""
+    """List pairs of accelerators with a link between them, from the files of AMD's KFD driver."""
     places: dict[int, str] = {}
     wires: list[tuple[int, int]] = []
     for number in _numbered_names_in(tree, _NODES, problems):
@@ -111,7 +111,7 @@ def _read_properties(tree: FileTree, path: str, problems: list[str]) -> dict[str
 
 
 def _pci_address_of(properties: Mapping[str, int]) -> str | None:
-    """The PCI address in the properties of a node; None for a CPU."""
+    """Return the PCI address in the properties of a KFD node; None for a CPU."""
     place = properties.get("location_id", 0)
     if not 0 < place < 1 << 16:
         return None

@@ -50,7 +50,7 @@ class Accepted:
 
 
 def describe_field_change(name: str, source: str, before: str, after: str) -> str:
-    """The sentence about a changed field of a device's identity.
+    """Return the sentence about a changed field of a device's identity.
 
     :param source: its source: ``by the kernel``, or ``by its own answer``.
     """
@@ -58,12 +58,12 @@ def describe_field_change(name: str, source: str, before: str, after: str) -> st
 
 
 def describe_bar_change(before: Sequence[str], after: Sequence[str]) -> str:
-    """The sentence about changed base address registers of a device."""
+    """Return the sentence about changed base address registers of a device."""
     return f"its BARs are {_join_or_none(after)}, and were {_join_or_none(before)}"
 
 
 def describe_capability_change(gone: Sequence[str], new: Sequence[str]) -> str:
-    """The sentence about changed capabilities in a device's configuration space."""
+    """Return the sentence about changed capabilities in a device's configuration space."""
     return f"its capabilities have changed: {_join_or_none(gone)} gone, {_join_or_none(new)} new"
 
 

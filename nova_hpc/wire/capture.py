@@ -42,10 +42,9 @@ _STAND_IN: Final = re.compile(r"(?:serial:)?02(?:00){4}[0-9a-f]{6}(?:/fn\d)?", r
 
 
 def stand_in(number: int, size: int) -> bytes:
-    """The *number*-th replacement for an identity (serial number, MAC) of *size* bytes in a saved
-    archive.
+    """Return the *number*-th replacement for an identity (serial number, MAC) of *size* bytes.
 
-    It is a locally administered number, which no maker assigns.
+    It stands in a saved archive, and is a locally administered number, which no maker assigns.
     """
     return b"\x02" + number.to_bytes(size - 1, "big")
 
@@ -59,12 +58,12 @@ def stands_in(serial: str | None) -> bool:
 
 
 def write_capture_note(replaced: Collection[str]) -> str:
-    """The text that lists the replaced kinds of identities in an archive; ASCII, with a newline."""
+    """Format the list of the kinds of identities replaced in an archive; ASCII, with a newline."""
     return json.dumps({**CAPTURE.head(), "replaced": sorted(replaced)}, indent=2) + "\n"
 
 
 def read_capture_note(text: object) -> frozenset[str]:
-    """The kinds of identities that were replaced in an archive, including kinds of later releases.
+    """Parse the kinds of identities that were replaced in an archive, also kinds of later releases.
 
     :raises nova_hpc_common.wire.version.LaterError: only a later release reads it.
     :raises WireError: it is broken.
@@ -76,7 +75,7 @@ def read_capture_note(text: object) -> frozenset[str]:
 
 
 def replaced_kinds_of(tree: FileTree) -> frozenset[str] | None:
-    """The kinds of identities that were replaced in a saved inventory.
+    """Return the kinds of identities that were replaced in a saved inventory.
 
     None if *tree* has no list of them, as on a running machine.
 

@@ -56,7 +56,7 @@ class Decision:
     wish: PeerWish = PeerWish.KEEP
 
     def dumps(self) -> str:
-        """The decision as text for Nova's database: ASCII, within the limit of :data:`DECISION`."""
+        """Format the decision for Nova's database: ASCII, within the limit of :data:`DECISION`."""
         body: dict[str, object] = {
             DECISION.key: DECISION.version,
             "asked": self.asked.word,
@@ -106,7 +106,7 @@ def _read_peer_wish(value: object) -> PeerWish:
 
 
 def _pairs_by_reason(peers: Iterable[tuple[int, int, PeerReason]]) -> dict[str, str]:
-    """The reason -> ``0-2,1-3``: its pairs."""
+    """Group pairs of GPU and adapter numbers by reason: reason -> text such as ``0-2,1-3``."""
     by_reason: dict[str, list[str]] = {}
     for gpu, adapter, reason in peers:
         by_reason.setdefault(reason.value, []).append(f"{gpu}-{adapter}")

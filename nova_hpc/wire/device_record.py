@@ -33,7 +33,7 @@ _BROKEN: Final = {DEVICE_TAGS.key: "unreadable"}
 
 
 def write_device_record(tags: Mapping[str, str]) -> str:
-    """The ``hpc_*`` tags of a device as text for Nova's database.
+    """Format the ``hpc_*`` tags of a device as text for Nova's database.
 
     All tags are under one key, so that no old tag remains.
     """
@@ -42,10 +42,10 @@ def write_device_record(tags: Mapping[str, str]) -> str:
 
 
 def read_device_record(text: object) -> dict[str, str]:
-    """The ``hpc_*`` tags in a device's record in Nova's database; {} if it has none. Never raises.
+    """Parse the ``hpc_*`` tags in a device's record in Nova's database; {} if none. Never raises.
 
-    For an unreadable record it returns tags of a version that no release reads: the place of
-    the device is then unknown, and it is not taken for an ordinary device.
+    For an unreadable record it returns tags of a version that no release reads: the place of the
+    device is then unknown, and it is not taken for an ordinary device.
     """
     if text is None:
         return {}

@@ -55,9 +55,7 @@ class AbiError(WireError):
 
 @attrs.frozen
 class Abi:
-    """The rules by which a guest's PCIe tree was built, stored so that later starts build the same
-    tree.
-    """
+    """The rules that built a guest's PCIe tree, stored so that later starts build it again."""
 
     mode: TopologyMode
     #: Whether cliques are shown to GPUs.
@@ -68,7 +66,7 @@ class Abi:
     segment: SegmentShape | None = None
 
     def dumps(self) -> str:
-        """The rules as text for Nova's database: ASCII, within the limit of :data:`GUEST_ABI`."""
+        """Format the rules for Nova's database: ASCII, within the limit of :data:`GUEST_ABI`."""
         tree = {"mode": self.mode.value, "clique": int(self.clique)}
         if self.segment is None:
             return write_compact_json({GUEST_ABI.key: self.version, **tree})
@@ -113,7 +111,7 @@ def read_guest_abi(text: object) -> Abi | None:
 
 
 def _read_segment(data: Any) -> SegmentShape:
-    """The size of the segment.
+    """Read the size of a server's shared memory: MiB of a part, and number of parts.
 
     :raises ValueError: it has no size that a segment can have.
     """

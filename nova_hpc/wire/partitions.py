@@ -85,7 +85,7 @@ _CONVERTER: Final = make_strict_converter(
 
 
 def write_desired(desired: DesiredPartitions) -> dict[str, Any]:
-    """The desired partitions as an object for JSON, for the RPC to the fabric agent."""
+    """Return the desired partitions as a JSON object, for the RPC to the fabric agent."""
     return {
         **DESIRED_PARTITIONS.head(),
         "ticket": desired.ticket,

@@ -45,7 +45,7 @@ class ReservedProvider:
         return min(self.total, max(self.ours, self.operators))
 
     def dumps(self) -> dict[str, Any]:
-        """The reservation as an object for JSON."""
+        """Return the reservation as a JSON object."""
         body: dict[str, Any] = {
             "uuid": self.uuid,
             "class": self.resource_class,
@@ -61,7 +61,7 @@ class ReservedProvider:
 
 
 def write_reservations(providers: Mapping[str, ReservedProvider]) -> dict[str, Any]:
-    """All reservations as an object for JSON, by PCI address."""
+    """Return all reservations as a JSON object, by PCI address."""
     return {address: providers[address].dumps() for address in sorted(providers)}
 
 

@@ -64,7 +64,10 @@ _MOST_UNUSABLE: Final = 256
 
 
 def _to_plain_text(text: str) -> str:
-    """Printable ASCII of bounded length: a driver's name may hold anything."""
+    """Cut a text to a bounded length and replace all but printable ASCII by ``?``.
+
+    A driver's name may hold anything.
+    """
     text = text[:_LONGEST_REASON]
     return "".join(letter if " " <= letter <= "~" else "?" for letter in text)
 
@@ -120,10 +123,10 @@ class StatsDocument:
     left_out: int = 0
 
     def dumps(self) -> str:
-        """The document as JSON, ASCII only, shorter than :data:`LIMIT`.
+        """Format the document as JSON, ASCII only, shorter than :data:`LIMIT`.
 
-        Entries that do not fit are omitted from the end (withheld devices come
-        first) and counted in ``left_out``.
+        Entries that do not fit are omitted from the end (withheld devices come first) and counted
+        in ``left_out``.
         """
         for extras in ((self.states, self.kinds), (self.states,), ()):
             text = write_compact_json(self._body(self._kinds(), self.left_out, *extras))
@@ -147,7 +150,7 @@ class StatsDocument:
         return write_compact_json(self._body(kept, left))
 
     def _kinds(self) -> dict[str, Mapping[str, str]]:
-        """The parts with devices, the most important first."""
+        """Return key of the document -> address -> reason, the most important part first."""
         return {"withheld": self.withheld, "differs": self.differs, "in_use": self.in_use}
 
     def _entries(self) -> Iterator[tuple[str, str, str]]:
@@ -180,12 +183,12 @@ class StatsDocument:
 
 
 def format_kind(resource_class: str, traits: Iterable[str]) -> str:
-    """A kind of device as text: the resource class and the traits."""
+    """Format a kind of device as text: the resource class and the sorted traits."""
     return " ".join([resource_class, *sorted(traits)])
 
 
 def parse_kind(kind: str) -> tuple[str, frozenset[str]]:
-    """The resource class and the traits in the text of a kind."""
+    """Split the text of a kind of device into its resource class and its traits."""
     first, *others = kind.split(" ")
     return first, frozenset(others)
 
@@ -255,7 +258,7 @@ def judge_node_stats(text: object, tagged: bool) -> NodeWord:
 
 
 def read_stats_or_none(text: object) -> StatsDocument | None:
-    """Like :func:`read_stats`; None also if it cannot be read. Never raises."""
+    """Parse the document like :func:`read_stats`; None also if it cannot be read. Never raises."""
     try:
         return read_stats(text)
     except WireError:
@@ -263,7 +266,7 @@ def read_stats_or_none(text: object) -> StatsDocument | None:
 
 
 def _by_reason(reasons: Mapping[str, str]) -> dict[str, list[str]]:
-    """Address -> reason as reason -> addresses: most devices share a few reasons."""
+    """Turn address -> reason into reason -> addresses: most devices share a few reasons."""
     grouped: dict[str, list[str]] = {}
     for address, reason in reasons.items():
         grouped.setdefault(reason, []).append(address)
@@ -271,7 +274,7 @@ def _by_reason(reasons: Mapping[str, str]) -> dict[str, list[str]]:
 
 
 def _by_state(states: Mapping[str, tuple[str, float]]) -> dict[str, dict[str, list[str]]]:
-    """The addresses by state, and within a state by the second since which they have it."""
+    """Group addresses by state, and within a state by the second since which they have it."""
     grouped: dict[str, dict[str, list[str]]] = {}
     for address, (state, since) in states.items():
         grouped.setdefault(state, {}).setdefault(str(int(since)), []).append(address)

@@ -41,7 +41,7 @@ class WrongError(WireError):
 
 
 def number_field(least: int = 0, most: int = 1_000_000) -> tuple[type, Hook]:
-    """A field reader for a whole number from *least* to *most*."""
+    """Return a type and a reader for a whole number from *least* to *most*; which else raises."""
 
     def read(value: Any, _: Any) -> int:
         # True is a number in Python, but not here.
@@ -94,7 +94,7 @@ def make_strict_converter(
     defaults: bool | Collection[type] = False,
     growing: bool = False,
 ) -> cattrs.Converter:
-    """A converter for documents whose fields have the names of the classes' fields.
+    """Make a converter for documents whose fields have the names of the classes' fields.
 
     :param fields: name of a field, in any class -> reader for its numbers or texts;
         other numbers are 0 to 1000000, other texts printable and not empty.
@@ -137,17 +137,20 @@ def _is_optional(kind: Any) -> bool:
 
 
 def _make_optional_hook(kind: Any, made: cattrs.Converter) -> Hook:
-    """Like cattrs, but with one lookup of the hook instead of one for each value."""
+    """Make the reader of a value that may be None, with one lookup of the inner reader.
+
+    cattrs makes a lookup for each value.
+    """
     inner = kind.__args__[0]
     read = made.get_structure_hook(inner)
     return lambda value, _: None if value is None else read(value, inner)
 
 
 def _make_items_factory(collect: Callable[[list[Any]], Any]) -> Any:
-    """How to read a list into a tuple or a set.
+    """Return a factory of readers that convert a list to a tuple or a set.
 
-    Items are read without a record of their places, because that is faster. If one of them
-    is wrong, cattrs reads the list again, and its error names the place of the item.
+    Items are read without a record of their places, because that is faster. If one of them is
+    wrong, cattrs reads the list again, and its error names the place of the item.
     """
 
     def factory(kind: Any, made: cattrs.Converter) -> Hook:
@@ -184,10 +187,10 @@ def _make_class_factory(
     left_out: Mapping[type, Mapping[str, Any]],
     defaults: bool | Collection[type],
 ) -> Any:
-    """How to read an object into a class, with the hooks of single fields.
+    """Return a factory of readers that convert an object to a class, with readers of single fields.
 
-    A missing key is reported before cattrs reads the object, so that the message names it
-    in our words.
+    A missing key is reported before cattrs reads the object, so that the message names it in our
+    words.
     """
 
     def factory(kind: Any, made: cattrs.Converter) -> Hook:
@@ -257,7 +260,7 @@ def structure_document(
 
 
 def _explain_wire_error(error: Exception, data: Any, singular: Mapping[str, str]) -> str:
-    """Name the first fault and its place."""
+    """Return a text with the first fault of a document and its place."""
     parts: list[str] = []
     while isinstance(error, cattrs.BaseValidationError):
         noted, others = error.group_exceptions()  # type: ignore[attr-defined]

@@ -69,7 +69,7 @@ class Tags:
     nvlink: str | None = None
 
     def to_spec(self) -> dict[str, str]:
-        """The keys to add to an entry of ``[pci]device_spec``."""
+        """Return the keys and texts to add to an entry of ``[pci]device_spec``."""
         place = self.location
         pairs = {
             VERSION: str(DEVICE_TAGS.version),

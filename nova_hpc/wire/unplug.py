@@ -35,7 +35,7 @@ class Unplug:
     asked: int
 
     def dumps(self) -> str:
-        """The number as text for Nova's database: ASCII, within the limit of :data:`UNPLUG`."""
+        """Format the number of requests for Nova's database: ASCII, within its limit."""
         body = {UNPLUG.key: UNPLUG.version, "asked": self.asked}
         return write_compact_json(body)
 

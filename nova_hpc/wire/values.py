@@ -26,7 +26,7 @@ def require_type(value: Any, kind: type[_T]) -> _T:
 
 
 def require_type_or_none(value: Any, kind: type[_T]) -> _T | None:
-    """Like :func:`require_type`, for a value that may be missing."""
+    """Return *value* if it is of type *kind* or None, like :func:`require_type`."""
     return None if value is None else require_type(value, kind)
 
 
@@ -55,5 +55,5 @@ def require_finite(value: Any) -> float:
 
 
 def cut_reason(text: str) -> str:
-    """A reason for the ledger, cut to the longest text that the file keeps."""
+    """Cut a reason for the ledger to the longest text that the file keeps."""
     return text[:_LONGEST_REASON]

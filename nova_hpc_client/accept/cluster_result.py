@@ -69,7 +69,7 @@ class MemberAcceptance:
         yield from (f"{what}: {why}" for what, why in result.failed.items())
 
     def make_verdict(self, taken: int) -> MemberVerdict:
-        """The verdict on the member for its server's metadata.
+        """Build the verdict on the member for its server's metadata.
 
         :param taken: time of the measurement, in seconds since 1970.
         """

@@ -132,7 +132,7 @@ class ClusterMeasuring:
     # -- first ---------------------------------------------------------------
 
     def _list_able(self) -> list[int]:
-        """Numbers of the members that answer and are compared."""
+        """Return numbers of the members that answer and are compared."""
         return [
             number
             for number in self._hosts
@@ -303,7 +303,7 @@ class ClusterMeasuring:
                 self._links.setdefault(link, []).append(answer)
 
     def _pair_call(self, link: turns.Link, turn: int) -> PairCall:
-        """The call for a link; client and server change places in every other pass."""
+        """Build the call for a pair of members; client and server swap in every other pass."""
         first, second = link if turn % 2 == 0 else link[::-1]
         return PairCall(
             self._hosts[first].remote, self._hosts[second].remote, self._hosts[second].address

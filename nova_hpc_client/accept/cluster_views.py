@@ -28,7 +28,7 @@ _COLOURS: Final = {"slow": "#f2b8b5", "level": "#c7e7cf", "undecided": "#f3e6a6"
 
 
 def list_member_rows(cluster: ClusterAcceptance) -> list[tuple[str, str, str, str, str]]:
-    """One table row for each member, in the order of :data:`COLUMNS`."""
+    """Return one table row for each member, in the order of :data:`COLUMNS`."""
     return [
         (
             member.name,
@@ -46,7 +46,7 @@ def list_member_rows(cluster: ClusterAcceptance) -> list[tuple[str, str, str, st
 
 
 def format_cluster_text(cluster: ClusterAcceptance) -> str:
-    """The results as text: a few lines for each member.
+    """Format the results as text: a few lines for each member.
 
     Of probes at the level of the others only the number is printed.
     """
@@ -83,7 +83,7 @@ def _list_member_lines(member: MemberAcceptance) -> Iterator[str]:
 
 
 def format_cluster_junit(cluster: ClusterAcceptance) -> str:
-    """The results as JUnit XML with one suite for each member."""
+    """Format the results as JUnit XML with one suite for each member."""
     parts = ['<?xml version="1.0" encoding="UTF-8"?>', "<testsuites>"]
     for member in cluster.members:
         _, _, suite = format_junit(member.result).partition("\n")
@@ -93,7 +93,7 @@ def format_cluster_junit(cluster: ClusterAcceptance) -> str:
 
 
 def draw_cluster(cluster: ClusterAcceptance) -> str:
-    """The results as an SVG table of members and probes.
+    """Draw the results as an SVG table of members and probes.
 
     Each cell has the ratio to the other members.
     """

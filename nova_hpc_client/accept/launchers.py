@@ -53,7 +53,7 @@ class Reach:
     command: tuple[str, ...] = GUEST_COMMAND
 
     def build_words(self, host: MemberHost, words: Sequence[str]) -> list[str]:
-        """The command line that runs ``nova-hpc-guest`` with *words* on a member.
+        """Build the command line that runs ``nova-hpc-guest`` with *words* on a member.
 
         :param host: a host with a checked name and address.
         """

@@ -52,7 +52,10 @@ def settle_cluster(
 
 
 def _look_again(cloud: ClusterCloud, cluster: Cluster) -> Cluster:
-    """The cluster with its verdicts, which were written after it had been read."""
+    """Read the cluster again with its verdicts; return *cluster* if it cannot be read.
+
+    The verdicts were written after it had been read.
+    """
     try:
         return cloud.look(cluster.id)
     except ClusterCloudError:
@@ -61,7 +64,7 @@ def _look_again(cloud: ClusterCloud, cluster: Cluster) -> Cluster:
 
 
 def format_rejection(measured: ClusterAcceptance) -> str:
-    """One line for each member that is not accepted, with its reasons."""
+    """Format one line for each member that is not accepted, with its reasons."""
     lines = [f"cluster {measured.name} is not accepted: {measured.verdict}"]
     for member in measured.members:
         if member.result.verdict != ACCEPTED:

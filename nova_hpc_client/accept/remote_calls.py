@@ -82,7 +82,7 @@ class RemoteCall:
             self._finish(CallEnd("", f"{words[0]} does not start: {error.strerror or error}"))
 
     def poll(self) -> CallEnd | None:
-        """The result of the command; None while it runs. A command over its limit is ended."""
+        """Return the result of the command; None while it runs. It is ended over its limit."""
         if self.ended is not None or self._child is None:
             return self.ended
         status = self._child.poll()
@@ -102,7 +102,7 @@ class RemoteCall:
         return self._finish(CallEnd("", problem))
 
     def read_output(self) -> str:
-        """The output that the command has written so far; empty after its end."""
+        """Return the output that the command has written so far; "" after its end."""
         return "" if self.ended is not None else _read_start(self._out)
 
     def end(self) -> None:
@@ -177,7 +177,7 @@ def wait_for_calls(calls: Sequence[RemoteCall]) -> list[CallEnd]:
 
 
 def explain_end(name: str, status: int, text: str) -> str:
-    """A sentence for a launcher that ended without success, with the cure if there is one.
+    """Return a sentence for a launcher that ended without success, with the cure if there is one.
 
     :param name: name of the launcher.
     :param status: its exit status, or the negative number of the signal that ended it.

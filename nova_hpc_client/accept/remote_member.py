@@ -77,19 +77,23 @@ class RemoteMember:
         return read_sample(_take_document(ended))
 
     def build_first_words(self, busy: bool) -> list[str]:
-        """The command that prints the first sample."""
+        """Build the command that prints the member's first sample.
+
+        :param busy: measure also if the machine is busy.
+        """
         words = ["--sample", "--first", "--only", "clock", *(["--busy"] if busy else [])]
         return self._accept_words(words)
 
     def build_serve_words(self, probe: Probe, seconds: float) -> list[str]:
-        """The command that answers another machine's probe for *seconds*."""
+        """Build the command that answers another machine's probe for *seconds*."""
         return self._accept_words(["--serve", probe.name, "--budget", f"{seconds:g}"])
 
     def build_sample_words(
         self, probes: Sequence[Probe], settings: Mapping[str, str] | None, peer: str | None
     ) -> list[str]:
-        """The command that measures one round and prints the sample.
+        """Build the command that measures one round and prints the sample.
 
+        :param settings: changed settings of the round.
         :param peer: address of the machine that answers; None if the probes need none.
         """
         words = ["--sample", "--only", ",".join(probe.name for probe in probes)]
@@ -173,7 +177,7 @@ def measure_pairs(
 
 
 def _wait_for_servers(servers: Sequence[RemoteCall]) -> list[str | None]:
-    """For each server, the reason why it does not serve; None if it does."""
+    """Wait for the servers of a probe; return for each why it does not serve, or None."""
     until = time.monotonic() + _SERVE_LIMIT
     states: dict[int, str | None] = {}
     while len(states) < len(servers):
@@ -196,7 +200,7 @@ def _find_limit(probes: Sequence[Probe]) -> float:
 
 
 def _take_document(ended: CallEnd) -> str:
-    """The line with the document; other output of shells and ssh is ignored.
+    """Return the line with the document; other output of shells and ssh is ignored.
 
     :raises AcceptanceError: the output contains no document.
     """

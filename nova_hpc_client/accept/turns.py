@@ -27,15 +27,15 @@ Link = tuple[int, int]
 
 
 def order_turn(members: Sequence[int], turn: int) -> list[int]:
-    """The order in which members are measured in round *turn*: A B C, then C B A, and so on."""
+    """Return the order of measuring members in round *turn*: A B C, then C B A, and so on."""
     return list(members) if turn % 2 == 0 else list(reversed(members))
 
 
 def pair_up_members(members: Sequence[int]) -> list[list[Link]]:
-    """Rounds in which each pair of members meets once, and each member is in at most one pair.
+    """Return rounds in which each pair of members meets once, each member in at most one pair.
 
-    An even number N of members needs N-1 rounds. An odd number needs N rounds, and one member
-    rests in each (the circle method of tournaments, T. P. Kirkman, 1847).
+    An even number N of members needs N-1 rounds. An odd number needs N rounds, and one member rests
+    in each (the circle method of tournaments, T. P. Kirkman, 1847).
     """
     seats: list[int | None] = [*members]
     if len(seats) % 2:
@@ -56,7 +56,7 @@ def pair_up_members(members: Sequence[int]) -> list[list[Link]]:
 
 
 def count_passes(members: int) -> int:
-    """The number of passes over all pairs that are needed to judge a member's links.
+    """Return the number of passes over all pairs that are needed to judge a member's links.
 
     A member has N-1 links, and the others have (N-1)(N-2)/2 links without it. Each side needs at
     least ``LEAST_PAIRS`` runs. 0 for two members, because the rest has no link then.

@@ -23,7 +23,7 @@ _DEVICES: Final = ("pci_passthrough:alias", "hpc:", "accel:device_profile", "res
 
 
 def head_nics(wish: ClusterWish) -> tuple[Nic, ...]:
-    """The networks of the head: the members' networks in which a port needs no device.
+    """Return the networks of the head: the members' networks in which a port needs no device.
 
     Nova makes the head's ports.
     """
@@ -57,8 +57,9 @@ def _asks_for_device(spec: str) -> bool:
 
 
 def head_body(wish: ClusterWish, group: str, secrets: Secrets, hosts: str = "") -> dict[str, Any]:
-    """The body of ``POST /servers`` for the head.
+    """Build the body of ``POST /servers`` for the head.
 
+    :param group: id of the cluster's server group.
     :param hosts: text of the host list as far as it is available; empty if it is not.
     """
     own = attrs.evolve(

@@ -55,7 +55,7 @@ class MemberHost:
 def list_cluster_hosts(
     cluster: Cluster, network: str = "", names: bool = False
 ) -> list[MemberHost]:
-    """The members in the order of their nearness, whatever their names.
+    """List the members in the order of their nearness, whatever their names.
 
     :param network: name of the network of the addresses; empty for each member's first.
     :param names: use no addresses, because a resolver finds the names.
@@ -68,7 +68,7 @@ def list_cluster_hosts(
 
 
 def find_head_host(cluster: Cluster, network: str = "", names: bool = False) -> MemberHost | None:
-    """The head; None if there is none.
+    """Return the head of the cluster as a host; None if there is none.
 
     :param network: as in :func:`list_cluster_hosts`. The head has no port in a network of devices.
         Its first address is used instead, which is in a network of the members, too.
@@ -92,7 +92,7 @@ def _host_of_member(member: ClusterMember, address: str) -> MemberHost:
 
 
 def choose_address(member: ClusterMember, network: str) -> str:
-    """The address of a member for host files; empty if it has none.
+    """Choose the address of a member for host files; "" if it has none.
 
     :param network: name of the network of the address; empty for the first.
     :raises HostError: the member is not in that network.
@@ -106,7 +106,10 @@ def choose_address(member: ClusterMember, network: str) -> str:
 
 
 def prefer_ipv4(addresses: Sequence[str]) -> str:
-    """The first IPv4 address if there is one, because old MPIs read no other in host files."""
+    """Return the first IPv4 address if there is one, because old MPIs read no other in host files.
+
+    "" without addresses.
+    """
     return min(addresses, key=lambda address: ":" in address, default="")
 
 
@@ -139,7 +142,7 @@ _ANSIBLE: Final = frozenset({"all", "ungrouped"})
 def format_openmpi_hosts(
     hosts: Sequence[MemberHost], cluster: str, head: MemberHost | None = None
 ) -> str:
-    """A host file with one slot for each vCPU."""
+    """Format Open MPI's host file with one slot for each vCPU."""
     return "".join(
         f"{host.reached} slots={max(1, host.vcpus)}\n" for host in check_member_hosts(hosts)
     )
@@ -148,7 +151,7 @@ def format_openmpi_hosts(
 def format_slurm_nodes(
     hosts: Sequence[MemberHost], cluster: str, head: MemberHost | None = None
 ) -> str:
-    """Lines of slurm.conf; the guest's kernel keeps 5 % of the memory.
+    """Format the lines of slurm.conf for the members; the guest's kernel keeps 5 % of the memory.
 
     The head is the host of the controller, and not a node.
     """
@@ -172,14 +175,14 @@ def format_slurm_nodes(
 def format_pdsh_hosts(
     hosts: Sequence[MemberHost], cluster: str, head: MemberHost | None = None
 ) -> str:
-    """One host in each line, as ``pdsh -w ^FILE`` and ``WCOLL`` read it."""
+    """Format one host in each line, as ``pdsh -w ^FILE`` and ``WCOLL`` read it."""
     return "".join(f"{host.reached}\n" for host in check_member_hosts(hosts))
 
 
 def format_ansible_inventory(
     hosts: Sequence[MemberHost], cluster: str, head: MemberHost | None = None
 ) -> str:
-    """An inventory in YAML: a group with the cluster's name for its members, and one for the head.
+    """Format Ansible's inventory in YAML: a group with the cluster's name, and one for the head.
 
     Hyphens become underscores in names of groups. A member's ``hpc_rank`` is its index.
     """
@@ -204,7 +207,10 @@ def _ansible_values_of(host: MemberHost) -> dict[str, object]:
 
 
 def _host_group_name(cluster: str, words: Collection[str]) -> str:
-    """The cluster's name as the name of a set of hosts."""
+    """Return the cluster's name as the name of a set of hosts; reserved words get a prefix.
+
+    :raises HostError: the cluster has no name.
+    """
     if NAME.fullmatch(cluster) is None:
         raise HostError("no record says what this cluster is called")
     # Slurm and Ansible have sets of their own, and a set cannot be a part of itself.
@@ -222,6 +228,6 @@ COLUMNS: Final = ("Name", "Address", "vCPUs", "RAM", *(s.title() for s in SHORT 
 
 
 def host_columns_of(host: MemberHost) -> tuple[object, ...]:
-    """The values of a host, in the order of :data:`COLUMNS`."""
+    """Return the values of a host, in the order of :data:`COLUMNS`."""
     levels = [host.domains.get(level, "") for level in SHORT if level != "host"]
     return (host.name, host.address, host.vcpus, host.ram_mb, *levels)

@@ -44,7 +44,7 @@ Where={mount.target}
 
 
 def unit_name_of(target: str) -> str:
-    """The name of a directory's unit without its suffix, as ``systemd-escape --path`` prints it."""
+    """Return a directory's unit name without suffix, as ``systemd-escape --path`` prints it."""
     path = target.strip("/")
     return "".join(_escape_sign(sign, first=not at) for at, sign in enumerate(path))
 
@@ -57,7 +57,7 @@ def _escape_sign(sign: str, first: bool) -> str:
 
 
 def build_mount_units(mounts: Sequence[Mount]) -> dict[str, str]:
-    """Unit name -> text, with a mount and an automount unit for each mount."""
+    """Return unit name -> text, with a mount and an automount unit for each mount."""
     return {
         f"{unit_name_of(mount.target)}.{kind}": text.format(mount=mount)
         for mount in mounts
@@ -66,7 +66,7 @@ def build_mount_units(mounts: Sequence[Mount]) -> dict[str, str]:
 
 
 def format_mount_hook(mounts: Sequence[Mount]) -> str:
-    """Shell lines that write and start the units at each boot. Empty if nothing is mounted.
+    """Format shell lines that write and start the units at each boot; "" without mounts.
 
     The caller's script defines the function ``put FILE MODE``.
     """

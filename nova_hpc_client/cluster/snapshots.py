@@ -57,7 +57,7 @@ class SnapshotTurn:
     runs: bool
 
     def write(self, generation: int) -> str:
-        """The text for :attr:`ClusterWish.turn`."""
+        """Format the snapshot in progress as the text of :attr:`ClusterWish.turn`."""
         return f"{SNAPSHOT}-{generation}-{self.id}{'-run' if self.runs else ''}"
 
 
@@ -87,7 +87,7 @@ class MemberImage:
 
 @attrs.frozen
 class ClusterSnapshot:
-    """All images of one snapshot."""
+    """All images of one snapshot of a cluster, with the snapshot's id."""
 
     id: str
     images: tuple[MemberImage, ...]
@@ -123,7 +123,7 @@ class ClusterSnapshot:
 def new_turn(
     group: str, generation: int, servers: Iterable[str], runs: bool, taken: int = 0
 ) -> SnapshotTurn:
-    """The turn of a new snapshot: two clients that begin it at once make the same one.
+    """Make the record of a new snapshot: two clients that begin it at once make the same one.
 
     The generation is not enough to distinguish snapshots: it begins again after all members were
     lost or released.
@@ -131,6 +131,7 @@ def new_turn(
     :param group: id of the cluster's server group.
     :param generation: generation of the ``ClusterWish`` with the turn.
     :param servers: ids of the members' servers.
+    :param runs: whether the members run while the images are taken.
     :param taken: the number of ids of this generation that have images already.
     """
     text = " ".join((group, str(generation), str(taken), *sorted(servers)))
@@ -138,7 +139,7 @@ def new_turn(
 
 
 def read_turn(wish: ClusterWish | None) -> SnapshotTurn | None:
-    """The turn of a snapshot that is not finished; None if there is none."""
+    """Parse the record of a snapshot that is not finished; None if there is none."""
     match = _TURN.fullmatch(wish.turn) if wish is not None else None
     return SnapshotTurn(match[1], bool(match[2])) if match else None
 
@@ -149,12 +150,12 @@ def is_snapshot_id(text: str) -> bool:
 
 
 def write_snapshot_image(snapshot: str) -> str:
-    """The value of :attr:`ClusterWish.image` for members that boot from a snapshot's images."""
+    """Format :attr:`ClusterWish.image` for members that boot from a snapshot's images."""
     return f"{_WORD}{snapshot}"
 
 
 def snapshot_of_image(image: str) -> str:
-    """The snapshot that a :attr:`ClusterWish.image` names; empty if it names an image of Glance."""
+    """Find the snapshot that a :attr:`ClusterWish.image` names; "" if it is Glance's id."""
     snapshot = image.removeprefix(_WORD)
     return snapshot if snapshot != image and is_snapshot_id(snapshot) else ""
 
@@ -162,7 +163,7 @@ def snapshot_of_image(image: str) -> str:
 def build_properties(
     wish: ClusterWish, group: str, turn: SnapshotTurn, number: int, server: str
 ) -> dict[str, str]:
-    """Properties of a member's image.
+    """Build the properties of a member's image in Glance.
 
     :param group: id of the cluster's server group.
     :param number: number of the member.
@@ -173,7 +174,7 @@ def build_properties(
 
 
 def image_name(member: str, snapshot: str) -> str:
-    """The name of a member's image.
+    """Return the name of a member's image in Glance.
 
     :param member: name of the member.
     """
@@ -237,12 +238,12 @@ def read_image(record: Mapping[str, Any]) -> MemberImage | None:
 
 
 def order_images(images: Iterable[MemberImage]) -> list[MemberImage]:
-    """Images in order of preference, the same for every client: active ones first, then by age."""
+    """Sort images by preference, the same for every client: active ones first, then by age."""
     return sorted(images, key=lambda image: (image.status != "active", image.created, image.id))
 
 
 def gather_snapshots(images: Iterable[MemberImage]) -> list[ClusterSnapshot]:
-    """The snapshots to which these images belong, the oldest first."""
+    """Group images into the snapshots to which they belong, the oldest first."""
     by_id: dict[str, list[MemberImage]] = {}
     for image in sorted(images, key=lambda image: (image.created, image.number, image.id)):
         by_id.setdefault(image.snapshot, []).append(image)
@@ -250,7 +251,7 @@ def gather_snapshots(images: Iterable[MemberImage]) -> list[ClusterSnapshot]:
 
 
 def find_disturbance(actions: Iterable[tuple[str, str]], since: datetime.datetime) -> str:
-    """The action that may have started a server or changed its disk; empty if there is none.
+    """Return the action that may have started a server or changed its disk; "" if there is none.
 
     An action whose time cannot be read counts as later than the first image.
 
@@ -273,7 +274,7 @@ def find_disturbance(actions: Iterable[tuple[str, str]], since: datetime.datetim
 def choose_images(
     images: Sequence[MemberImage], servers: Mapping[int, str]
 ) -> dict[int, list[MemberImage]]:
-    """Number of a member -> the images of its present server, in order of preference.
+    """Return number of a member -> the images of its present server, in order of preference.
 
     :param servers: number of a member -> id of its server.
     """

@@ -84,7 +84,7 @@ class MemberKeys:
 
 
 def make_member_keys() -> MemberKeys:
-    """Two new Ed25519 key pairs, for logins and for hosts."""
+    """Make two new Ed25519 key pairs, one for logins and one for hosts."""
     (login, login_public), (host, host_public) = _make_key(), _make_key()
     return MemberKeys(login, host, PublicKeys(login_public, host_public))
 
@@ -158,12 +158,12 @@ def merge_user_data(
 
 
 def encoded_size_of(data: bytes) -> int:
-    """The size in base64, in bytes: Nova's limit counts these."""
+    """Return the size of *data* in base64, in bytes: Nova's limit counts these."""
     return (len(data) + 2) // 3 * 4
 
 
 def _format_part(data: bytes) -> bytes:
-    """A part whose type cloud-init detects from its content, as for user data without MIME."""
+    """Format a MIME part whose type cloud-init detects from its content, as for plain user data."""
     head, body = b"Content-Type: text/plain\n\n", data
     # MIME readers change other line ends and non-ASCII bytes, so base64 protects these.
     if not data.isascii() or b"\r" in data or b"\0" in data:

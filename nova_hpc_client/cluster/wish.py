@@ -128,7 +128,7 @@ def check_cluster_wish(wish: ClusterWish, secrets: Secrets, spare: int = SPARE) 
 
 
 def build_user_data(wish: ClusterWish, secrets: Secrets, spare: int = 0) -> bytes:
-    """The user data of each member, before base64.
+    """Build the user data of each member, before base64.
 
     :param spare: bytes in base64 that are left for keys of later members.
     :raises UserDataError: the user data is too long, or cloud-init would not read it.
@@ -182,27 +182,27 @@ def is_single(wish: ClusterWish) -> bool:
 
 
 def member_tag_of(group: str, adopted: bool = False) -> str:
-    """The tag of each member, at most 48 characters; Nova allows 60."""
+    """Return the tag of each member of a group, at most 48 characters; Nova allows 60."""
     return f"{ADOPTED_MARK if adopted else MARK}{group}"
 
 
 def member_name(wish: ClusterWish, number: int) -> str:
-    """The name of a member; Nova makes the same names in a request for several servers."""
+    """Return the name of a member; Nova makes the same names in a request for several servers."""
     return f"{wish.name}-{number}"
 
 
 def head_name(cluster: str) -> str:
-    """The name of a cluster's head."""
+    """Return the name of a cluster's head."""
     return f"{cluster}-head"
 
 
 def port_name(wish: ClusterWish, number: int, nic: int) -> str:
-    """The name of a member's port in the network at index *nic* of its networks."""
+    """Return the name of a member's port in the network at index *nic* of its networks."""
     return f"{wish.name}-{number}.{nic}"
 
 
 def member_number_of(wish_name: str, name: str, adopted: bool = False) -> int | None:
-    """The number in a member's name; None if the name has none.
+    """Return the number in a member's name; None if the name has none.
 
     :param adopted: accept 0, because Heat counts from 0.
     """
@@ -211,20 +211,23 @@ def member_number_of(wish_name: str, name: str, adopted: bool = False) -> int | 
 
 
 def port_place_of(wish_name: str, name: str) -> tuple[int, int] | None:
-    """The member's number and the index of its network in a port's name; None for other names."""
+    """Return member's number and index of its network in a port's name; None for other names."""
     match = re.fullmatch(rf"{re.escape(wish_name)}-(0|[1-9][0-9]{{0,5}})\.([0-9]{{1,2}})", name)
     return (int(match[1]), int(match[2])) if match else None
 
 
 def nics_with_ports(wish: ClusterWish) -> list[tuple[int, Nic]]:
-    """Index and network of the ports that the client makes before the server."""
+    """Return index and network of the ports that the client makes before the server."""
     return [(place, nic) for place, nic in enumerate(wish.nics) if nic.vnic]
 
 
 def group_body(
     wish: ClusterWish, attempt: str, policy: str, max_per_host: int | None
 ) -> dict[str, Any]:
-    """The body of ``POST /os-server-groups``."""
+    """Build the body of ``POST /os-server-groups``.
+
+    :param attempt: random text that makes the name unique.
+    """
     body: dict[str, Any] = {"name": cluster_wish.to_group_name(wish, attempt), "policy": policy}
     if max_per_host is not None:
         body["rules"] = {"max_server_per_host": max_per_host}
@@ -232,7 +235,7 @@ def group_body(
 
 
 def port_body(wish: ClusterWish, group: str, number: int, place: int, groups: Sequence[str]) -> Any:
-    """The body of ``POST /ports``.
+    """Build the body of ``POST /ports`` for a member's port.
 
     :param number: number of the member.
     :param place: index of the port's network among the member's networks.
@@ -259,7 +262,7 @@ def server_body(
     hosts: str = "",
     image: str = "",
 ) -> dict[str, Any]:
-    """The body of ``POST /servers``.
+    """Build the body of ``POST /servers`` for one member, or for several at once.
 
     :param several: numbers of the members; more than one is a request for several
         servers, which Nova names by itself, from 1 on.

@@ -109,7 +109,7 @@ def _hear_guests(
     encrypt: bool,
     pace: Pace,
 ) -> tuple[str, str]:
-    """Public keys of the client and of the share, from their consoles; empty without encryption.
+    """Read public keys of the client and of the share from their consoles; "" without encryption.
 
     A guest prints its key after its boot, so the consoles are read again until both have one.
 
@@ -200,7 +200,7 @@ def _slots_now(cloud: ShareCloud, share: SharedGpu, pace: Pace) -> dict[str, Sha
 
 
 def _rank_of(client: str, slots: dict[str, ShareSlot]) -> int:
-    """The rank of a client by the age of its slot, from 0; the same for every client."""
+    """Return the rank of a client by the age of its slot, from 0; the same for every client."""
     order = sorted(
         (slot.slot.since if slot.slot is not None else 0, client_id)
         for client_id, slot in slots.items()

@@ -30,12 +30,12 @@ class ProjectView:
     groups: tuple[GpuGroup, ...]
 
     def ports_of(self, server: str) -> list[GpuPort]:
-        """The ports of the server with this id."""
+        """Return the ports of the server with this id."""
         return [port for port in self.ports if port.server == server]
 
 
 class ShareCloud(Protocol):
-    """Access to Nova and Neutron with the rights of one user."""
+    """Interface to Nova and Neutron with the rights of one user, for GPU shares."""
 
     @property
     def project(self) -> str:
@@ -54,10 +54,10 @@ class ShareCloud(Protocol):
         """Whether the server does not exist (any more)."""
 
     def subnets(self) -> Mapping[str, str]:
-        """Id of each subnet -> its CIDR as Neutron writes it."""
+        """Return id of each subnet -> its CIDR as Neutron writes it."""
 
     def console(self, server: str) -> str:
-        """The last lines of a server's console; empty if there is none."""
+        """Return the last lines of a server's console; "" if there is none."""
 
     def make_server(self, body: Mapping[str, Any]) -> str:
         """Request a server, and return its id."""

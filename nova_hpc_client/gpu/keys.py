@@ -19,7 +19,7 @@ from nova_hpc_guest.gpu.announcements import KeyDoubtError
 
 
 def compare_keys(cloud: ShareCloud, share: SharedGpu, pace: Pace) -> SharedGpu:
-    """The share, with a problem for each slot whose keys differ from its guests' present keys.
+    """Return the share, with a problem of each slot whose keys differ from its guests' now.
 
     A guest without a console, or without a key on it, is unknown and gives no problem.
     """
@@ -57,7 +57,7 @@ def _compare_slot(
 
 
 def _hear_key(cloud: ShareCloud, server: str, name: str, pace: Pace) -> str:
-    """The public key of a guest's last boot; empty if unknown."""
+    """Read the public key of a guest's last boot from its console; "" if unknown."""
     try:
         said = announcements.read_announcements(ask_again(pace, cloud.console, server))
         return announcements.require_one_key(said, name) or ""

@@ -24,7 +24,7 @@ CHANGEABLE: Final = ("ACTIVE", "PAUSED", "SUSPENDED", "SHUTOFF")
 
 
 class ShareState(enum.Enum):
-    """The state of a share, in one word."""
+    """The state of a shared GPU server, in one word."""
 
     READY = "READY"
     #: Nova is making or rebuilding its server.
@@ -114,7 +114,7 @@ class GpuGroup:
 
 
 def group_name_of(share: str, clients: bool = False) -> str:
-    """The name of a share's security group, or of its clients'."""
+    """Return the name of a share's security group, or of its clients'."""
     return f"hpc-gpu-{share}{'-clients' if clients else ''}"
 
 
@@ -219,7 +219,7 @@ def is_closed(share: SharedGpu) -> bool:
 
 
 def read_gpu_server(data: Mapping[str, Any]) -> GpuServer:
-    """Read a server record of Nova's API."""
+    """Parse a server record of Nova's API, with the records of GPU shares in its metadata."""
     flavor = data.get("flavor") or {}
     specs = flavor.get("extra_specs")
     fault = (data.get("fault") or {}).get("message", "")
@@ -258,7 +258,7 @@ def read_gpu_port(data: Mapping[str, Any]) -> GpuPort:
 
 
 def read_gpu_group(data: Mapping[str, Any]) -> GpuGroup:
-    """Read a security group's record of Neutron's API."""
+    """Parse a security group's record of Neutron's API."""
     rules = data.get("security_group_rules") or ()
     return GpuGroup(
         str(data["id"]),
@@ -361,7 +361,10 @@ def _explain_slot(
     pointer: GpuClient | None,
     points: bool,
 ) -> str:
-    """The problem of a slot whose records do not agree, with the cure; empty if they do."""
+    """Return the problem of a slot whose records do not agree, with the cure; "" if they do.
+
+    :param points: whether the client's own record names the share.
+    """
     if client is None:
         return "its client was deleted: the next command takes the slot back"
     if share.server is None:

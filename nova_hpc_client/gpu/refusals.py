@@ -299,7 +299,7 @@ def check_announced(
 
 
 def format_gpu_command(*words: str) -> str:
-    """A command of ``openstack hpc gpu``, quoted for a shell."""
+    """Format a command of ``openstack hpc gpu``, quoted for a shell."""
     return shell_command("openstack", "hpc", "gpu", *words)
 
 
@@ -324,7 +324,7 @@ def find_share(shares: Iterable[SharedGpu], name: str) -> SharedGpu:
 
 
 def rule_bodies_of(own: str, clients: str) -> list[dict[str, Any]]:
-    """The bodies of ``POST /security-group-rules`` that let in only the clients.
+    """Build the bodies of ``POST /security-group-rules`` that let in only the clients.
 
     :param own: id of the share's own group, which gets the rules.
     :param clients: id of the clients' group.

@@ -51,7 +51,7 @@ class ShareWish:
 
 
 def server_body_of(wish: ShareWish) -> dict[str, Any]:
-    """The request body that creates the server of a share (``POST /servers``)."""
+    """Build the request body that creates the server of a share (``POST /servers``)."""
     server: dict[str, Any] = {
         "name": wish.record.name,
         "flavorRef": wish.flavor,
@@ -189,7 +189,13 @@ def _close_share(cloud: ShareCloud, share: SharedGpu, wish: ShareWish, pace: Pac
 
 
 def _make_group(cloud: ShareCloud, share: SharedGpu, clients: bool, pace: Pace) -> SharedGpu:
-    """Make one of the two groups unless it exists, which is checked again after a lost answer."""
+    """Create one of a share's two security groups unless it exists; return the share as it is then.
+
+    Whether it exists is checked again after a lost answer.
+
+    :param clients: make the clients' group; otherwise the share's own.
+    :raises ShareError: the server is gone, the cloud refuses, or it does not answer.
+    """
     name = group_name_of(share.id, clients)
     for _ in range(_ASKS):
         found = _share_now(cloud, share.id, pace)
@@ -280,7 +286,7 @@ def _take_what_can_be(
 
 
 def format_since(seconds: int) -> str:
-    """A time in a record (Unix time, seconds) in ISO 8601; empty if unknown."""
+    """Format a time in a record (Unix time, seconds) in ISO 8601; "" if unknown."""
     if not 0 < seconds < 1 << 36:
         return ""
     moment = datetime.datetime.fromtimestamp(seconds, datetime.UTC)

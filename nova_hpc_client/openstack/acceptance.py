@@ -122,7 +122,7 @@ def _parse_words(text: str) -> tuple[str, ...]:
 
 
 def parse_probes(text: str) -> tuple[str, ...]:
-    """An argparse type: names of probes."""
+    """Parse names of probes, separated by commas, as argparse's type."""
     words = tuple(word for word in text.split(",") if word)
     for word in words:
         if word not in PROBE_OF:

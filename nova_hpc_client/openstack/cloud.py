@@ -57,7 +57,7 @@ class SdkCloud(MarkingCloud):
     # -- looking -----------------------------------------------------------
 
     def clusters(self) -> list[Cluster]:
-        """All clusters of the project."""
+        """Read all clusters of the project from Nova and Neutron."""
         groups = self.rest.groups()
         clusters = members.gather_clusters(
             groups, self.rest.servers(), self.rest.ports(fields=PORT_FIELDS)
@@ -66,7 +66,7 @@ class SdkCloud(MarkingCloud):
         return clusters
 
     def find(self, name: str) -> Cluster:
-        """The cluster with this name or id.
+        """Find the cluster with this name or id.
 
         :raises ClusterError: there is none, or more than one.
         """
@@ -132,7 +132,7 @@ class SdkCloud(MarkingCloud):
         return [server for server in self.rest.servers(name=pattern) if server["name"] == name]
 
     def server(self, name: str) -> OneServer:
-        """The server with this name or id, with its neighbours in its server groups.
+        """Find the server with this name or id, with its neighbours in its server groups.
 
         :raises ClusterError: there is none, or more than one.
         """
@@ -156,7 +156,7 @@ class SdkCloud(MarkingCloud):
         return servers.read_own_server(server_record, siblings.values(), ports)
 
     def server_record(self, name: str) -> dict[str, Any]:
-        """Nova's record of the server with this name or id.
+        """Read Nova's record of the server with this name or id.
 
         :raises ClusterError: there is none, or more than one.
         """
@@ -170,7 +170,7 @@ class SdkCloud(MarkingCloud):
         return dict(self.rest.nova("GET", f"/servers/{_only_id_of('server', name, ids)}")["server"])
 
     def console(self, server: str) -> str:
-        """The last lines of a server's console; empty if it has none (yet)."""
+        """Read the last lines of a server's console; "" if it has none (yet)."""
         body = {"os-getConsoleOutput": {"length": _CONSOLE_LINES}}
         try:
             return str(self.rest.nova("POST", f"/servers/{server}/action", body)["output"])
@@ -187,7 +187,7 @@ class SdkCloud(MarkingCloud):
         return str(self.rest.nova("POST", "/os-server-groups", body)["server_group"]["id"])
 
     def groups_of(self, attempt: str) -> Sequence[str]:
-        """Ids of the server groups that one attempt has created."""
+        """Return ids of the server groups that one attempt has created."""
         ids = []
         for group in self.rest.groups():
             try:
@@ -199,7 +199,7 @@ class SdkCloud(MarkingCloud):
         return ids
 
     def make_port(self, wish: ClusterWish, group: str, number: int, place: int) -> None:
-        """Make a member's port in the network at index *place* of its networks."""
+        """Create a member's port in the network at index *place* of its networks."""
         ids = [self.security_group(name) for name in wish.security_groups]
         self.rest.neutron("POST", "/ports", wishes.port_body(wish, group, number, place, ids))
 
@@ -218,7 +218,7 @@ class SdkCloud(MarkingCloud):
         self.rest.nova("POST", "/servers", body)
 
     def make_head(self, wish: ClusterWish, group: str, secrets: Secrets, hosts: str = "") -> None:
-        """Request the head."""
+        """Request the head of a cluster from Nova: an additional server without devices."""
         self.rest.nova("POST", "/servers", heads.head_body(wish, group, secrets, hosts))
 
     def set_wish(self, wish: ClusterWish, group: str, server: str) -> None:
@@ -249,7 +249,7 @@ class SdkCloud(MarkingCloud):
         self._act(server, {"createImage": {"name": name, "metadata": dict(properties)}})
 
     def snapshot_images(self, snapshot: str) -> list[MemberImage]:
-        """The images of a snapshot, whatever their status."""
+        """Read the images of a snapshot, whatever their status."""
         return self.images.read_images(snapshot)
 
     def delete_image(self, image: str) -> None:
@@ -257,11 +257,11 @@ class SdkCloud(MarkingCloud):
         _ask_unless_gone(self.rest.glance, "DELETE", f"/images/{image}")
 
     def tag_image(self, image: str, tag: str) -> None:
-        """Give an image a tag."""
+        """Add a tag to an image in Glance."""
         self.rest.glance("PUT", f"/images/{image}/tags/{tag}")
 
     def actions_of(self, server: str) -> list[tuple[str, str]]:
-        """Names and start times of the actions that Nova has recorded for a server."""
+        """Return names and start times of the actions that Nova has recorded for a server."""
         answer = self.rest.nova("GET", f"/servers/{server}/os-instance-actions")
         return [
             (str(action["action"]), str(action["start_time"]))
@@ -290,7 +290,7 @@ class SdkCloud(MarkingCloud):
             raise BusyError(str(error)) from error
 
     def read_no_host(self, server: str) -> str | None:
-        """The reason why the last unshelving of a server found no host.
+        """Read the reason why the last unshelving of a server found no host.
 
         :returns: empty if the user may not read the reason; None if Nova shows no such error.
         """
@@ -318,17 +318,17 @@ class SdkCloud(MarkingCloud):
         _ask_unless_gone(self.rest.nova, "POST", f"/servers/{server}/metadata", body)
 
     def delete_port(self, port: str) -> None:
-        """Delete a port."""
+        """Delete a port of Neutron; do nothing if it is gone."""
         _ask_unless_gone(self.rest.neutron, "DELETE", f"/ports/{port}")
 
     def delete_group(self, group: str) -> None:
-        """Delete the server group."""
+        """Delete the server group of a cluster; do nothing if it is gone."""
         _ask_unless_gone(self.rest.nova, "DELETE", f"/os-server-groups/{group}")
 
     # -- names in users' options --------------------------------------------
 
     def flavor(self, name: str) -> Mapping[str, Any]:
-        """The flavor with this id or name.
+        """Find the flavor with this id or name.
 
         :raises ClusterError: there is none.
         """
@@ -347,7 +347,7 @@ class SdkCloud(MarkingCloud):
         raise ClusterError(f"no flavor is called {name}")
 
     def image(self, name: str) -> str:
-        """Id of the image with this id or name.
+        """Return the id of the image with this id or name.
 
         :raises ClusterError: there is none, or more than one, or the cloud finds none by name.
         """
@@ -366,7 +366,7 @@ class SdkCloud(MarkingCloud):
         )
 
     def network(self, name: str) -> str:
-        """Id of the network with this id or name.
+        """Return the id of the network with this id or name.
 
         :raises ClusterError: there is none, or more than one.
         """
@@ -376,12 +376,12 @@ class SdkCloud(MarkingCloud):
         return _only_id_of("network", name, [network["id"] for network in networks])
 
     def subnets(self, network: str) -> list[Mapping[str, Any]]:
-        """The subnets of a network that the project can see."""
+        """Read the subnets of a network that the project can see."""
         answer = self.rest.neutron("GET", "/subnets", network_id=network)
         return list(answer["subnets"])
 
     def security_group(self, name: str) -> str:
-        """Id of the security group with this id or name.
+        """Return the id of the security group with this id or name.
 
         :raises ClusterCloudError: there is none, or more than one.
         """

@@ -46,7 +46,10 @@ class SdkShareCloud:
         return ProjectView(tuple(shares), by_id, ports, groups)
 
     def gpu_server(self, name: str) -> GpuServer:
-        """The server with this name or id."""
+        """Read the server with this name or id.
+
+        :raises ClusterError: there is none, or more than one.
+        """
         return model.read_gpu_server(self.names.server_record(name))
 
     def is_gone(self, server: str) -> bool:
@@ -58,16 +61,16 @@ class SdkShareCloud:
         return False
 
     def subnets(self) -> Mapping[str, str]:
-        """Id of each subnet -> its CIDR as Neutron writes it."""
+        """Return id of each subnet -> its CIDR as Neutron writes it."""
         found = self.rest.neutron("GET", "/subnets", fields=("id", "cidr"))["subnets"]
         return {str(subnet["id"]): str(subnet["cidr"]) for subnet in found}
 
     def console(self, server: str) -> str:
-        """The last lines of a server's console; empty if there is none."""
+        """Read the last lines of a server's console; "" if there is none."""
         return self.names.console(server)
 
     def named_group(self, name: str) -> str:
-        """Id of the project's security group with this id or name."""
+        """Return the id of the project's security group with this id or name."""
         return self.names.security_group(name)
 
     # -- steps -------------------------------------------------------------
@@ -94,7 +97,7 @@ class SdkShareCloud:
             return  # The rule exists already.
 
     def delete_security_group(self, group: str) -> None:
-        """Delete a security group."""
+        """Delete a security group; do nothing if it is gone."""
         try:
             self.rest.neutron("DELETE", f"/security-groups/{group}")
         except GoneError:

@@ -16,7 +16,9 @@ from nova_hpc_common.outside.text import printable_text
 
 
 def find_share_for(cloud: SdkCloud, name: str | None, members: int) -> str:
-    """Id of the share with this name, if it has a free slot for each member; empty for no name.
+    """Return the id of the share with this name, if it has a free slot for each member.
+
+    "" for no name.
 
     :raises ClusterError: there is no such share, or not enough room in it.
     """

@@ -37,14 +37,14 @@ class MarkingCloud:
         self.rest = rest
 
     def flavor(self, name: str) -> Mapping[str, Any]:
-        """The flavor with this id or name.
+        """Find the flavor with this id or name.
 
         :raises ClusterError: there is none.
         """
         raise NotImplementedError
 
     def foreign_group(self, name: str) -> str:
-        """Id of the server group with this name or id.
+        """Return the id of the server group with this name or id.
 
         :raises ClusterError: there is none, or more than one.
         """
@@ -131,7 +131,7 @@ class MarkingCloud:
             self.rest.neutron("PUT", f"/ports/{port}/tags/{tag}")
 
     def release_port(self, port: str) -> None:
-        """Remove the mark of a port."""
+        """Remove the cluster's tags and description from a port; do nothing if it is gone."""
         try:
             record = self.rest.neutron("GET", f"/ports/{port}")["port"]
         except GoneError:

@@ -82,7 +82,7 @@ def _parse_mount_option(text: str) -> Mount:
 
 
 def parse_member_list(text: str) -> frozenset[int]:
-    """An argparse type: numbers of members such as 1-3,7."""
+    """Parse numbers of members such as 1-3,7, as argparse's type."""
     try:
         return numbers.parse_number_ranges(text)
     except WireError as error:
@@ -90,14 +90,14 @@ def parse_member_list(text: str) -> frozenset[int]:
 
 
 def parse_size(text: str) -> int:
-    """An argparse type: a positive number, for example of members or GiB."""
+    """Parse a positive number, for example of members or GiB, as argparse's type."""
     if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= numbers.MOST:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to {numbers.MOST}")
     return int(text)
 
 
 def parse_seconds(text: str) -> float:
-    """An argparse type: a number of seconds, at least 0 and less than 10^9."""
+    """Parse a number of seconds, at least 0 and less than 10^9, as argparse's type."""
     try:
         value = float(text)
     except ValueError:
@@ -420,7 +420,7 @@ def _choose_config_drive(cloud: SdkCloud, args: argparse.Namespace, nics: Sequen
 def quota_need_of(
     wish: ClusterWish, flavor: Any, members: int, in_group: int, group: bool
 ) -> QuotaNeed:
-    """The amounts that quotas have to leave room for.
+    """Compute the amounts that quotas have to leave room for.
 
     :param flavor: the members' flavor, a record of Nova's API.
     :param members: the number of servers that the command creates.

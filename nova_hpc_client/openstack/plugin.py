@@ -14,7 +14,7 @@ DEFAULT_API_VERSION: Final = "1"
 
 
 def make_client(instance: Any) -> Any:
-    """The connection that all commands of the shell share."""
+    """Return the connection that all commands of the shell share."""
     return instance.sdk_connection
 
 

@@ -17,7 +17,7 @@ Counts = Callable[[Cluster, ClusterMember], bool]
 
 
 def is_active(cluster: Cluster, member: ClusterMember) -> bool:
-    """Whether a member runs."""
+    """Return whether a member of a cluster runs."""
     return member.standing is Standing.RUNS
 
 
@@ -25,7 +25,7 @@ def is_active(cluster: Cluster, member: ClusterMember) -> bool:
 def show_member_progress(
     total: int, wanted: bool, word: str = "active", counts: Counts = is_active
 ) -> Iterator[Callable[[Cluster, str], None]]:
-    """A bar of the members that are done, on standard error.
+    """Show a bar of the members that are done, on standard error.
 
     :param total: the number of members in the end.
     :param wanted: False to show nothing.
@@ -55,7 +55,7 @@ def show_member_progress(
 
 @contextlib.contextmanager
 def show_text_progress(wanted: bool) -> Iterator[Callable[[str], None]]:
-    """The present work of a command, on standard error.
+    """Show the present work of a command, on standard error.
 
     :param wanted: False to show nothing.
     :returns: a function to call with each sentence.
@@ -72,7 +72,7 @@ def show_text_progress(wanted: bool) -> Iterator[Callable[[str], None]]:
 
 @contextlib.contextmanager
 def show_step_progress(wanted: bool) -> Iterator[Callable[[str, int, int], None]]:
-    """A bar of the steps of a phase, on standard error.
+    """Show a bar of the steps of a phase, on standard error.
 
     :param wanted: False to show nothing.
     :returns: a function to call with each step: its text, the number of steps done, and of all.

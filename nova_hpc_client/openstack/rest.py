@@ -51,7 +51,7 @@ class RestClient:
 
     @property
     def project(self) -> str:
-        """Id of the user's project."""
+        """UUID of the user's current project, as text."""
         return str(self._connection.current_project_id)
 
     def nova(
@@ -93,7 +93,7 @@ class RestClient:
         return _send_request(send, body)
 
     def glance(self, method: str, path: str, **query: Any) -> Any:
-        """Send a request to Glance, as :meth:`nova` does."""
+        """Send Glance a request, and return the decoded answer, as :meth:`nova` does for Nova."""
         send = lambda **keywords: self._connection.image.request(  # noqa: E731
             path, method, params=query, **keywords
         )
@@ -108,7 +108,10 @@ class RestClient:
             return False
 
     def servers(self, **query: Any) -> Iterator[dict[str, Any]]:
-        """All servers of the project, page by page."""
+        """Yield Nova's details of each server of the project, reading page by page.
+
+        :param query: further query parameters of Nova's ``GET /servers/detail``.
+        """
         marker: dict[str, str] = {}
         while True:
             page = self.nova("GET", "/servers/detail", **query, **marker)
@@ -118,7 +121,7 @@ class RestClient:
             marker = {"marker": page["servers"][-1]["id"]}
 
     def groups(self) -> list[dict[str, Any]]:
-        """All server groups of the project, page by page."""
+        """Return Nova's records of all server groups of the project, read page by page."""
         groups: list[dict[str, Any]] = []
         while True:
             page = self.nova("GET", "/os-server-groups", offset=len(groups))["server_groups"]
@@ -128,7 +131,10 @@ class RestClient:
             groups += page
 
     def ports(self, **query: Any) -> list[dict[str, Any]]:
-        """All ports of the project, page by page."""
+        """Return Neutron's records of the project's ports, read page by page; [] without Neutron.
+
+        :param query: further query parameters of Neutron's ``GET /ports``.
+        """
         if not self.has_neutron:
             return []
         ports: list[dict[str, Any]] = []
@@ -142,7 +148,10 @@ class RestClient:
             marker = {"marker": page["ports"][-1]["id"]}
 
     def images(self, **query: Any) -> Iterator[dict[str, Any]]:
-        """Images that the project owns, page by page."""
+        """Yield Glance's records of the images that the project owns, reading page by page.
+
+        :param query: further query parameters of Glance's ``GET /images``.
+        """
         marker: dict[str, str] = {}
         while True:
             page = self.glance("GET", "/images", owner=self.project, **query, **marker)
@@ -185,7 +194,7 @@ def _send_request(send: Callable[..., Any], body: Any) -> Any:
 
 
 def _reason_of_answer(answer: Any) -> str:
-    """The service's own reason, on one line of at most 500 characters."""
+    """Return the reason in a service's error answer, on one line of at most 500 characters."""
     try:
         data = json.loads(answer.text)
         inner = next(iter(data.values()))

@@ -19,21 +19,24 @@ class SnapshotImages:
         self._rest = rest
 
     def read_images(self, snapshot: str) -> list[MemberImage]:
-        """The images of a snapshot, whatever their status."""
+        """Return Glance's images of one snapshot of a cluster, whatever the images' status.
+
+        :param snapshot: id of the snapshot.
+        """
         images = snapshots.read_images(self._rest.images(**{snapshots.KEY: snapshot}))
         return [image for image in images if image.snapshot == snapshot]
 
     def read_snapshots(self) -> list[ClusterSnapshot]:
-        """All snapshots of the project, also those that are not whole."""
+        """Return snapshots of clusters that the project owns, also those with missing images."""
         # Nova gives image_type to each image that it makes of a server. Glance filters only by
         # values, so it cannot list all images with some id of a snapshot.
         images = snapshots.read_images(self._rest.images(image_type="snapshot"))
         return snapshots.gather_snapshots(images)
 
     def find_snapshot(self, snapshot: str) -> ClusterSnapshot:
-        """The snapshot with this id, whole or not.
+        """Return the snapshot with this id, also if images of it are missing.
 
-        :raises ClusterError: there is none.
+        :raises ClusterError: no image has this snapshot's id.
         """
         images = self.read_images(snapshot) if snapshots.is_snapshot_id(snapshot) else []
         if not images:
@@ -43,7 +46,7 @@ class SnapshotImages:
         return snapshots.gather_snapshots(images)[0]
 
     def find_boot_image(self, image: str, number: int) -> str:
-        """Id of the image from which a member boots.
+        """Find the image that a member of a cluster boots from, and return its id.
 
         A member that is not in the snapshot boots from the image of the cluster that the snapshot
         was made of. That image may be a snapshot again, so the loop follows it.

@@ -31,7 +31,7 @@ class Block:
 
 
 def make_svg_root(width: float, height: float, title: str = "", **attributes: object) -> Element:
-    """The root element of an SVG picture of this size, in pixels.
+    """Make the root element of an SVG picture of this size, in pixels.
 
     :param title: its tooltip, which screen readers read in place of its texts; "" for none.
     """
@@ -46,14 +46,14 @@ def make_svg_root(width: float, height: float, title: str = "", **attributes: ob
 
 
 def make_plain_root(width: float, height: float, title: str, font_size: int = 11) -> Element:
-    """The root element of an SVG picture with a white background and black text."""
+    """Make the root element of an SVG picture with a white background and black text."""
     root = make_svg_root(width, height, title, font_family="sans-serif", font_size=font_size)
     add_element(root, "rect", width=width, height=height, fill="#ffffff")
     return root
 
 
 def format_svg(root: Element) -> str:
-    """The text of a file with this picture."""
+    """Format the text of an SVG file with this picture."""
     return tostring(root, encoding="unicode") + "\n"
 
 
@@ -103,7 +103,7 @@ def add_text(
 
 
 def shorten_to_room(text: str, room: float, size: int = 11, bold: bool = False) -> str:
-    """*text*, cut in the middle if it is wider than *room* pixels."""
+    """Return *text*, cut in the middle if it is wider than *room* pixels."""
     most = max(2, int(room / (size * (_BOLD if bold else _LETTER))))
     if len(text) <= most:
         return text
@@ -112,7 +112,7 @@ def shorten_to_room(text: str, room: float, size: int = 11, bold: bool = False) 
 
 
 def estimate_text_width(text: str, size: int = 11, bold: bool = False) -> float:
-    """How wide *text* may be, in pixels."""
+    """Estimate how wide *text* may be, in pixels."""
     return len(text) * size * (_BOLD if bold else _LETTER)
 
 

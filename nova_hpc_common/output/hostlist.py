@@ -21,7 +21,7 @@ class HostListError(ValueError):
 
 
 def expand_hostlist(text: str) -> list[str]:
-    """The names in a host list: ``n[1-3],m7`` gives n1, n2, n3 and m7, in the order of the list.
+    """Expand a host list: ``n[1-3],m7`` gives n1, n2, n3 and m7, in the order of the list.
 
     :raises HostListError: brackets do not match, a range is invalid, or there are too many names.
     """
@@ -34,7 +34,7 @@ def expand_hostlist(text: str) -> list[str]:
 
 
 def compress_hostlist(names: Iterable[str]) -> str:
-    """A host list such as ``n[1-3],m7`` for *names*, each once, in a fixed order.
+    """Return a host list such as ``n[1-3],m7`` for *names*, each once, in a fixed order.
 
     Only the last number of a name is gathered into ranges: every release of Slurm reads that.
     """
@@ -68,7 +68,10 @@ def _split_number(name: str) -> re.Match[str] | None:
 
 
 def _split_at_commas(text: str) -> Iterator[str]:
-    """The parts between commas that are outside of brackets."""
+    """Yield the parts between commas that are outside of brackets.
+
+    :raises HostListError: the brackets do not match.
+    """
     depth = start = 0
     for number, letter in enumerate(text):
         if letter == "[":

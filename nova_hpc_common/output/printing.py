@@ -126,7 +126,7 @@ class InertStream:
         self.unfiltered = getattr(stream, "unfiltered", stream)
 
     def write(self, text: str) -> int:
-        """Write a text of one or more lines."""
+        """Write text of any number of lines, without control characters; return its length."""
         self.unfiltered.write(printable_lines(text))
         return len(text)
 

@@ -62,7 +62,7 @@ class Outlet:
         return len(text)
 
     def writelines(self, lines: Any) -> None:
-        """Write several texts, as :meth:`write`."""
+        """Write several texts one after the other, as :meth:`write`."""
         for line in lines:
             self.write(line)
 
@@ -100,7 +100,7 @@ class Outlets:
     _said: bool = False
 
     def end(self, status: int, name: str) -> int:
-        """The exit status of the command, which is not success if output was lost.
+        """Flush both streams; return the exit status, which is not success if output was lost.
 
         :param status: the status if all output was written.
         :param name: name of the command, for the message.
@@ -180,7 +180,7 @@ class HeardOutput:
     verdict_status: int = 0
 
     def run(self, parsed_args: Any) -> int:
-        """Run the command; 141 if the reader of its output closed it early."""
+        """Run the command, and return its exit status; 141 if its reader left early."""
         with open_outlets(self.app) as streams:
             status = int(super().run(parsed_args) or 0)  # type: ignore[misc]
             status = status or self.verdict_status

@@ -87,6 +87,6 @@ def require_ip_address(text: str, whose: str) -> str:
 
 
 def quote_bad_name(text: str) -> str:
-    """An invalid name, made printable and quoted, for a message."""
+    """Make an invalid name printable, cut and quote it, for a message."""
     shown = printable_text(text)
     return f"'{shown if len(shown) <= _SHOWN else shown[:_SHOWN] + '...'}'"

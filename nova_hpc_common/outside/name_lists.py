@@ -13,7 +13,7 @@ _Item = TypeVar("_Item")
 def join_first(
     texts: Collection[str], limit: int, joint: str = ", ", before_rest: str = " and "
 ) -> str:
-    """The first *limit* texts in one line, in their order, and the number of the others.
+    """Join the first *limit* texts in one line, in their order, and the number of the others.
 
     >>> join_first(["a", "b", "c", "d"], 2)
     'a, b and 2 more'
@@ -26,7 +26,7 @@ def join_first(
 def cut_after(
     items: Sequence[_Item], limit: int, describe_rest: Callable[[int], _Item]
 ) -> list[_Item]:
-    """The first *limit* items; if there are more, also an item with the number of the others.
+    """Return the first *limit* items; if there are more, also an item with the others' number.
 
     :param describe_rest: makes that item from the number of omitted items.
     """

@@ -23,7 +23,7 @@ _IN_QUOTES: Final = re.compile(r'([$`"\\])')
 
 
 def printable_text(text: str) -> str:
-    """A text of others on one line, safe to print on a terminal or in a table cell.
+    """Put a text of others on one line, safe to print on a terminal or in a table cell.
 
     A character that a terminal obeys or does not show is replaced by its number, in JSON's
     notation: controls, line ends, marks of direction, characters without width, half surrogates.
@@ -34,7 +34,7 @@ def printable_text(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """Like :func:`printable_text`, but line ends and tabs stay."""
+    """Make a text printable like :func:`printable_text`, but keep line ends and tabs."""
     if all(line.isprintable() for line in text.split("\n")):
         return text
     return "".join(
@@ -50,7 +50,7 @@ def _escape_character(letter: str) -> str:
 
 
 def shell_command(*words: str) -> str:
-    """A command line that can be printed and copied into a shell; it runs exactly these words.
+    """Return a command line to be printed and copied into a shell; it runs exactly these words.
 
     A word with unprintable characters is shown in escaped form, and then means nothing.
     """
@@ -58,12 +58,12 @@ def shell_command(*words: str) -> str:
 
 
 def shell_value(text: str) -> str:
-    """The text in double quotes; a shell reads it without executing any of it."""
+    """Return the text in double quotes; a shell reads it without executing any of it."""
     return '"' + _IN_QUOTES.sub(r"\\\1", printable_text(text)) + '"'
 
 
 def sheet_cell(text: str) -> str:
-    """The text of a CSV cell: printable, and not a formula.
+    """Return the text of a CSV cell: printable, and not a formula.
 
     Spreadsheets show a text behind an apostrophe unchanged. A number stays one.
     """

@@ -208,12 +208,12 @@ class Label:
 
 
 def short_digest_of(data: bytes) -> str:
-    """A short digest of *data*, for comparing equality."""
+    """Return a short digest of *data*, for comparing equality."""
     return hashlib.sha256(data).hexdigest()[:_DIGEST]
 
 
 def write_cluster_wish(wish: ClusterWish) -> str:
-    """The description of a cluster as one line of JSON in ASCII."""
+    """Format the description of a cluster as one line of JSON in ASCII."""
     head = {**CLUSTER_WISH.head(), **_version_of(wish)}
     return write_compact_json({**head, "name": wish.name, **_build_wish_body(wish)})
 
@@ -232,9 +232,10 @@ def read_cluster_wish(text: object) -> ClusterWish:
 
 
 def to_metadata(wish: ClusterWish, group: str) -> dict[str, str]:
-    """The metadata items that store a cluster's description on a member.
+    """Return the metadata items that store a cluster's description on a member.
 
     :param group: id of the server group.
+    :raises WireError: the description is too long.
     """
     text = write_cluster_wish(wish)
     room = _LONGEST - 2
@@ -247,7 +248,10 @@ def to_metadata(wish: ClusterWish, group: str) -> dict[str, str]:
 
 
 def group_key_of(adopted: bool) -> str:
-    """The key of the metadata item that contains the id of the server group."""
+    """Return the key of the metadata item that contains the id of the server group.
+
+    :param adopted: whether the cluster was made of existing servers.
+    """
     return ADOPTED_GROUP_KEY if adopted else GROUP_KEY
 
 
@@ -265,8 +269,9 @@ def from_metadata(metadata: Mapping[str, str]) -> ClusterWish:
 
 
 def to_group_name(wish: ClusterWish, attempt: str) -> str:
-    """The name of a cluster's server group: it contains the description, or its digest if too
-    long.
+    """Return the name of a cluster's server group: it contains the description, or its digest.
+
+    :param attempt: random text that makes the name unique.
     """
     head = {**CLUSTER_LABEL.head(), **_version_of(wish), "a": attempt}
     full = f"{PREFIX}{wish.name} {write_compact_json({**head, **_build_wish_body(wish)})}"
@@ -300,7 +305,7 @@ def _metadata_key_of(at: int) -> str:
 
 
 def _build_wish_body(wish: ClusterWish) -> dict[str, Any]:
-    """All fields except the name; default values are left out."""
+    """Return all fields except the name as a JSON object; default values are left out."""
     body: dict[str, Any] = {
         "m": numbers.format_number_ranges(wish.members),
         "f": _pack_id(wish.flavor),
@@ -336,10 +341,10 @@ def _build_wish_body(wish: ClusterWish) -> dict[str, Any]:
 
 
 def _parse_wish_body(name: str, data: Mapping[str, Any]) -> ClusterWish:
-    """The description behind the name; keys that were left out stand for their defaults.
+    """Parse the description behind the name; keys that were left out stand for their defaults.
 
-    ``u`` holds the digest of the user data and then the mounts, separated by blanks.
-    Only an adopted cluster may have a member 0.
+    ``u`` holds the digest of the user data and then the mounts, separated by blanks. Only an
+    adopted cluster may have a member 0.
     """
     adopted = data.get("adopted") is True
     nics = data.get("n", AUTO)
@@ -405,14 +410,14 @@ def _parse_turn(text: str) -> str:
 
 
 def _pack_id(text: str) -> str:
-    """22 characters for a UUID; other ids unchanged."""
+    """Shorten an identifier: 22 characters for a UUID; other ids unchanged."""
     if is_uuid(text):
         return _PACKED + base64.urlsafe_b64encode(uuid.UUID(text).bytes).decode().rstrip("=")
     return _PACKED + text if text.startswith(_PACKED) else text
 
 
 def _unpack_id(text: str) -> str:
-    """An identifier as it was before packing: a UUID from base64, other texts as they are."""
+    """Return an identifier as before packing: a UUID from base64, other texts as they are."""
     if not text.startswith(_PACKED) or text.startswith(_PACKED * 2):
         return text.removeprefix(_PACKED)
     try:

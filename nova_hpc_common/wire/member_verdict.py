@@ -63,7 +63,7 @@ class MemberVerdict:
         return self.verdict in REJECTING
 
     def dumps(self) -> str:
-        """The verdict as text for the server's metadata: ``v1:slow:quick:1764180000:pages-small``.
+        """Format the verdict for the server's metadata: ``v1:slow:quick:1764180000:pages-small``.
 
         Causes that do not fit are left out, the last one first.
         """
@@ -104,7 +104,7 @@ def read_member_verdict(text: object) -> MemberVerdict:
 
 
 def verdict_of_metadata(metadata: Mapping[str, str]) -> MemberVerdict | None:
-    """The verdict in a server's metadata; None if there is none that can be read."""
+    """Parse the verdict in a server's metadata; None if there is none that can be read."""
     try:
         return read_member_verdict(metadata[KEY]) if KEY in metadata else None
     except (LaterError, WireError):

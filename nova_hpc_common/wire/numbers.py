@@ -16,7 +16,7 @@ _PART: Final = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?", re.ASCII)
 
 
 def format_number_ranges(numbers: Collection[int]) -> str:
-    """The shortest text for a set of numbers, such as ``1-3,7``; "" for the empty set."""
+    """Return the shortest text for a set of numbers, such as ``1-3,7``; "" for the empty set."""
     parts: list[list[int]] = []
     for number in sorted(set(numbers)):
         if parts and parts[-1][1] == number - 1:

@@ -51,7 +51,7 @@ class Position:
     rails: tuple[str, ...] = ()
 
     def dumps(self) -> str:
-        """The position as text for the server's metadata.
+        """Format the position as text for the server's metadata.
 
         If rails do not fit, a core above three other tiers is omitted first, then all rails.
         """
@@ -100,7 +100,7 @@ def is_position_name(name: object) -> bool:
 
 
 def position_of_metadata(metadata: Mapping[str, str]) -> Position:
-    """The position in a server's metadata; an empty one if it has none.
+    """Parse the position in a server's metadata; an empty one if it has none.
 
     An unreadable position is unknown, which an empty one stands for as well.
     """

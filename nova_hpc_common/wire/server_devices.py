@@ -57,9 +57,7 @@ class ServerDevices:
     groups: tuple[tuple[int, Mapping[str, int]], ...] = ()
 
     def dumps(self) -> str:
-        """The summary as text for the server's metadata; groups are omitted if it would be too
-        long.
-        """
+        """Format the summary as text for the server's metadata; without groups if too long."""
         body: dict[str, Any] = SERVER_DEVICES.head()
         if self.asked is not None:
             body["asked"] = self.asked.word
@@ -77,7 +75,7 @@ class ServerDevices:
 
 
 def count_device_groups(roles: Iterable[tuple[str, int | None]]) -> dict[str, Any]:
-    """The fields of :class:`ServerDevices` that describe its devices.
+    """Return the fields of :class:`ServerDevices` that describe its devices.
 
     :param roles: for each device its role and the number of its group, None if it is in none.
     """
@@ -121,7 +119,7 @@ def read_server_devices(text: object) -> ServerDevices:
 
 
 def server_devices_of_metadata(metadata: Mapping[str, str]) -> ServerDevices | None:
-    """The devices in a server's metadata; None if it contains none that can be read."""
+    """Parse the devices in a server's metadata; None if it contains none that can be read."""
     try:
         return read_server_devices(metadata[KEY]) if KEY in metadata else None
     except WireError:

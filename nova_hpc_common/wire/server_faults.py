@@ -25,7 +25,7 @@ CLEARED_ACTION: Final = "hpc_fault_cleared"
 
 
 class FaultWord(enum.Enum):
-    """The kinds of faults, the worst first."""
+    """The kinds of faults of a running server, the worst first."""
 
     #: The host does not answer, as far as Nova shows it to the owner.
     HOST = "host"
@@ -46,7 +46,7 @@ class FaultWord(enum.Enum):
 
     @property
     def tag(self) -> str:
-        """The server's tag, e.g. ``hpc-fault=link``."""
+        """The tag of a server with this fault, e.g. ``hpc-fault=link``."""
         return f"{TAG_PREFIX}{self.value}"
 
     @property

@@ -105,12 +105,12 @@ class WireDocument:
         raise self.broken(f"has {stated}, and this release of nova-hpc reads {readable}")
 
     def head(self) -> dict[str, Any]:
-        """The version keys that start a text of this release."""
+        """Return the version keys that start a text of this release, as a JSON object."""
         schema = {} if self.schema is None else {"schema": self.schema}
         return {**schema, self.key: self.version}
 
     def broken(self, problem: str) -> WireError:
-        """The error for an invalid text of this kind."""
+        """Build the error for an invalid text of this kind; it is not raised here."""
         return WireError(f"the {self.name} {problem}{self._cure}")
 
     @property
@@ -119,12 +119,12 @@ class WireDocument:
 
 
 def write_compact_json(data: object) -> str:
-    """*data* as one line of JSON in ASCII without spaces, for short database columns."""
+    """Format *data* as one line of JSON in ASCII without spaces, for short database columns."""
     return json.dumps(data, separators=(",", ":"))
 
 
 def show_json_value(value: object) -> str:
-    """A value in JSON, in ASCII and of bounded length, for messages."""
+    """Format a value in JSON, in ASCII and of bounded length, for messages."""
     try:
         text = json.dumps(value, default=repr)
     except RecursionError:  # nested a little less deeply than json.loads refuses

@@ -21,7 +21,7 @@ _MEMORY_SHARE: Final = 0.10
 
 
 class AcceptanceBaseline(NamedTuple):
-    """The content of a file."""
+    """Content of a baseline file: the machine's properties, its measured rounds, and their hash."""
 
     #: The machine: another one is not compared with it.
     key: dict[str, Any]
@@ -30,7 +30,7 @@ class AcceptanceBaseline(NamedTuple):
 
 
 def build_key(facts: GuestFacts, versions: Mapping[str, str], scale: float = 1.0) -> dict[str, Any]:
-    """The properties that have to be the same on both machines.
+    """Return the properties that have to be the same on both machines, as a JSON object.
 
     :param scale: part of the full work that the probes did.
     """
@@ -50,7 +50,7 @@ def build_key(facts: GuestFacts, versions: Mapping[str, str], scale: float = 1.0
 def find_key_differences(
     base: Mapping[str, Any], test: Mapping[str, Any], tools: Sequence[str]
 ) -> list[str]:
-    """The differences of two machines in properties that have to be the same, as texts.
+    """List the differences of two machines in properties that have to be the same, as texts.
 
     :param tools: tools that the probes need; others do not matter.
     """
@@ -75,7 +75,7 @@ def find_key_differences(
 
 
 def write_baseline(key: Mapping[str, Any], samples: Sequence[Sample]) -> str:
-    """The text of a file."""
+    """Format the text of a baseline file, with a hash of its content."""
     content = {"key": dict(key), "samples": [build_sample_data(sample) for sample in samples]}
     data = {"schema": SCHEMA, "version": VERSION, **content, "sha256": _sum_content(content)}
     return json.dumps(data, indent=1) + "\n"

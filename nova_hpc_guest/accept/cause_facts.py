@@ -26,7 +26,7 @@ _SLOW_CLOCKS: Final = frozenset(("hpet", "acpi_pm", "jiffies", "refined-jiffies"
 
 
 def find_quota(seen: Evidence) -> str | None:
-    """The kernel counts time for which a quota stopped the probe."""
+    """Explain that a CPU quota stopped the probe, by the kernel's count of that time; else None."""
     if seen.most(CPU_PROBES, "throttled") <= 0.03:
         return None
     quota = f" ({seen.test.quota})" if seen.test.quota else ""
@@ -34,7 +34,7 @@ def find_quota(seen: Evidence) -> str | None:
 
 
 def find_steal(seen: Evidence) -> str | None:
-    """The hypervisor reports time that it took."""
+    """Explain that the host took the CPUs away, by the hypervisor's steal time; else None."""
     steal = seen.most(CPU_PROBES, "steal")
     if steal <= 0.02:
         return None
@@ -42,7 +42,7 @@ def find_steal(seen: Evidence) -> str | None:
 
 
 def find_restriction(seen: Evidence) -> str | None:
-    """This process may use fewer CPUs than there are."""
+    """Explain that this process may use fewer CPUs than there are; else None."""
     allowed, online = seen.test.allowed, seen.test.online
     if not 0 < len(allowed) < len(online):
         return None
@@ -50,7 +50,7 @@ def find_restriction(seen: Evidence) -> str | None:
 
 
 def find_busy_cpu(seen: Evidence) -> str | None:
-    """Other processes of this system ran on the probe's CPUs."""
+    """Explain that other processes of this system ran on the probe's CPUs; else None."""
     probe = _first_cpu_probe(seen)
     waited, others = seen.share(probe, "waited").more, seen.share(probe, "others").more
     if max(waited, others) <= 0.10 or (probe == "cpu_all" and not _may_use_all(seen)):
@@ -62,7 +62,7 @@ def find_busy_cpu(seen: Evidence) -> str | None:
 
 
 def find_stopped(seen: Evidence) -> str | None:
-    """The probe ran less, was not ready, and nothing else ran."""
+    """Explain that the probe ran less, was not ready, and no other process ran; else None."""
     if not _is_time_missing(seen) or _ran(seen) >= _RAN:
         return None
     return (
@@ -72,7 +72,7 @@ def find_stopped(seen: Evidence) -> str | None:
 
 
 def find_governor(seen: Evidence) -> str | None:
-    """The governor saves power here, and not at the baseline."""
+    """Explain that the CPUs' governor saves power here, and not at the baseline; else None."""
     if not _is_time_missing(seen) or _ran(seen) < _RAN:
         return None
     if seen.test.governor == seen.base.governor or seen.test.governor != "powersave":
@@ -81,7 +81,10 @@ def find_governor(seen: Evidence) -> str | None:
 
 
 def find_shared_core(seen: Evidence) -> str | None:
-    """All CPUs together are about half of their sum, and nothing waits."""
+    """Explain that these CPUs share one CPU of the host; else None.
+
+    All CPUs together are then about half of their sum, and no process waits.
+    """
     if not _do_cpus_share(seen) or seen.rows["cpu_all"].ratio > _HALF:
         return None
     return (
@@ -91,11 +94,11 @@ def find_shared_core(seen: Evidence) -> str | None:
 
 
 def find_shared_host_cpu(seen: Evidence) -> str | None:
-    """All CPUs together lose half of their time to the host.
+    """Explain that these CPUs share one CPU of the host, by steal time of all together; else None.
 
     If a host counts steal time, the CPUs of a machine that share one CPU of the host steal from
-    each other. One CPU by itself is not slow. It may still lose the time that its sibling needs
-    for the system and for this command: a quarter of its time was seen.
+    each other. One CPU by itself is not slow. It may still lose the time that its sibling needs for
+    the system and for this command: a quarter of its time was seen.
     """
     stolen = seen.share("cpu_all", "steal").more
     if "cpu_all" not in seen.slow or "cpu_one" not in seen.rows or not _may_use_all(seen):
@@ -109,7 +112,10 @@ def find_shared_host_cpu(seen: Evidence) -> str | None:
 
 
 def find_shared_threads(seen: Evidence) -> str | None:
-    """All CPUs together are more than half of their sum, and no threads are shown."""
+    """Explain that the host's threads were handed out as cores; else None.
+
+    All CPUs together are then more than half of their sum, and the machine shows no threads.
+    """
     if not _do_cpus_share(seen) or seen.rows["cpu_all"].ratio <= _HALF:
         return None
     if seen.test.threads != 1 or not seen.test.hypervisor:
@@ -121,7 +127,7 @@ def find_shared_threads(seen: Evidence) -> str | None:
 
 
 def find_time_taken(seen: Evidence) -> str | None:
-    """The probe ran all the time and did less."""
+    """Explain that the probe ran all the time and did less; else None."""
     if not _is_time_missing(seen) or _ran(seen) < _RAN:
         return None
     return (
@@ -131,7 +137,7 @@ def find_time_taken(seen: Evidence) -> str | None:
 
 
 def find_pages_off(seen: Evidence) -> str | None:
-    """Large pages are switched off here."""
+    """Explain that large pages are switched off here, and not at the baseline; else None."""
     if seen.test.thp == "never" and seen.base.thp != "never":
         return "large pages are switched off (transparent_hugepage=never)"
     if seen.test.thp_disabled and not seen.base.thp_disabled:
@@ -140,7 +146,7 @@ def find_pages_off(seen: Evidence) -> str | None:
 
 
 def find_small_pages(seen: Evidence) -> str | None:
-    """Less of the memory is in large pages than at the baseline."""
+    """Explain that less of the memory is in large pages than at the baseline; else None."""
     for probe in ("mem_random", "mem_stream"):
         before, now = seen.large.get(probe, (None, None))
         if before is not None and now is not None and now < before - 0.3:
@@ -149,14 +155,14 @@ def find_small_pages(seen: Evidence) -> str | None:
 
 
 def find_host_pages(seen: Evidence) -> str | None:
-    """The cloud's document lists pages of 4 KiB."""
+    """Explain that the host uses pages of 4 KiB, by the cloud's document; else None."""
     if seen.promise is None or not any(cell.page_kib == 4 for cell in seen.promise.cells):
         return None
     return "the host backs this machine's memory with pages of 4 KiB (the cloud's document)"
 
 
 def find_blas_kernel(seen: Evidence) -> str | None:
-    """A variable chooses code for another CPU."""
+    """Explain that an environment variable chooses BLAS code for another CPU; else None."""
     core = seen.test.blas_core
     if core is None or core == seen.base.blas_core:
         return None
@@ -164,13 +170,13 @@ def find_blas_kernel(seen: Evidence) -> str | None:
 
 
 def find_hidden_simd(seen: Evidence) -> str | None:
-    """The CPU lacks vector instructions of the baseline."""
+    """Explain that the CPU lacks vector instructions of the baseline; else None."""
     hidden = sorted(set(seen.base.simd) - set(seen.test.simd))
     return f"the CPU does not show {', '.join(hidden)}" if hidden else None
 
 
 def find_reference_blas(seen: Evidence) -> str | None:
-    """Another BLAS is loaded than at the baseline."""
+    """Explain that another BLAS is loaded than at the baseline; else None."""
     old, new = seen.base.blas, seen.test.blas
     if new is None or new == old:
         return None
@@ -178,7 +184,7 @@ def find_reference_blas(seen: Evidence) -> str | None:
 
 
 def find_mpi_wires(seen: Evidence) -> str | None:
-    """Bytes of two ranks of one machine left by an interface."""
+    """Explain that two MPI ranks of one machine use a network interface; else None."""
     old, new = seen.wires.get("mpi_lat", (frozenset(), frozenset()))
     odd = sorted(name for name in new - old if not name.startswith("ib:"))
     if not odd:
@@ -189,7 +195,7 @@ def find_mpi_wires(seen: Evidence) -> str | None:
 
 
 def find_shaper(seen: Evidence) -> str | None:
-    """A queue with a rate is on an interface."""
+    """Explain that a queue on an interface limits the rate, but not at the baseline; else None."""
     kinds = [shaper.split()[0] for shaper in seen.base.shapers]
     more = []
     for shaper in seen.test.shapers:
@@ -202,7 +208,10 @@ def find_shaper(seen: Evidence) -> str | None:
 
 
 def find_path_limit(seen: Evidence) -> str | None:
-    """The bytes left this machine, and no queue of it has a rate."""
+    """Explain that the network path limits the rate; else None.
+
+    The bytes left this machine, and no queue of it has a rate.
+    """
     _, wires = seen.wires.get("net_bw", (frozenset(), frozenset()))
     if seen.test.shapers != seen.base.shapers or not wires - {"lo"}:
         return None
@@ -210,7 +219,7 @@ def find_path_limit(seen: Evidence) -> str | None:
 
 
 def find_disk_limit(seen: Evidence) -> str | None:
-    """The control group has a limit of reads."""
+    """Explain that the control group limits reads of the disk; else None."""
     limit = seen.test.disk_limit
     if limit is None or limit == seen.base.disk_limit:
         return None
@@ -218,7 +227,7 @@ def find_disk_limit(seen: Evidence) -> str | None:
 
 
 def find_idle_exit(seen: Evidence) -> str | None:
-    """The CPU itself is level, it sleeps, and nothing else had it."""
+    """Explain that a sleeping CPU wakes late, although it is as fast as ever; else None."""
     if "cpu_one" not in seen.level:
         return None
     if (
@@ -232,7 +241,7 @@ def find_idle_exit(seen: Evidence) -> str | None:
 
 
 def find_clocksource(seen: Evidence) -> str | None:
-    """The clock source is another one, or one that is always slow."""
+    """Explain that the clock source is another one, or one that is always slow; else None."""
     new, old = seen.test.clocksource, seen.base.clocksource
     if new is None or (new == old and new not in _SLOW_CLOCKS):
         return None
@@ -240,14 +249,14 @@ def find_clocksource(seen: Evidence) -> str | None:
 
 
 def find_wrong_cell(seen: Evidence) -> str | None:
-    """The cloud promised several NUMA nodes."""
+    """Explain that another NUMA node's memory is nearer, with several promised; else None."""
     if seen.promise is None or len(seen.promise.cells) < 2:
         return None
     return "memory of another NUMA node is nearer to these CPUs than that of their own"
 
 
 def find_far_gpu(seen: Evidence) -> str | None:
-    """The cloud promised a NUMA node for a device."""
+    """Explain that the GPU is near another NUMA node than the promised one; else None."""
     devices = () if seen.promise is None else seen.promise.devices
     if not any(device.cell is not None for device in devices):
         return None
@@ -255,7 +264,7 @@ def find_far_gpu(seen: Evidence) -> str | None:
 
 
 def find_gpu_users(seen: Evidence) -> str | None:
-    """Other processes computed on a GPU while a probe measured it."""
+    """Explain that other processes computed on a GPU while a probe measured it; else None."""
     texts = [
         word[len(GPU_USERS) :]
         for words in seen.words.values()
@@ -269,19 +278,19 @@ def find_gpu_users(seen: Evidence) -> str | None:
 
 
 def find_redirect(seen: Evidence) -> str | None:
-    """Peer-to-peer leaves the switch because of ACS."""
+    """Explain that peer-to-peer traffic leaves the switch because of ACS; else None."""
     return _find_peer_reason(seen, ("acs-redirect",), "the host's switches send all of it up (ACS)")
 
 
 def find_no_ats(seen: Evidence) -> str | None:
-    """Peer-to-peer leaves the switch because a device has no ATS."""
+    """Explain that peer-to-peer leaves the switch because a device has no ATS; else None."""
     return _find_peer_reason(
         seen, ("no-ats",), "ACS lets translated requests through, and a device has no ATS"
     )
 
 
 def find_no_gdr(seen: Evidence) -> str | None:
-    """NCCL goes through InfiniBand without GPUDirect RDMA."""
+    """Explain that NCCL goes through InfiniBand without GPUDirect RDMA; else None."""
     words = seen.words.get("nccl_pair", ())
     if "ib" not in words or "gdrdma" in words:
         return None
@@ -289,7 +298,7 @@ def find_no_gdr(seen: Evidence) -> str | None:
 
 
 def find_nccl_sockets(seen: Evidence) -> str | None:
-    """NCCL uses sockets."""
+    """Explain that NCCL uses sockets, by its log or by counters of interfaces; else None."""
     _, wires = seen.wires.get("nccl_pair", (frozenset(), frozenset()))
     if "socket" in seen.words.get("nccl_pair", ()):
         return "NCCL says that it uses sockets"
@@ -299,7 +308,7 @@ def find_nccl_sockets(seen: Evidence) -> str | None:
 
 
 def find_crossed_rails(seen: Evidence) -> str | None:
-    """NCCL uses fewer rails than were promised."""
+    """Explain that NCCL uses fewer rails than were promised; else None."""
     devices = () if seen.promise is None else seen.promise.devices
     promised = len({device.rail for device in devices if device.rail is not None})
     for word in seen.words.get("nccl_pair", ()):
@@ -311,7 +320,7 @@ def find_crossed_rails(seen: Evidence) -> str | None:
 
 
 def find_flat_tree(seen: Evidence) -> str | None:
-    """The tree is not the promised one, or flat without NCCL's file."""
+    """Explain that the tree is not as promised, or flat without NCCL's file; else None."""
     if "tree" in seen.wrong_kinds():
         return "the tree of devices is not the promised one (nova-hpc-guest check)"
     flat = seen.promise is not None and seen.promise.topology == "flat"
@@ -321,17 +330,17 @@ def find_flat_tree(seen: Evidence) -> str | None:
 
 
 def find_narrow_link(seen: Evidence) -> str | None:
-    """A link has fewer lanes than were promised."""
+    """Return the text about the first PCIe link with fewer lanes than promised; else None."""
     return next(iter(seen.links.narrow), None)
 
 
 def find_slow_link(seen: Evidence) -> str | None:
-    """A link is slower than was promised."""
+    """Return the text about the first PCIe link that is slower than promised; else None."""
     return next(iter(seen.links.slow), None)
 
 
 def find_missing_cells(seen: Evidence) -> str | None:
-    """The NUMA nodes are not the promised ones."""
+    """Return the text about NUMA nodes that are not the promised ones; else None."""
     texts = [one.text for one in seen.findings if one.kind == "cells" and one.wrong]
     return texts[0] if texts else None
 
@@ -352,13 +361,13 @@ def _may_use_all(seen: Evidence) -> bool:
 
 
 def _ran(seen: Evidence) -> float:
-    """How much the probe ran, against the baseline."""
+    """Return the part of time that the probe ran, divided by that of the baseline; at most 1.0."""
     own = seen.share(_first_cpu_probe(seen), "own")
     return min(1.0, own.test / own.base) if own.base > 0 else 1.0
 
 
 def _is_time_missing(seen: Evidence) -> bool:
-    """One CPU lacks time that nothing here counts; and this command was there to see it."""
+    """Return whether one CPU lacks time that no counter here explains, seen by this command."""
     probe = _first_cpu_probe(seen)
     counted = ("throttled", "steal", "waited", "others")
     if probe not in seen.slow or any(seen.share(probe, what).more > 0.02 for what in counted[:2]):

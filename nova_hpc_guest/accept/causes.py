@@ -48,7 +48,7 @@ _NCCL: Final = frozenset(("nccl_pair", "nccl_node"))
 
 
 class Cause(NamedTuple):
-    """One reason why a machine is slow."""
+    """One reason why a machine is slow: symptoms, the finder of its fact, and the cure."""
 
     name: str
     #: Any of these is slow.
@@ -71,7 +71,7 @@ class Cause(NamedTuple):
 
     @property
     def anchor(self) -> str:
-        """The anchor in the documentation."""
+        """The anchor of the cause in the documentation."""
         return f"cause-{self.name}"
 
 

@@ -14,7 +14,7 @@ _COARSE = 6  # CLOCK_MONOTONIC_COARSE of Linux
 
 
 def measure_clock(number: int) -> float:
-    """Nanoseconds of one reading."""
+    """Measure one reading of the clock with this number, in nanoseconds; return the best."""
     best = float("inf")
     for _ in range(_TIMES):
         start = time.perf_counter()

@@ -18,7 +18,7 @@ _TIMES = 3
 
 
 def find_library() -> str:
-    """The kind of BLAS that this process has loaded."""
+    """Return the kind of BLAS that this process has loaded, such as ``openblas``."""
     kinds = ("openblas", "mkl", "blis", "atlas")
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:  # noqa: PTH123
         paths = {line.split()[-1] for line in maps if "/" in line}
@@ -32,7 +32,10 @@ def find_library() -> str:
 
 
 def measure_product(path: str, size: int) -> float:
-    """GFLOP/s of the best of three products of square matrices."""
+    """Multiply square matrices three times with the BLAS at *path*; return the best GFLOP/s.
+
+    :param size: rows of a matrix.
+    """
     real: Any = ctypes.c_double
     call = ctypes.CDLL(path).cblas_dgemm
     call.argtypes = [

@@ -24,7 +24,7 @@ _STEAL: Final = 7
 
 
 class CounterReading(NamedTuple):
-    """All counters at one moment, in seconds and bytes."""
+    """All counters of the kernel at one moment: busy and steal seconds by CPU, and bytes sent."""
 
     #: CPU -> time that it was busy, and time that was stolen from it.
     cpus: Mapping[int, tuple[float, float]]
@@ -43,7 +43,7 @@ class Counters(NamedTuple):
 
 
 def read_counters(root: Root) -> CounterReading:
-    """The counters now."""
+    """Read the kernel's counters now."""
     tick = os.sysconf("SC_CLK_TCK") or 100
     cpus: dict[int, tuple[float, float]] = {}
     for line in (root.text("/proc/stat") or "").splitlines():
@@ -59,7 +59,7 @@ def read_counters(root: Root) -> CounterReading:
 def share_counters(
     before: CounterReading, after: CounterReading, cpus: Iterable[int], own: float
 ) -> Counters:
-    """The difference of two moments.
+    """Return the difference of two moments.
 
     :param cpus: CPUs that the probe may have run on.
     :param own: CPU time of the probe itself, in seconds.
@@ -86,7 +86,10 @@ def share_counters(
 def measure_busy_cpus(
     before: CounterReading, after: CounterReading, cpus: Iterable[int], seconds: float
 ) -> float:
-    """How many of some CPUs were busy between two moments, on average."""
+    """Return how many of some CPUs were busy between two moments, on average.
+
+    :param seconds: time between the moments.
+    """
     total = sum(
         after.cpus[cpu][0] - before.cpus[cpu][0]
         for cpu in cpus

@@ -17,7 +17,7 @@ _DROPS: Final = 0.2
 
 
 class NamedCause(NamedTuple):
-    """A cause that was found."""
+    """A cause of slowness found, with its proof, its cure and the probes that it explains."""
 
     cause: str
     status: str
@@ -40,7 +40,7 @@ class Diagnosis(NamedTuple):
 def find_causes(
     seen: Evidence, again: Callable[[str, str], float | None] | None = None
 ) -> Diagnosis:
-    """Name the causes of slow probes.
+    """Find the causes of slow probes.
 
     :param again: makes an experiment, as ``again("pages=large", "mem_stream")``; None if no
         experiment can be made.
@@ -63,7 +63,7 @@ def find_causes(
 
 
 def match_cause(cause: Cause, seen: Evidence) -> str | None:
-    """The cause's fact in words if its symptom and its fact hold; otherwise None."""
+    """Return the cause's fact as text if its symptom and its fact hold; otherwise None."""
     slow = seen.slow
     if not slow & cause.symptoms or slow & cause.unless:
         return None
@@ -73,7 +73,10 @@ def match_cause(cause: Cause, seen: Evidence) -> str | None:
 def _make_experiment(
     cause: Cause, seen: Evidence, again: Callable[[str, str], float | None] | None
 ) -> tuple[str | None, float | None]:
-    """``proved``, ``indicated``, or None if the cause is refuted; and the gap's closed part."""
+    """Make the experiment of a cause, if it has one and *again* is given.
+
+    :returns: ``proved``, ``indicated``, or None if the cause is refuted; and the gap's closed part.
+    """
     unproved = None if cause.required else INDICATED
     probe = next((name for name in cause.of if name in seen.slow), None)
     if cause.setting is None or probe is None:
@@ -91,9 +94,11 @@ def _make_experiment(
 def judge_experiment(
     cause: Cause, row: AcceptanceRow, value: float
 ) -> tuple[str | None, float | None]:
-    """The verdict of an experiment on its cause.
+    """Judge a cause by its experiment.
 
     :param value: the probe's value with one thing changed.
+    :returns: ``proved``, ``indicated``, or None if the cause is refuted; and the part of the gap
+        that the change closed, None if that does not apply.
     """
     back = value / row.test if row.higher else row.test / value
     if cause.proves == CHANGES_NOTHING:

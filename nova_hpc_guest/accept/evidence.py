@@ -31,7 +31,7 @@ _LOST: Final = ("others", "steal", "waited", "throttled")
 
 
 class AcceptanceRow(NamedTuple):
-    """One probe, judged."""
+    """The result of one probe against its baseline: values, ratio with its interval, verdict."""
 
     probe: str
     unit: str
@@ -60,7 +60,7 @@ class TimeShare(NamedTuple):
 
     @property
     def more(self) -> float:
-        """By how much more it takes here."""
+        """The part of the time here, less the part at the baseline; it may be below 0."""
         return self.test - self.base
 
 
@@ -72,7 +72,7 @@ class LinkFaults(NamedTuple):
 
 
 class Evidence(NamedTuple):
-    """Everything that a cause may be found by."""
+    """Everything on the machine and its baseline that the search for causes uses."""
 
     rows: Mapping[str, AcceptanceRow]
     base: GuestFacts
@@ -100,15 +100,21 @@ class Evidence(NamedTuple):
         return frozenset(name for name, row in self.rows.items() if row.verdict == LEVEL)
 
     def share(self, probe: str, what: str) -> TimeShare:
-        """The parts of a probe's time of one kind; 0 if it was not counted."""
+        """Return the parts of a probe's time of one kind, at the baseline and here; 0.0 if unknown.
+
+        :param what: name of the kind, such as ``steal``.
+        """
         return self.shares.get(probe, {}).get(what, TimeShare(0.0, 0.0))
 
     def most(self, probes: Iterable[str], what: str) -> float:
-        """By how much more something takes here than at the baseline, of several probes."""
+        """Return by how much more time of one kind passes here than at the baseline.
+
+        It is the maximum over several probes.
+        """
         return max((self.share(probe, what).more for probe in probes), default=0.0)
 
     def wrong_kinds(self) -> frozenset[str]:
-        """Kinds of promises that are broken."""
+        """Return the kinds of the cloud's promises that are broken on this machine."""
         return frozenset(finding.kind for finding in self.findings if finding.wrong)
 
 
@@ -144,9 +150,11 @@ def gather_evidence(
     findings: Sequence[GuestFinding] = (),
     links: LinkFaults | None = None,
 ) -> Evidence:
-    """The evidence of two series of samples, except their values.
+    """Gather the evidence of two series of samples, except their values.
 
+    :param rows: probe -> its result.
     :param base: one sample for each of *test*, or as many as a file has.
+    :param promise: the cloud's document about the machine; None if there is none.
     """
     names = [name for name in rows if name in PROBE_OF]
     shares, wires, large, words = {}, {}, {}, {}
@@ -200,7 +208,7 @@ def find_link_faults(promise: GuestDocument, places: Mapping[int, GuestFunction]
 
 
 def _merge_facts(samples: Sequence[Sample]) -> GuestFacts:
-    """Of the last sample, with the BLAS of the last that measured it."""
+    """Return the facts of the last sample, with the BLAS of the last that measured it."""
     last = samples[-1].facts
     of_blas = next((one.facts for one in reversed(samples) if "blas" in one.readings), last)
     return last._replace(blas=of_blas.blas, blas_core=of_blas.blas_core)
@@ -213,7 +221,10 @@ def _count_cpus(probe: str, facts: GuestFacts | None) -> int:
 
 
 def _take_share(runs: Sequence[Reading], what: str, cpus: int) -> float:
-    """The median part of the wall time; of counters that add up CPUs, part of all of them."""
+    """Return the median part of the wall time that one kind of time takes in several runs.
+
+    Of counters that add up CPUs, it is the part of all of them.
+    """
     divisor = cpus if what in ("others", "steal") else 1
     parts = [getattr(run, what) / run.wall / divisor for run in runs if run.wall > 0]
     return median(parts) if parts else 0.0
@@ -225,7 +236,7 @@ def _take_large(runs: Sequence[Reading]) -> float | None:
 
 
 def _list_wires(runs: Sequence[Reading]) -> frozenset[str]:
-    """Interfaces that carried the probe in most of its runs: others also send now and then."""
+    """Return interfaces that carried the probe in most of its runs: others send now and then."""
     counts: dict[str, int] = {}
     for run in runs:
         for name, amount in run.sent.items():

@@ -31,7 +31,7 @@ _MOST_CPUS: Final = 1 << 16
 
 
 class GuestFacts(NamedTuple):
-    """Facts of one machine, or those in a sample."""
+    """Facts of one machine that affect its speed; None for unknown ones."""
 
     model: str | None = None
     #: The CPU reports that it is a virtual one.
@@ -129,7 +129,7 @@ def read_facts(root: Root, environment: Mapping[str, str], shapers: tuple[str, .
 
 
 def parse_facts(data: Mapping[str, Any]) -> GuestFacts:
-    """Facts that a sample has as JSON; keys that are not known are passed over.
+    """Parse the facts in a sample's JSON object; unknown keys are passed over.
 
     :raises ValueError: a value is of another type.
     """
@@ -163,7 +163,7 @@ _NUMBERS: Final = frozenset(("sockets", "nodes", "memory_gib", "threads"))
 
 
 def find_allowed_cpus() -> tuple[int, ...]:
-    """The CPUs that this process may use."""
+    """Return the numbers of the CPUs that this process may use."""
     try:
         return tuple(sorted(os.sched_getaffinity(0)))
     except (OSError, AttributeError):
@@ -171,7 +171,7 @@ def find_allowed_cpus() -> tuple[int, ...]:
 
 
 def read_cpu_list(text: str | None) -> tuple[int, ...]:
-    """The numbers in a list of the kernel's, as ``0-3,8``."""
+    """Parse the numbers in a list of the kernel's, as ``0-3,8``; other parts are passed over."""
     numbers: set[int] = set()
     for part in (text or "").split(","):
         match = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", part.strip(), re.ASCII)
@@ -181,7 +181,10 @@ def read_cpu_list(text: str | None) -> tuple[int, ...]:
 
 
 def read_group_file(root: Root, controller: str, name: str) -> str | None:
-    """A file of this process's own control group, version 1 or 2, or of the nearest above it."""
+    """Read a file of this process's own control group, or of the nearest group above that has it.
+
+    Both versions of control groups work. None if no group has the file.
+    """
     for line in (root.text("/proc/self/cgroup") or "").splitlines():
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
@@ -222,7 +225,7 @@ def _are_large_pages_off() -> bool:
 
 
 def _count_devices(root: Root) -> dict[str, int]:
-    """GPUs, accelerators and adapters by vendor and product."""
+    """Count GPUs, accelerators and adapters: ``vendor:product`` -> number."""
     counts: dict[str, int] = {}
     for address in root.names(DEVICES):
         kind = root.text(f"{DEVICES}/{address}/class") or ""

@@ -35,7 +35,7 @@ _MOST: Final = 4096
 
 
 class FirstSample(NamedTuple):
-    """A round, and the data that the next rounds need."""
+    """A round of measurements, and the data that the next rounds need."""
 
     sample: Sample
     #: Part of the work of CPU and memory that suits the machine.
@@ -52,7 +52,7 @@ class FirstSample(NamedTuple):
 
 
 def write_first_sample(first: FirstSample, document: bytes | None) -> str:
-    """One line of text.
+    """Format the first sample as one line of JSON.
 
     :param document: the promise as the cloud wrote it.
     """

@@ -22,12 +22,12 @@ _LIMIT: Final = 20.0
 
 
 def count_gpus(facts: GuestFacts) -> int:
-    """GPUs of NVIDIA and AMD."""
+    """Count the GPUs of NVIDIA and AMD."""
     return sum(count for ids, count in facts.devices.items() if ids[:4] in _VENDORS)
 
 
 def find_gpu_cell(promise: GuestDocument | None) -> int | None:
-    """The NUMA node that all promised GPUs are near to; None without such a node."""
+    """Return the NUMA node that all promised GPUs are near to; None without such a node."""
     devices = () if promise is None else promise.devices
     cells = {device.cell for device in devices if device.vendor_id in _VENDORS}
     cells.discard(None)
@@ -36,7 +36,7 @@ def find_gpu_cell(promise: GuestDocument | None) -> int | None:
 
 
 def list_gpu_users(environment: Mapping[str, str]) -> list[int] | None:
-    """Processes that compute on GPUs of NVIDIA's.
+    """List the ids of processes that compute on GPUs of NVIDIA's.
 
     Empty without the tool, and in a container, which sees only its own processes; None if the tool
     does not answer.

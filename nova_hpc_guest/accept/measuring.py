@@ -75,7 +75,7 @@ class MeasuringOptions(NamedTuple):
 
 
 class LocalMachine:
-    """This machine, ready to be measured."""
+    """This machine, ready to be measured: it runs the tools of probes and reads the counters."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class LocalMachine:
         return Sample(facts, values, missing, failed)
 
     def find_scale(self) -> float:
-        """The part of the work that suits this machine: an emulated one is slow."""
+        """Choose the part of the probes' work that suits this machine: an emulated one is slow."""
         if not self.toolbox.has("sysbench"):
             return 1.0
         words = [*PROBE_OF["cpu_one"].words]
@@ -148,7 +148,7 @@ class LocalMachine:
         return next((scale for least, scale in _SCALES if rate >= least), _SCALES[-1][1])
 
     def _run_trial(self, command: Sequence[str]) -> float:
-        """Events a second; 0 if the tool does not end, and the most if its output is not clear."""
+        """Return sysbench's events a second; 0.0 if it does not end, and the most if unreadable."""
         done = run_tool(command, self._environment, _TRIAL_LIMIT, self.facts.allowed[-1:])
         try:
             return readings.read_sysbench_cpu(done.output, "", _TRIAL_EVENTS)
@@ -177,7 +177,7 @@ class LocalMachine:
             yield server
 
     def diagnose_gpus(self) -> tuple[list[str], str | None]:
-        """Tests of NVIDIA's DCGM that failed, and the reason if DCGM did not run."""
+        """Run NVIDIA's DCGM; return its failed tests, and why it did not run (None if it did)."""
         if not count_gpus(self.facts) or not self.toolbox.has("dcgmi"):
             return [], "no dcgmi, or no GPU"
         done = run_tool(DIAGNOSIS, self._environment, DIAGNOSIS_LIMIT)
@@ -188,7 +188,7 @@ class LocalMachine:
             return [], done.problem or f"dcgmi printed something else: {error}"
 
     def find_obstacle(self, probe: Probe) -> str | None:
-        """Why a probe cannot be made here, as in ``no tool fio``; None if it can."""
+        """Explain why a probe cannot be made here, as in ``no tool fio``; None if it can."""
         gpus = count_gpus(self.facts)
         if gpus < probe.needs.count("gpu") + probe.needs.count("gpus"):
             return "one GPU" if gpus else "no GPU"
@@ -225,7 +225,7 @@ class LocalMachine:
     def _run_probe(
         self, probe: Probe, wanted: Sequence[Probe], settings: Mapping[str, str]
     ) -> tuple[dict[str, Reading], str | None, str | None]:
-        """A tool's values for each of *wanted*, the reason if it failed, and the BLAS used."""
+        """Run a probe's tool; return the readings of *wanted*, why it failed, the BLAS used."""
         try:
             with contextlib.ExitStack() as stack:
                 return self._run_in_place(probe, wanted, settings, stack)
@@ -280,7 +280,7 @@ class LocalMachine:
         return values, problem, library
 
     def _amount_of(self, probe: Probe) -> float:
-        """The work of a run; memory is read in whole blocks."""
+        """Return the work of a run in the probe's own unit; memory is read in whole blocks."""
         if probe.name in ("cpu_one", "cpu_all"):
             return float(max(1, int(probe.work * self.scale)))
         if probe.name == "mem_random":
@@ -352,7 +352,7 @@ class LocalMachine:
         cpus: Sequence[int],
         stack: contextlib.ExitStack,
     ) -> dict[str, str]:
-        """The values of the words in braces for this run."""
+        """Return the values of the words in braces of a probe's command, for this run."""
         half = settings.get("cpus") in ("even", "first")
         threads = len(cpus) if half else len(self.facts.online)
         cell = 0
@@ -442,7 +442,7 @@ def _expect_rights(probe: Probe, done: ToolRun) -> None:
 def _read_value(
     probe: Probe, done: ToolRun, text: str, work: float
 ) -> tuple[float | None, str | None]:
-    """The value of one run, or the reason why it has none."""
+    """Return the value of one run with this amount of work, or the reason why it has none."""
     if done.at_limit:
         # It did less than all of its work in that time: this is the best value that it can have.
         if probe.of is None and probe.work > 0:
@@ -471,7 +471,7 @@ def _fill_word(word: str, fillings: Mapping[str, str]) -> str:
 
 
 def _load_program(name: str) -> str:
-    """The text of a program beside this module, in a directory or in the one file."""
+    """Load the text of a program beside this module, in a directory or in the one file."""
     data = pkgutil.get_data(__package__ or "", name)
     if data is None:
         raise OSError(f"{name} is not part of this copy of the command")
@@ -479,7 +479,7 @@ def _load_program(name: str) -> str:
 
 
 def _find_best_blas() -> str | None:
-    """The best BLAS that this machine has, whatever the environment names."""
+    """Return the path of this machine's best BLAS, whatever the environment names; else None."""
     for folder in ("/usr/lib", "/usr/lib64", "/usr/local/lib"):
         for pattern in ("*/openblas-*/libblas.so.3", "libopenblas.so.0", "*/blis-*/libblas.so.3"):
             matches = sorted(Path(folder).glob(pattern))

@@ -28,7 +28,7 @@ PAIRS: Final = {QUICK: 6, FULL: 25}
 
 
 class AcceptOptions(NamedTuple):
-    """The caller's options."""
+    """The parsed options of ``nova-hpc-guest accept``."""
 
     tier: str = QUICK
     only: tuple[str, ...] = ()
@@ -167,7 +167,7 @@ def add_accept_options(parser: argparse.ArgumentParser) -> None:
 
 
 def build_accept_options(parser: argparse.ArgumentParser, parsed: Any) -> AcceptOptions:
-    """The options, once argparse has read them; a contradiction ends the command."""
+    """Convert argparse's result to options; a contradiction ends the command with its usage."""
     tier: str = parsed.tier
     if tier == FULL and not (parsed.yes or parsed.gate):
         parser.error("--tier full takes up to two hours and all CPUs: say --yes")

@@ -21,7 +21,7 @@ _COLOURS: Final = {"slow": "#b00020", "level": "#1b6e3c", "undecided": "#7a6a00"
 
 
 def draw_result(result: AcceptanceResult) -> str:
-    """An SVG."""
+    """Draw the result as the text of an SVG picture."""
     bottom = 34 + _STEP * len(result.rows)
     texts = [f"{cause.cause} ({cause.status}): {cause.says}" for cause in result.diagnosis.causes]
     if result.diagnosis.unexplained:

@@ -29,7 +29,7 @@ _HPCC: Final = (
 
 
 class Tool(NamedTuple):
-    """A program that measures."""
+    """A program that measures: its name, its package, and how it prints its version."""
 
     name: str
     #: The package of Debian that has it; "" if it comes from the maker of the device.
@@ -43,7 +43,7 @@ class Tool(NamedTuple):
 
 
 class Probe(NamedTuple):
-    """One thing that is measured."""
+    """One measurement: its unit, its floor, its tool with arguments, and its output's reader."""
 
     name: str
     says: str
@@ -383,7 +383,7 @@ DIAGNOSIS_LIMIT: Final = 300.0
 
 
 def list_probes(tier: str, only: tuple[str, ...] = ()) -> tuple[Probe, ...]:
-    """The probes of a tier; only the named ones if *only* names some."""
+    """Return the probes of a tier; only the named ones if *only* names some."""
     tiers = (QUICK,) if tier == QUICK else (QUICK, FULL)
     return tuple(
         probe for probe in PROBES if probe.tier in tiers and (not only or probe.name in only)

@@ -36,7 +36,7 @@ _REASONS: Final = (
 
 
 def load_published() -> list[dict[str, Any]]:
-    """The figures.
+    """Load the published ratios of virtual machines to real ones, one JSON object each.
 
     :raises AcceptanceError: this copy of the command has none.
     """
@@ -50,9 +50,10 @@ def load_published() -> list[dict[str, Any]]:
 def compare_published(
     figures: Sequence[Mapping[str, Any]], rows: Mapping[str, AcceptanceRow], base: GuestFacts | None
 ) -> list[dict[str, Any]]:
-    """Each figure with the user's own ratio, if there is one, and remarks on the comparison.
+    """Compare each published figure with the user's own ratio, if there is one, with remarks.
 
     :param base: facts of the baseline; None if the machine is its own baseline.
+    :returns: one JSON object for each figure.
     """
     lines = []
     for figure in figures:

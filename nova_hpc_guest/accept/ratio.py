@@ -36,7 +36,7 @@ class Ratio(NamedTuple):
 
 
 def compare_pairs(base: Sequence[float], test: Sequence[float], higher: bool) -> Ratio:
-    """The ratio from runs that were made in turns.
+    """Compute the ratio and its exact interval from runs that were made in turns.
 
     :param base: values of the baseline's runs, all above 0.
     :param test: the tested side's value beside each.
@@ -56,8 +56,9 @@ def compare_pairs(base: Sequence[float], test: Sequence[float], higher: bool) ->
 
 
 def compare_groups(base: Sequence[float], test: Sequence[float], higher: bool) -> Ratio:
-    """The ratio to runs from another time, such as the runs of a file.
+    """Compute the ratio to runs from another time, such as the runs of a file.
 
+    :param higher: True if more is better.
     :raises ValueError: one side has no runs.
     """
     if not base or not test:
@@ -70,7 +71,7 @@ def compare_groups(base: Sequence[float], test: Sequence[float], higher: bool) -
 
 
 def judge_ratio(ratio: Ratio, floor: float) -> str:
-    """``slow``: surely below *floor*; ``level``: surely above it; ``undecided``: neither."""
+    """Judge: ``slow`` if surely below *floor*, ``level`` if surely above, else ``undecided``."""
     if ratio.confidence < CONFIDENCE or ratio.pairs < LEAST_PAIRS:
         return UNDECIDED
     if ratio.high < floor:
@@ -80,7 +81,7 @@ def judge_ratio(ratio: Ratio, floor: float) -> str:
 
 @functools.lru_cache(maxsize=None)  # noqa: UP033
 def _count_signed_ranks(count: int) -> tuple[int, ...]:
-    """How many of the ``2**count`` vectors of signs give each sum of positive ranks."""
+    """Count for each sum of positive ranks how many of the ``2**count`` sign vectors give it."""
     ways = [1]
     for rank in range(1, count + 1):
         ways = [
@@ -93,7 +94,10 @@ def _count_signed_ranks(count: int) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=None)  # noqa: UP033
 def _count_rank_sums(first: int, second: int) -> tuple[int, ...]:
-    """How many orders of two groups give each of Mann and Whitney's U: Gauss's coefficients."""
+    """Return for each value of Mann and Whitney's U how many orders of two groups give it.
+
+    The numbers are Gauss's coefficients.
+    """
     size = first * second + 1
     ways = [1] + [0] * (size - 1)
     for step in range(1, first + 1):
@@ -106,7 +110,12 @@ def _count_rank_sums(first: int, second: int) -> tuple[int, ...]:
 
 
 def _cut_tails(ways: Sequence[int], total: int, values: int) -> tuple[int, float]:
-    """The number of sorted values that each end loses, and the confidence of the rest."""
+    """Return the number of sorted values that each end loses, and the confidence of the rest.
+
+    :param ways: number of outcomes for each value of the statistic.
+    :param total: sum of *ways*.
+    :param values: number of sorted values.
+    """
     cut, tail = 0, 0
     while cut < values // 2 and 2 * (tail + ways[cut]) <= (1 - CONFIDENCE) * total:
         tail += ways[cut]

@@ -24,7 +24,7 @@ _NAME: Final = re.compile(r"[\w.-]{1,64}", re.ASCII)
 
 
 class VerbsPort(NamedTuple):
-    """A port of an RDMA device."""
+    """A port of an RDMA device, with its state, its rate in Gbit/s and its GID's index."""
 
     device: str
     number: int
@@ -37,23 +37,23 @@ class VerbsPort(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As NCCL and UCX call it, ``mlx5_0:1``."""
+        """Name of the port as NCCL and UCX write it, such as ``mlx5_0:1``."""
         return f"{self.device}:{self.number}"
 
     @property
     def may_work(self) -> bool:
-        """Whether it is ACTIVE, or its state is unknown."""
+        """Whether the port is ACTIVE, or its state is unknown."""
         return self.state in ("", "ACTIVE")
 
 
 class RdmaPath(NamedTuple):
-    """The words of perftest for the port that is measured."""
+    """The command-line words of perftest for the RDMA port that is measured."""
 
     words: tuple[str, ...]
 
 
 def read_rdma_ports(root: Root) -> tuple[VerbsPort, ...]:
-    """All ports of this machine's RDMA devices."""
+    """Read all ports of this machine's RDMA devices from sysfs."""
     return tuple(_read_ports(root))
 
 
@@ -70,7 +70,10 @@ def _read_ports(root: Root) -> Iterator[VerbsPort]:
 
 
 def _find_roce_gid(root: Root, place: str) -> int | None:
-    """The index that leads to most others: of IPv4, of any network, of this link."""
+    """Return the index of the RoCE GID that leads to most others; None without one.
+
+    The order is: of IPv4, of any network, of this link.
+    """
     ranks = []
     for name in root.names(f"{place}/gids"):
         if name.isdigit() and root.text(f"{place}/gid_attrs/types/{name}") == "RoCE v2":
@@ -84,7 +87,7 @@ def _find_roce_gid(root: Root, place: str) -> int | None:
 
 
 def choose_rdma_path(ports: Iterable[VerbsPort], keys: Iterable[PortKey]) -> RdmaPath | str:
-    """The first port that can reach others; a text with the reason if none can.
+    """Choose the first RDMA port that can reach others; return a text with the reason if none can.
 
     :param keys: the networks' P_Keys. A port is not used if its table cannot be read, or has
         several keys and the cloud's document does not identify one: an index is never guessed.
@@ -109,7 +112,7 @@ def choose_rdma_path(ports: Iterable[VerbsPort], keys: Iterable[PortKey]) -> Rdm
 
 
 def read_rdma_rates(ports: Iterable[VerbsPort]) -> dict[str, float]:
-    """Devices with a port that may work -> Gbit/s of the first one."""
+    """Return device with a port that may work -> Gbit/s of its first such port."""
     rates: dict[str, float] = {}
     for port in ports:
         if port.may_work:
@@ -118,17 +121,17 @@ def read_rdma_rates(ports: Iterable[VerbsPort]) -> dict[str, float]:
 
 
 def read_rdma_path(root: Root, promise: GuestDocument | None) -> RdmaPath | str:
-    """The port over which this machine is measured; a text: why there is none."""
+    """Choose the RDMA port with which this machine is measured; return a text if there is none."""
     return choose_rdma_path(read_rdma_ports(root), _read_port_keys(root, promise))
 
 
 def read_rdma_variables(root: Root, promise: GuestDocument | None) -> dict[str, str]:
-    """Variables that NCCL, UCX and Open MPI need on the networks' partitions."""
+    """Return the variables that NCCL, UCX and Open MPI need on the networks' partitions."""
     return build_environment(_read_port_keys(root, promise)).variables
 
 
 def expand_rdma_words(words: Iterable[str], root: Root, promise: GuestDocument | None) -> list[str]:
-    """Words of a command, with values for ``{rdma}`` and ``{partition}``.
+    """Replace ``{rdma}`` and ``{partition}`` in the words of a command by their values.
 
     ``{rdma}`` is the port of perftest, and ``{partition}`` the variables that mpirun passes on.
     """

@@ -24,20 +24,23 @@ _NCCL_INFO: Final = r"[\w.-]+:\d+:\d+ \[\d+\] NCCL \w+ "
 
 
 def read_sysbench_cpu(text: str, _: str, work: float) -> float:
-    """Events a second, from the time that a fixed number of events took."""
+    """Return sysbench's events a second, from the time that a fixed number of events took.
+
+    :raises ValueError: the text has no such time.
+    """
     return work / _find_number(r"total time:\s+" + _NUMBER + "s", text)
 
 
 def read_sysbench_memory(text: str, _: str, __: float) -> float:
-    """MiB/s."""
+    """Return the MiB/s in sysbench's output."""
     return _find_number(r"\(" + _NUMBER + r" MiB/sec\)", text)
 
 
 def read_cyclictest(_: str, document: str, work: float) -> float:
-    """The 99th percentile of how late the timer woke, in microseconds.
+    """Return the 99th percentile of how late the timer woke, in microseconds.
 
-    Wakes that are later than the histogram are missing from it. If they are more than one of
-    a hundred, the value is the histogram's end: it is at least that late.
+    Wakes that are later than the histogram are missing from it. If they are more than one of a
+    hundred, the value is the histogram's end: it is at least that late.
     """
     thread = _find_path(_load_json(document), "thread", "0")
     histogram = _find_path(thread, "histogram")
@@ -59,7 +62,7 @@ def read_cyclictest(_: str, document: str, work: float) -> float:
 
 
 def read_oslat(_: str, document: str, __: float) -> float:
-    """The longest time that was taken from any of the CPUs, in microseconds."""
+    """Return the longest time that was taken from any of the CPUs, in microseconds."""
     threads = _find_path(_load_json(document), "thread")
     if not isinstance(threads, dict) or not threads:
         raise ValueError("no threads")
@@ -67,13 +70,13 @@ def read_oslat(_: str, document: str, __: float) -> float:
 
 
 def read_iperf3_rate(text: str, _: str, __: float) -> float:
-    """Mbit/s that arrived."""
+    """Return the Mbit/s that arrived, from iperf3's JSON."""
     end = _find_iperf3_end(text)
     return _expect_positive(_find_path(end, "sum_received", "bits_per_second")) / 1e6
 
 
 def read_iperf3_delay(text: str, _: str, __: float) -> float:
-    """The mean round trip that TCP saw, in microseconds."""
+    """Return the mean round trip that TCP saw, in microseconds, from iperf3's JSON."""
     streams = _find_path(_find_iperf3_end(text), "streams")
     if not isinstance(streams, list) or not streams:
         raise ValueError("no streams")
@@ -89,7 +92,7 @@ def _find_iperf3_end(text: str) -> Any:
 
 
 def read_fio(text: str, _: str, __: float) -> float:
-    """The mean time of a read, in microseconds."""
+    """Return the mean time of a read, in microseconds, from fio's JSON."""
     jobs = _find_path(_load_json(text), "jobs")
     if not isinstance(jobs, list) or not jobs:
         raise ValueError("no jobs")
@@ -99,7 +102,7 @@ def read_fio(text: str, _: str, __: float) -> float:
 
 
 def read_ring(text: str, _: str, __: float) -> float:
-    """mpi4py's ring of two, microseconds a round."""
+    """Return the time of mpi4py's ring of two, in microseconds a round."""
     match = re.search(r"for (\d+) loops = " + _NUMBER + " seconds", text)
     if match is None or not int(match[1]):
         raise ValueError("no time of the ring")
@@ -107,22 +110,26 @@ def read_ring(text: str, _: str, __: float) -> float:
 
 
 def read_dgemm(text: str, _: str, __: float) -> float:
-    """GFLOP/s, as the child that calls the library printed them."""
+    """Return the GFLOP/s that the child with the BLAS printed."""
     return _expect_positive(_find_path(_load_json(text), "gflops"))
 
 
 def read_clock(text: str, _: str, __: float) -> float:
-    """Nanoseconds for one reading of the clock."""
+    """Return the nanoseconds for one reading of the clock that the child printed."""
     return _expect_positive(_find_path(_load_json(text), "nanoseconds"))
 
 
 def read_lammps(text: str, _: str, __: float) -> float:
-    """Time steps a second."""
+    """Return LAMMPS's time steps a second."""
     return _find_number(r"([\d.]+) timesteps/s", text)
 
 
 def read_hpcc(name: str, scale: float) -> Callable[[str, str, float], float]:
-    """A reader of one line of HPCC's summary."""
+    """Return a reader of one line of HPCC's summary.
+
+    :param name: of the line.
+    :param scale: factor for its number.
+    """
 
     def read_summary(text: str, _: str, __: float) -> float:
         if "Success=1" not in text:
@@ -133,17 +140,20 @@ def read_hpcc(name: str, scale: float) -> Callable[[str, str, float], float]:
 
 
 def read_perftest_rate(text: str, _: str, __: float) -> float:
-    """Gbit/s on average, as ``--report_gbits`` prints it."""
+    """Return the Gbit/s on average, as perftest's ``--report_gbits`` prints it."""
     return _read_perftest(text, "BW average[Gb/sec]")
 
 
 def read_perftest_delay(text: str, _: str, __: float) -> float:
-    """The typical latency of a write, in microseconds."""
+    """Return the typical latency of a write, in microseconds, from perftest's output."""
     return _read_perftest(text, "t_typical[usec]")
 
 
 def _read_perftest(text: str, name: str) -> float:
-    """The value below a name of perftest's heading, in the last row."""
+    """Return the value below a name of perftest's heading, in the last row.
+
+    :raises ValueError: there is no such heading or row.
+    """
     lines = text.splitlines()
     headings = [number for number, line in enumerate(lines) if name in line]
     if not headings:
@@ -156,7 +166,7 @@ def _read_perftest(text: str, name: str) -> float:
 
 
 def _read_cell(names: Sequence[str], row: str, name: str) -> float:
-    """The number of a row below a name; of names that are there twice the first.
+    """Return the number of a row below a name; of names that are there twice the first.
 
     :raises ValueError: the row has not as many fields as the heading has names; it is quoted.
     """
@@ -167,7 +177,7 @@ def _read_cell(names: Sequence[str], row: str, name: str) -> float:
 
 
 def read_nvbandwidth(text: str, _: str, __: float) -> float:
-    """The slowest of the GPUs, in GB/s, from the matrix of the first test."""
+    """Return the rate of the slowest GPU, in GB/s, from the matrix of nvbandwidth's first test."""
     values = read_bandwidth_matrix(text)
     if not values:
         raise ValueError("no matrix")
@@ -175,7 +185,7 @@ def read_nvbandwidth(text: str, _: str, __: float) -> float:
 
 
 def read_bandwidth_matrix(text: str) -> list[float]:
-    """The numbers of nvbandwidth's first matrix, without inapplicable ones; [] without a matrix.
+    """Return the numbers of nvbandwidth's first matrix, without inapplicable ones; [] without one.
 
     :raises ValueError: a row has not as many numbers as there are columns, or the sum that ends the
         matrix is missing.
@@ -199,7 +209,10 @@ def read_bandwidth_matrix(text: str) -> list[float]:
 
 
 def read_collective(text: str, _: str, __: float) -> float:
-    """Bus bandwidth of nccl-tests and rccl-tests, out of place, at the largest size, in GB/s."""
+    """Return bus bandwidth of nccl-tests or rccl-tests in GB/s, out of place, for the largest size.
+
+    :raises ValueError: the output is incomplete, ambiguous, or reports wrong results.
+    """
     ranks = re.findall(r"^#\s+Rank\s+(\d+)\s.*?\bPid\s+(\d+) on", text, re.MULTILINE)
     if len({rank for rank, _ in ranks}) < len(set(ranks)):
         raise ValueError(
@@ -225,7 +238,7 @@ def read_collective(text: str, _: str, __: float) -> float:
 
 
 def _remove_nccl_log(text: str) -> str:
-    """The table without NCCL's log, which goes into the same stream, even within a row.
+    """Remove NCCL's log from the table: it goes into the same stream, even within a row.
 
     A mark counts within a line if another line begins with it: "-1node1:..." may be -1 and node1.
     """
@@ -235,7 +248,7 @@ def _remove_nccl_log(text: str) -> str:
 
 
 def find_collective_words(text: str) -> tuple[str, ...]:
-    """The ways that NCCL or RCCL took, from its log at level INFO.
+    """Return words for the transports that NCCL or RCCL took, from its log at level INFO.
 
     HPC-X brings a network of its own, which the log calls ``IBext`` or ``IBext_v8``.
     """
@@ -253,7 +266,7 @@ def find_collective_words(text: str) -> tuple[str, ...]:
 
 
 def read_failed_tests(text: str) -> list[str]:
-    """Names of the tests of ``dcgmi diag -j`` that failed.
+    """Return names of the tests of ``dcgmi diag -j`` that failed.
 
     :raises ValueError: the text is not a report of a diagnosis.
     """
@@ -280,7 +293,10 @@ def read_failed_tests(text: str) -> list[str]:
 
 
 def _load_json(text: str) -> dict[str, Any]:
-    """The one JSON object of a text; there may be lines of warnings before and after it."""
+    """Parse the one JSON object of a text; there may be lines of warnings before and after it.
+
+    :raises ValueError: there is none, or there are several.
+    """
     begin = re.search(r"^\s*\{", text, re.MULTILINE)
     if begin is None:
         raise ValueError("no JSON object")

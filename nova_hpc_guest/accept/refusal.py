@@ -25,7 +25,7 @@ _MOST_NAMED: Final = 5
 
 
 class Refusal(NamedTuple):
-    """Why nothing was measured, or compared."""
+    """The reason why nothing was measured or compared: its kind, and a text for people."""
 
     kind: str
     text: str

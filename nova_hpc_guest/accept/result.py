@@ -38,7 +38,7 @@ STATUSES: Final = {ACCEPTED: 0, SLOW: 1, BROKEN: 1, REFUSED: 2, UNMEASURED: 2, U
 
 
 class MeasuredValue(NamedTuple):
-    """A probe that was measured, judged or not."""
+    """The median of a probe's runs with its unit, judged or not."""
 
     probe: str
     unit: str
@@ -47,7 +47,7 @@ class MeasuredValue(NamedTuple):
 
 
 class AcceptanceResult(NamedTuple):
-    """Everything that one run found."""
+    """Everything that one run of ``nova-hpc-guest accept`` found."""
 
     tier: str
     boot: str | None
@@ -95,7 +95,7 @@ class AcceptanceResult(NamedTuple):
 
 
 def build_result_data(result: AcceptanceResult, taken: int) -> dict[str, Any]:
-    """The result as JSON has it.
+    """Return the result as a JSON object.
 
     :param taken: when it was measured, in seconds since 1970.
     """
@@ -145,7 +145,7 @@ def build_result_data(result: AcceptanceResult, taken: int) -> dict[str, Any]:
 
 
 def write_acceptance(result: AcceptanceResult, taken: int | None = None) -> str:
-    """The text of the result.
+    """Format the result as JSON text.
 
     :param taken: time of the measurement, in seconds since 1970; None for now.
     """
@@ -192,7 +192,7 @@ def read_acceptance(text: str) -> AcceptanceSummary:
 
 
 def read_boot_id(root: Root) -> str | None:
-    """The number of this start of the machine."""
+    """Return the kernel's id of this start of the machine; None if it is unreadable."""
     return root.text(_BOOT_ID)
 
 
@@ -209,7 +209,7 @@ def keep_result(root: Root, text: str) -> str | None:
 
 
 def judge_gate(root: Root, tier: str) -> tuple[int, str]:
-    """The status of the kept result, and one line that describes it.
+    """Return the exit status of the stored result, and one line that describes it.
 
     :param tier: the least that has to have been measured.
     """

@@ -31,26 +31,32 @@ _LEAST_LARGE: Final = 0.3
 
 
 class MeasuredMachine(Protocol):
-    """The machine to be measured."""
+    """Interface to the machine to be measured."""
 
     def measure_round(
         self, probes: Sequence[Probe], settings: Mapping[str, str] | None = None
     ) -> Sample:
-        """Run each probe once."""
+        """Run each probe once on the machine; return the readings.
+
+        :param settings: changed settings for this round; None for none.
+        """
 
 
 class RoundSource(Protocol):
-    """The source of the two sides of a comparison."""
+    """Interface to the two sides of a comparison: baseline and tested machine."""
 
     def find_baseline(self, probe: Probe) -> str | None:
-        """The kind of a probe's baseline; None if it is not compared."""
+        """Return the kind of a probe's baseline; None if the probe is not compared."""
 
     def take_turn(self, probes: Sequence[Probe], turn: int) -> tuple[Sample | None, Sample]:
-        """One round of each side; the baseline's is None if the baseline is a file."""
+        """Measure one round of each side; the baseline's is None if the baseline is a file.
+
+        :param turn: number of the round; the order of the sides alternates.
+        """
 
 
 class Series(NamedTuple):
-    """All rounds of both sides, and their results."""
+    """All rounds of both sides, and the results of the probes."""
 
     rows: dict[str, AcceptanceRow]
     base: list[Sample]
@@ -61,7 +67,7 @@ class Series(NamedTuple):
 
 
 class OwnSource:
-    """This machine against itself, with one thing changed for each probe."""
+    """Source that compares this machine with itself, with one thing changed for each probe."""
 
     def __init__(
         self, machine: MeasuredMachine, facts: GuestFacts, ceilings: Mapping[str, float]
@@ -72,7 +78,7 @@ class OwnSource:
         self._ceilings = ceilings
 
     def find_baseline(self, probe: Probe) -> str | None:
-        """The setting, if it can be made here."""
+        """Return the setting that a probe is compared with; None if it cannot be made here."""
         if probe.alone is None or probe.of is not None:
             return None
         if probe.alone.startswith("ceiling=") and probe.alone not in self._ceilings:
@@ -84,7 +90,7 @@ class OwnSource:
         return probe.alone
 
     def take_turn(self, probes: Sequence[Probe], turn: int) -> tuple[Sample | None, Sample]:
-        """As it is, and as it could be, in the order of the turn."""
+        """Measure this machine with the changed settings and as it is; the order alternates."""
         wanted = list(probes)
         names = {probe.name for probe in wanted}
         if "cpu_all" in names and "cpu_one" not in names:
@@ -122,7 +128,7 @@ class OwnSource:
 
 
 class BesideSource:
-    """Another machine, measured by a command that prints a sample."""
+    """Source that compares with another machine, measured by a command that prints a sample."""
 
     def __init__(
         self,
@@ -142,11 +148,11 @@ class BesideSource:
         self._scale = f"{scale:g}"
 
     def find_baseline(self, _: Probe) -> str | None:
-        """The other machine."""
+        """Return :data:`BESIDE` for every probe: the other machine is the baseline."""
         return BESIDE
 
     def take_turn(self, probes: Sequence[Probe], turn: int) -> tuple[Sample | None, Sample]:
-        """Both machines, in the order of the turn."""
+        """Measure both machines; the order alternates with the number of the turn."""
         if turn % 2 == 0:
             base = self.ask_other(probes)
             return base, self._machine.measure_round(probes)
@@ -154,7 +160,7 @@ class BesideSource:
         return self.ask_other(probes), test
 
     def ask_other(self, probes: Sequence[Probe]) -> Sample:
-        """One round of the other machine.
+        """Measure one round on the other machine by its command.
 
         :raises AcceptanceError: it did not answer, or with something else than a sample.
         """
@@ -173,19 +179,19 @@ class BesideSource:
 
 
 class FileSource:
-    """Runs that lie in a file."""
+    """Source that compares with runs in a baseline file."""
 
     def __init__(self, machine: MeasuredMachine, samples: Sequence[Sample]) -> None:
         self._machine = machine
         self.samples = samples
 
     def find_baseline(self, probe: Probe) -> str | None:
-        """The file, if it has enough of the probe."""
+        """Return :data:`FILE` if the file has enough runs of the probe; else None."""
         count = sum(probe.name in sample.readings for sample in self.samples)
         return FILE if count >= LEAST_PAIRS else None
 
     def take_turn(self, probes: Sequence[Probe], turn: int) -> tuple[Sample | None, Sample]:
-        """This machine."""
+        """Measure this machine; the baseline's side is None."""
         return None, self._machine.measure_round(probes)
 
 
@@ -241,7 +247,10 @@ def judge_series(
     test: Sequence[Sample],
     floors: Mapping[str, float],
 ) -> dict[str, AcceptanceRow]:
-    """The rows of the rounds so far."""
+    """Judge the probes by the rounds so far; return probe -> result.
+
+    :param floors: probe -> ratio below which it is slow.
+    """
     rows = {}
     for probe in probes:
         against = source.find_baseline(probe)
@@ -260,7 +269,10 @@ def judge_series(
 def pair_readings(
     name: str, base: Sequence[Sample], test: Sequence[Sample], against: str
 ) -> tuple[list[Reading], list[Reading]]:
-    """The readings of a probe, in pairs except for a file's; unpaired readings are left out."""
+    """Return the readings of a probe of both sides, in pairs; unpaired readings are left out.
+
+    Readings of a baseline file are not paired.
+    """
     if against == FILE:
         sides: Any = ([sample.readings.get(name) for sample in side] for side in (base, test))
         old, new = ([reading for reading in side if reading is not None] for side in sides)
@@ -274,7 +286,10 @@ def pair_readings(
 
 
 def find_ceilings(promise: GuestDocument | None, rates: Mapping[str, float]) -> dict[str, float]:
-    """The maximum of the links: PCIe in GB/s according to the promise, RDMA in Gbit/s."""
+    """Return setting -> the maximum of the links: PCIe in GB/s by the promise, RDMA in Gbit/s.
+
+    :param rates: RDMA device -> Gbit/s.
+    """
     ceilings = {}
     links = [
         (device.speed, device.width)
@@ -293,7 +308,7 @@ def find_ceilings(promise: GuestDocument | None, rates: Mapping[str, float]) -> 
 
 
 def parse_setting(text: str) -> dict[str, str]:
-    """``pages=large`` as data."""
+    """Parse a setting such as ``pages=large`` into {name: value}."""
     name, _, value = text.partition("=")
     return {name: value}
 
@@ -301,7 +316,10 @@ def parse_setting(text: str) -> dict[str, str]:
 def make_experiment(
     machine: MeasuredMachine, setting: str, probe: str, times: int = 3
 ) -> float | None:
-    """The median of fresh runs of one probe with one thing changed; None without a value."""
+    """Return the median of fresh runs of one probe with one thing changed; None without a value.
+
+    :param setting: the change, such as ``pages=large``.
+    """
     if setting == "cpus=half":
         halves = [
             make_experiment(machine, f"cpus={which}", probe, times) for which in ("even", "first")

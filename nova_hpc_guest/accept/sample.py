@@ -53,7 +53,7 @@ class Reading(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """One round."""
+    """One round of measurements on one machine: facts, readings, and probes without a value."""
 
     facts: GuestFacts
     readings: dict[str, Reading]
@@ -64,7 +64,7 @@ class Sample(NamedTuple):
 
 
 def build_sample_data(sample: Sample) -> dict[str, Any]:
-    """The sample as JSON has it."""
+    """Return the sample as a JSON object."""
     return {
         "schema": SCHEMA,
         "version": VERSION,
@@ -83,7 +83,7 @@ def build_sample_data(sample: Sample) -> dict[str, Any]:
 
 
 def write_sample(sample: Sample) -> str:
-    """The sample as one line of text."""
+    """Format the sample as one line of JSON."""
     return json.dumps(build_sample_data(sample), separators=(",", ":"))
 
 
@@ -96,10 +96,11 @@ def read_sample(text: str) -> Sample:
 
 
 def load_object(text: str, schema: str, reads: tuple[int, ...], name: str) -> dict[str, Any]:
-    """The JSON object in *text*, if its schema and version are these.
+    """Parse the JSON object in *text*, if its schema and version are these.
 
     The rule is the one of nova_hpc_common/wire/version.py, which a guest does not have.
 
+    :param name: of the text, for errors.
     :raises AcceptanceError: they differ, or the text is not JSON.
     """
     if not isinstance(text, str) or len(text) > LONGEST:
@@ -121,7 +122,7 @@ def load_object(text: str, schema: str, reads: tuple[int, ...], name: str) -> di
 
 
 def parse_sample(data: object) -> Sample:
-    """A sample from its JSON object.
+    """Parse a sample from its JSON object.
 
     :raises AcceptanceError: something in it is not as it should be.
     """
@@ -143,7 +144,7 @@ def parse_sample(data: object) -> Sample:
 
 
 def parse_reading(name: str, item: dict[str, Any]) -> Reading:
-    """One probe's part of a sample.
+    """Parse one probe's part of a sample.
 
     :raises AcceptanceError: a number in it is none.
     """
@@ -172,7 +173,7 @@ def parse_reading(name: str, item: dict[str, Any]) -> Reading:
 
 
 def expect_object(value: object, where: str) -> dict[str, Any]:
-    """*value*, if it is a JSON object of bounded size.
+    """Return *value* if it is a JSON object of bounded size.
 
     :raises AcceptanceError: it is not.
     """
@@ -182,14 +183,14 @@ def expect_object(value: object, where: str) -> dict[str, Any]:
 
 
 def is_number(value: object) -> bool:
-    """Whether it is a finite number that arithmetic can take."""
+    """Return whether the value is a finite number that arithmetic can take, and no boolean."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
     return abs(value) < 1e300 if isinstance(value, int) else math.isfinite(value)
 
 
 def take_text(value: object) -> str:
-    """A text of another machine, printable and of bounded length."""
+    """Make a text of another machine printable and of bounded length."""
     text = value if isinstance(value, str) else ascii(value)
     return "".join(char if char.isprintable() else "?" for char in text[:200])
 
@@ -199,6 +200,6 @@ def _is_part(value: Any) -> bool:
 
 
 def shorten(value: object) -> str:
-    """Some value, in ASCII and of bounded length, for messages."""
+    """Format some value in ASCII and of bounded length, for messages."""
     text = ascii(value)
     return text if len(text) <= 80 else text[:77] + "..."

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def make_scratch_folder(parent: str | None) -> Iterator[str]:
-    """A directory for the files of one run; removed after the block, also after an error."""
+    """Make a directory for the files of one run; remove it after the block, also after an error."""
     folder = tempfile.mkdtemp(prefix="nova-hpc-accept-", dir=parent)
     try:
         yield folder
@@ -20,7 +20,7 @@ def make_scratch_folder(parent: str | None) -> Iterator[str]:
 
 
 def find_file_system(folder: str) -> str | None:
-    """The type of the file system that a directory is in."""
+    """Return the type of the file system of a directory, such as ``ext4``; None if unknown."""
     best, kind = "", None
     with contextlib.suppress(OSError), open("/proc/self/mounts", encoding="utf-8") as mounts:  # noqa: PTH123
         for line in mounts:

@@ -59,11 +59,11 @@ _LONGEST: Final = 1 << 24
 
 
 class EndedError(KeyboardInterrupt):
-    """A signal ended the command; its tools have been ended."""
+    """A signal ended the command; its tools' processes have been ended."""
 
 
 class Promise(NamedTuple):
-    """The cloud's promise, and the findings against it."""
+    """The cloud's promise about this machine, and the findings against it."""
 
     document: GuestDocument | None
     #: Why the promise is missing.
@@ -75,7 +75,7 @@ class Promise(NamedTuple):
 
 
 def run_accept(root: Root, options: AcceptOptions) -> tuple[int, list[str]]:
-    """The exit status, and the lines to print.
+    """Run ``nova-hpc-guest accept``; return its exit status and the lines to print.
 
     :raises EndedError: a signal ended the command.
     """
@@ -103,7 +103,7 @@ def run_accept(root: Root, options: AcceptOptions) -> tuple[int, list[str]]:
 
 @contextlib.contextmanager
 def end_on_signals() -> Iterator[None]:
-    """While it lasts SIGTERM, SIGINT and SIGHUP raise :class:`EndedError`, once."""
+    """Make SIGTERM, SIGINT and SIGHUP raise :class:`EndedError` once while the block runs."""
 
     def end(number: int, _: object) -> None:
         if HeldSignals.note(number):
@@ -125,7 +125,7 @@ def end_on_signals() -> Iterator[None]:
 
 
 def end_with_input() -> None:
-    """From now on the end of standard input ends this command, as SIGTERM does.
+    """End this command from now on at the end of standard input, as SIGTERM does.
 
     Without a terminal, this is the only sign of ssh's own end on this side.
     """
@@ -142,7 +142,7 @@ def end_with_input() -> None:
 
 
 def measure_acceptance(root: Root, options: AcceptOptions) -> AcceptanceResult:
-    """Everything that there is to find out.
+    """Check the promise, measure the probes, and find the causes of slow ones.
 
     :raises AcceptanceError: an option names something that cannot be used.
     """
@@ -178,7 +178,12 @@ def measure_acceptance(root: Root, options: AcceptOptions) -> AcceptanceResult:
 
 
 def check_promise(root: Root, skip: Sequence[str] = ()) -> Promise:
-    """The findings of ``nova-hpc-guest check``; a cloud without a document is not a fault."""
+    """Compare this machine with the cloud's document, as ``nova-hpc-guest check``.
+
+    A cloud without a document is not a fault.
+
+    :param skip: kinds of findings to leave out.
+    """
     try:
         data, promised = document.read_guest_document(root)
     except NoDocumentError as error:
@@ -315,7 +320,7 @@ def _choose_source(
     promise: Promise,
     baseline: AcceptanceBaseline | None,
 ) -> tuple[RoundSource, Refusal | None, dict[str, Any]]:
-    """The baseline's side, the reason if it is refused, and its entry in the result."""
+    """Choose the baseline's side; return it, why it is refused, and its entry in the result."""
     versions = local.toolbox.list_versions()
     key = build_key(local.facts, versions, local.scale)
     if baseline is not None:
@@ -385,7 +390,7 @@ def _list_values(probes: Sequence[Probe], series: Series) -> Iterator[MeasuredVa
 
 
 def _join_reasons(series: Series) -> tuple[dict[str, str], dict[str, str]]:
-    """Probes that were missing, and probes whose tool failed in any round, with reasons."""
+    """Return probes that were missing, and probes whose tool failed in any round, with reasons."""
     missing: dict[str, str] = {}
     failed: dict[str, str] = {}
     for sample in series.test:
@@ -401,7 +406,10 @@ def _read_baselines(paths: Sequence[str]) -> AcceptanceBaseline | None:
 
 
 def _read_scale(baseline: AcceptanceBaseline | None) -> float | None:
-    """The part of the work with which a file was measured; None without a file."""
+    """Return the part of the work with which a file was measured; None without a file.
+
+    :raises AcceptanceError: the file's number is none.
+    """
     scale = 1.0 if baseline is None else baseline.key.get("scale", 1.0)
     if not is_number(scale) or not 0 < scale <= 1:
         raise AcceptanceError(f"the baseline: scale is {shorten(scale)}")
@@ -409,7 +417,7 @@ def _read_scale(baseline: AcceptanceBaseline | None) -> float | None:
 
 
 def read_floors(path: str | None) -> dict[str, float]:
-    """Floors of a file, by their probes.
+    """Read the floors of a file: probe -> ratio below which it is slow.
 
     :raises AcceptanceError: it cannot be read, or is none.
     """
@@ -452,7 +460,7 @@ def _format_lines(result: AcceptanceResult, form: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def show_progress() -> Iterator[Callable[[str], None]]:
-    """One line on a terminal that shows the present step; nothing without a terminal."""
+    """Yield a function that shows the present step on one line; without a terminal nothing."""
     stream = sys.stderr
     if stream is None or not stream.isatty():
         yield lambda _: None

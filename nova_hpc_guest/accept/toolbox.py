@@ -31,7 +31,7 @@ _HAS_BLAS: Final = (
 
 
 class ToolState(NamedTuple):
-    """One tool of this machine."""
+    """One installed tool of this machine, with its version, and whether this project tested it."""
 
     name: str
     #: None if it prints none, or one that is not understood.
@@ -50,11 +50,11 @@ class Toolbox(NamedTuple):
     tc: str | None
 
     def has(self, name: str) -> bool:
-        """Whether the tool is there."""
+        """Return whether the tool with this name is installed."""
         return name in self.states
 
     def list_shapers(self, environment: Mapping[str, str]) -> tuple[str, ...]:
-        """Queues of this machine that have a rate."""
+        """List the queues of this machine that have a rate, as ``kind device``."""
         if self.tc is None:
             return ()
         done = run_tool([self.tc, "qdisc", "show"], environment, _LIMIT)
@@ -63,7 +63,7 @@ class Toolbox(NamedTuple):
         return tuple(f"{kind} {device[:15]}" for kind, device in lines)
 
     def list_versions(self) -> dict[str, str]:
-        """Tool -> version, ``?`` if it prints none."""
+        """Return tool -> version, ``?`` if it prints none."""
         return {name: state.version or "?" for name, state in sorted(self.states.items())}
 
 

@@ -38,7 +38,7 @@ _ANONYMOUS_KIB: Final = 30_000
 
 
 class ToolRun(NamedTuple):
-    """The end of a tool, and the observations of it."""
+    """The end of a tool: its output, its problem, and observations of its time in seconds."""
 
     output: str
     #: Its output in the file that it got for ``{json}``.
@@ -76,14 +76,14 @@ class HeldSignals:
 
     @classmethod
     def note(cls, number: int) -> bool:
-        """Whether a signal that came waits for :meth:`release`."""
+        """Note a signal that came while signals are held; return False if none are held."""
         if cls._holding is None:
             return False
         cls._holding._noted.append(number)
         return True
 
     def release(self) -> None:
-        """Let them come, those first that have come in between."""
+        """Stop holding signals: those that came in the meantime take effect, a noted one first."""
         HeldSignals._holding = None
         signal.pthread_sigmask(signal.SIG_SETMASK, self.mask)
         for number in self._noted[:1]:
@@ -171,7 +171,7 @@ def run_tool(
 def start_helper(
     command: Sequence[str], environment: Mapping[str, str], cpus: Iterable[int] = ()
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Something that runs beside a tool, as the server it talks to; ended with the block.
+    """Start a program beside a tool, such as the server it talks to; end it with the block.
 
     :raises OSError: it does not start.
     """
@@ -221,7 +221,7 @@ def end_tool(child: subprocess.Popen[bytes]) -> None:
 
 
 def find_port() -> int:
-    """A port of the loopback without a listener."""
+    """Return a number of a TCP port of the loopback without a listener."""
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         port: int = server.getsockname()[1]
@@ -229,7 +229,10 @@ def find_port() -> int:
 
 
 def wait_for_port(port: int, helper: subprocess.Popen[bytes]) -> bool:
-    """Until something listens there; perftest's servers take one client, so nothing connects."""
+    """Wait until a process listens on the port; return False if the helper ends or time is up.
+
+    perftest's servers take one client, so nothing connects.
+    """
     until = time.monotonic() + _LISTEN
     wanted = f":{port:04X}"
     while time.monotonic() < until and helper.poll() is None:
@@ -260,7 +263,7 @@ def adopt_orphans() -> Iterator[None]:
 
 
 def describe_end(status: int) -> str:
-    """The status of a process that ended badly, in words."""
+    """Describe the status of a process that ended badly, such as a signal's name."""
     if status >= 0:
         return f"it ended with status {status}"
     try:
@@ -283,7 +286,10 @@ def _prepare_child(cpus: set[int], mask: Iterable[int]) -> None:
 
 
 def _open_scratch(stack: contextlib.ExitStack) -> int:
-    """A file in memory if the kernel has such files: the root may be read-only."""
+    """Open a scratch file in memory if the kernel has such files: the root may be read-only.
+
+    :returns: its descriptor.
+    """
     with contextlib.suppress(OSError, AttributeError):
         handle = os.memfd_create("nova-hpc-accept")
         stack.callback(os.close, handle)
@@ -296,7 +302,7 @@ def _read_scratch(handle: int) -> str:
 
 
 class _Watch:
-    """The observations of a running tool."""
+    """Observer of the processes of a running tool."""
 
     def __init__(self, pid: int, pages: bool) -> None:
         self._pid = pid
@@ -326,7 +332,7 @@ class _Watch:
 
 
 def _list_family(pid: int) -> set[int]:
-    """Living processes of the tool's session, those below them, and orphans of this process."""
+    """List the processes of the tool's session, descendants, and orphans of this process."""
     parents: dict[int, int] = {}
     members: set[int] = set()
     own = os.getpid()

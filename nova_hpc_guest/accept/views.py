@@ -15,7 +15,7 @@ _BAR: Final = 20
 
 
 def format_result(result: AcceptanceResult) -> Iterator[str]:
-    """Lines of text."""
+    """Yield the result as lines of text for people."""
     if result.refused is not None:
         yield f"refused ({result.refused.kind}): {result.refused.text}"
     if not result.promised:
@@ -77,7 +77,7 @@ def _format_published(line: object) -> str:
 
 
 def format_junit(result: AcceptanceResult) -> str:
-    """One test case a probe and a promise."""
+    """Format the result as JUnit's XML, with one test case for each probe and broken promise."""
     cases: list[str] = []
     failures = errors = skipped = 0
     for finding in result.findings:

@@ -27,7 +27,7 @@ BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 
 
 class Announced(NamedTuple):
-    """The announcements of the last boot."""
+    """The announcements of a guest's last boot on its console."""
 
     #: All public keys; a second one is another writer's line.
     keys: tuple[str, ...] = ()
@@ -42,7 +42,7 @@ class Announced(NamedTuple):
 
 
 class KeyDoubtError(ValueError):
-    """The guest's key is uncertain; the text gives the reason."""
+    """The public key that a guest has announced is uncertain; the text gives the reason."""
 
 
 def format_announcements(
@@ -52,10 +52,12 @@ def format_announcements(
     memory: int,
     unlimited: Collection[str] = (),
 ) -> list[str]:
-    """The lines of a guest.
+    """Format the lines that a guest prints on its console.
 
     :param boot: the kernel's id of this boot.
     :param key: empty if it has none.
+    :param engines: name of each engine -> its release.
+    :param memory: of its GPU, in MiB; 0 if unknown.
     :param unlimited: engines that cannot limit the memory of a slot.
     """
     match = _BOOT.fullmatch(boot)
@@ -70,11 +72,11 @@ def format_announcements(
 
 
 def read_announcements(console: str) -> Announced:
-    """The announcements of the last boot in a console's text; others may have written into it.
+    """Parse the announcements of the last boot in a console's text; others may write there.
 
-    A guest begins a line for each, so an announcement within a line is a text of others, such as
-    a user's name in a log. A boot does not return: if lines of two boots alternate, one boot is
-    not the guest's.
+    A guest begins a line for each, so an announcement within a line is a text of others, such as a
+    user's name in a log. A boot does not return: if lines of two boots alternate, one boot is not
+    the guest's.
     """
     boot, memory = "", 0
     boots: set[str] = set()
@@ -111,7 +113,7 @@ def read_announcements(console: str) -> Announced:
 
 
 def require_one_key(announced: Announced, name: str) -> str | None:
-    """The one key that a guest has announced; None if it has announced none yet.
+    """Return the one key that a guest has announced; None if it has announced none yet.
 
     :param name: of the server, for the error.
     :raises KeyDoubtError: two different keys in one boot, or other signs of a second writer.

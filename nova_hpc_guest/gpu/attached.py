@@ -31,7 +31,7 @@ class NoShareError(Exception):
 
 
 def build_environment(root: Root, own_id: str, client: GpuClient) -> dict[str, str]:
-    """All variables of a client.
+    """Build all environment variables of a client of a share.
 
     :param own_id: id of this server.
     :raises nova_hpc_guest.gpu.engines.EngineError: the engine is not part of this image.
@@ -55,7 +55,7 @@ def build_environment(root: Root, own_id: str, client: GpuClient) -> dict[str, s
 
 
 def format_environment(environment: Mapping[str, str]) -> str:
-    """The file, as systemd and shells read it."""
+    """Format the file of environment variables, as systemd and shells read it."""
     lines = []
     for key, value in sorted(environment.items()):
         quoted = re.sub(r'([\\"$`])', r"\\\1", value)
@@ -64,7 +64,7 @@ def format_environment(environment: Mapping[str, str]) -> str:
 
 
 def read_environment(root: Root) -> dict[str, str]:
-    """The variables of this machine's share.
+    """Read the environment variables of this machine's share.
 
     :raises NoShareError: it has none.
     """
@@ -84,7 +84,7 @@ def read_environment(root: Root) -> dict[str, str]:
 
 
 def format_exports(environment: Mapping[str, str]) -> list[str]:
-    """The variables as a shell reads them, for ``eval``; lists of the shell stay behind."""
+    """Format the variables as a shell reads them, for ``eval``; lists of the shell stay behind."""
     return [
         f"export {key}={shlex.quote(value)}" + (f'"${{{key}:+:${key}}}"' if key in _LISTS else "")
         for key, value in sorted(environment.items())
@@ -92,7 +92,7 @@ def format_exports(environment: Mapping[str, str]) -> list[str]:
 
 
 def join_environments(own: Mapping[str, str], new: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a job: the user's *own*, with the *new* variables before it."""
+    """Join the environment of a job: the user's *own*, with the *new* variables before it."""
     joined = {**own, **new}
     for key in _LISTS:
         if own.get(key) and key in new:

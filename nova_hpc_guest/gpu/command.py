@@ -45,7 +45,7 @@ _INTERVAL: Final = 10.0
 
 
 class GpuOptions(NamedTuple):
-    """The caller's options."""
+    """The parsed options of ``nova-hpc-guest gpu``."""
 
     verb: str
     root: Root
@@ -57,7 +57,7 @@ class GpuOptions(NamedTuple):
 
 
 def add_gpu_options(parser: argparse.ArgumentParser, common: argparse.ArgumentParser) -> None:
-    """Declare the verbs."""
+    """Declare the subcommands of ``nova-hpc-guest gpu`` and their options."""
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     runner = verbs.add_parser(
         "run",
@@ -87,7 +87,7 @@ def add_gpu_options(parser: argparse.ArgumentParser, common: argparse.ArgumentPa
 
 
 def build_gpu_options(parser: argparse.ArgumentParser, parsed: Any) -> GpuOptions:
-    """The options, once argparse has read them; a contradiction ends the command."""
+    """Convert argparse's result to options; a contradiction ends the command with its usage."""
     job = tuple(getattr(parsed, "job", ()))
     job = job[1:] if job[:1] == ("--",) else job
     if parsed.verb in ("run", "slot") and not job:
@@ -104,7 +104,7 @@ def build_gpu_options(parser: argparse.ArgumentParser, parsed: Any) -> GpuOption
 
 
 def run_gpu(options: GpuOptions) -> tuple[int, Iterable[str]]:
-    """The exit status, and the lines to print."""
+    """Run a subcommand of ``gpu``; return its exit status and the lines to print."""
     try:
         if options.verb == "run":
             return _run_job(options), ()
@@ -133,9 +133,9 @@ def _run_job(options: GpuOptions) -> int:
 
 
 def _check_hello(environment: Mapping[str, str], hello: Hello) -> None:
-    """See that the slot that answers is this client's, of this client's engine.
+    """Check that the slot that answers is this client's, and runs this client's engine.
 
-    :raises EngineError: it is not.
+    :raises EngineError: it is another client's slot, or another engine or release of it.
     """
     engine = environment["NOVA_HPC_GPU_ENGINE"]
     if hello.client != environment["NOVA_HPC_GPU_CLIENT"]:
@@ -160,7 +160,7 @@ def _run_slot(options: GpuOptions) -> int:
 
 
 def _show(root: Root) -> tuple[int, list[str]]:
-    """The attached share and whether it answers, or the served clients."""
+    """Return status and lines about the attached share, its answer, or the served clients."""
     try:
         environment = attached.read_environment(root)
     except attached.NoShareError:
@@ -205,7 +205,7 @@ class _Follower:
             self.memory = _read_gpu_memory(programs)
 
     def look(self) -> bool:
-        """One round; whether it went well."""
+        """Follow this server's metadata for one round; return whether it went well."""
         options = self.options
         try:
             own = own_metadata.read_own_metadata(options.url)
@@ -262,7 +262,7 @@ def _follow(options: GpuOptions, programs: Programs) -> int:
 
 
 def _find_engines(root: Root) -> tuple[dict[str, str], list[str]]:
-    """Engine of this image -> release, and engines that cannot limit the memory of a slot."""
+    """Map engine of this image to release, and engines that cannot limit the memory of a slot."""
     names = {*engines.SHIPPED}
     for name in root.names(engines.FOLDER):
         if name.endswith(".ini"):
@@ -278,7 +278,7 @@ def _find_engines(root: Root) -> tuple[dict[str, str], list[str]]:
 
 
 def _read_gpu_memory(programs: Programs) -> int:
-    """MiB of the smallest GPU, by NVIDIA's own tool; 0 if unknown."""
+    """Read the MiB of the smallest GPU, by NVIDIA's own tool; 0 if unknown."""
     words = ("--query-gpu=memory.total", "--format=csv,noheader,nounits")
     text = programs.try_run("nvidia-smi", *words) or ""
     sizes = [int(line) for line in text.split("\n") if re.fullmatch(r" *[1-9][0-9]{1,7} *", line)]

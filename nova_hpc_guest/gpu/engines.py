@@ -55,7 +55,7 @@ class Engine(NamedTuple):
 
 
 def load_engine(root: Root, name: str) -> Engine:
-    """The engine of this name: the operator's file, or the shipped one.
+    """Load the engine of this name: the operator's file, or the shipped one.
 
     :raises EngineError: there is none, or its file is wrong.
     """
@@ -155,7 +155,7 @@ def _check_fields(path: str, where: str, text: str) -> None:
 
 
 def fill_environment(environment: Mapping[str, str], **fields: object) -> dict[str, str]:
-    """The variables with their fields filled in; a variable with an unknown field is left out."""
+    """Fill in the fields of the variables; a variable with an unknown field is left out."""
     filled = {}
     for variable, value in environment.items():
         try:
@@ -166,7 +166,7 @@ def fill_environment(environment: Mapping[str, str], **fields: object) -> dict[s
 
 
 def find_release(root: Root, engine: Engine) -> str:
-    """The release of an engine that is installed here.
+    """Find the release of an engine that is installed here.
 
     :raises EngineError: it is not installed, or its file contains no release.
     """
@@ -184,7 +184,10 @@ def find_release(root: Root, engine: Engine) -> str:
 
 
 def explain_release_difference(engine: str, match: str, share: str, client: str) -> str | None:
-    """Why two guests with these releases do not match; None if they do."""
+    """Explain why two guests with these releases do not match; None if they do.
+
+    :param match: the engine's rule: the same release, or the same series.
+    """
     same = share == client
     if match == SERIES:
         same = share.split(".")[:2] == client.split(".")[:2]

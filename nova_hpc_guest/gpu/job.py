@@ -37,7 +37,7 @@ _DONE: Final = b"done\n"
 def run_job(
     command: Sequence[str], environment: Mapping[str, str], line: socket.socket, share: str
 ) -> int:
-    """Run the job; its own status, or 75 if the share went away.
+    """Run the job, and return its exit status; 75 if the share of the GPU went away.
 
     :param line: the lifeline.
     :param share: the share's name in the message.
@@ -109,7 +109,7 @@ def _start_guard() -> int:
 
 
 def _end_guard(guard: int) -> None:
-    """The job has ended; the guard has nothing to do."""
+    """Send the guard that the job has ended, and close the connection to it."""
     with contextlib.suppress(OSError):
         os.write(guard, _DONE)
     os.close(guard)

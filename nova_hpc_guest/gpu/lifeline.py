@@ -43,7 +43,7 @@ class LifelineError(Exception):
 
 
 class SlotPlace(NamedTuple):
-    """The place of a slot."""
+    """The addresses and ports of a slot (one client's part of a shared GPU)."""
 
     #: The one address that may connect.
     peer: str
@@ -55,7 +55,7 @@ class SlotPlace(NamedTuple):
 
 
 class Hello(NamedTuple):
-    """A slot's description of itself."""
+    """A slot's description of itself: its client, its engine and the engine's release."""
 
     client: str
     engine: str
@@ -63,12 +63,12 @@ class Hello(NamedTuple):
 
 
 def format_hello(hello: Hello) -> bytes:
-    """The line of a slot."""
+    """Format the line with which a slot describes itself."""
     return f"nova-hpc-gpu 1 {hello.client} {hello.engine} {hello.release}\n".encode("ascii")
 
 
 def parse_hello(data: bytes) -> Hello:
-    """Read a slot's line.
+    """Parse the line with which a slot describes itself.
 
     :raises LifelineError: it is none.
     """
@@ -137,7 +137,7 @@ def is_connected(place: SlotPlace) -> bool:
 
 
 def _read_states(ports: Sequence[int]) -> set[str]:
-    """States of the sockets on some ports of this machine, as the kernel writes them."""
+    """Return states of the TCP sockets on some ports of this machine, as the kernel writes them."""
     endings = tuple(f":{port:04X}" for port in ports)
     found = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
@@ -182,7 +182,11 @@ def run_slot(hello: Hello, place: SlotPlace, command: Sequence[str], idle: float
 def _await_engine(
     engine: subprocess.Popen[bytes], place: SlotPlace, told: Sequence[int]
 ) -> int | None:
-    """Wait until an engine listens; the exit status if it will not."""
+    """Wait until an engine listens on its port; return None then, else the exit status to end with.
+
+    The status is 0 if the service must stop, and 1 if the engine ended or started too
+    slowly.
+    """
     begun = time.monotonic()
     while not is_listening(place.port):
         if told:
@@ -194,7 +198,7 @@ def _await_engine(
 
 
 class _Lines:
-    """The lifelines of one engine."""
+    """The lifeline connections of the clients of one engine."""
 
     def __init__(
         self,
@@ -212,7 +216,10 @@ class _Lines:
         self.used: float | None = None
 
     def hold(self) -> int | None:
-        """Hold them; the exit status, or None if the engine has been idle."""
+        """Attend to the connections until the engine ends, has to stop, or is idle.
+
+        Return the exit status, 0 or 1; None if the engine has been idle.
+        """
         try:
             while not self.told:
                 if self.engine.poll() is not None:

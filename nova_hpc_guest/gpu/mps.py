@@ -30,7 +30,7 @@ def needs_mps(engine: Engine) -> bool:
 
 
 def explain_no_limit(root: Root, engine: Engine) -> str | None:
-    """The reason why no slot can have a limit of memory here; None if each can."""
+    """Explain why no slot can have a limit of memory here; None if each can."""
     if not engine.memory_environment:
         return f"the engine {engine.name} has no [memory environment], so it limits no memory"
     if needs_mps(engine) and not root.exists(PROGRAM):
@@ -39,7 +39,7 @@ def explain_no_limit(root: Root, engine: Engine) -> str | None:
 
 
 def format_mps_unit(engine: Engine) -> str:
-    """The text of the unit, which runs as the user of the engines."""
+    """Format the systemd unit of NVIDIA's MPS, which runs as the user of the engines."""
     lines = [
         "# Written by nova-hpc-guest gpu serve.",
         "[Unit]",

@@ -46,7 +46,7 @@ class PacketFilter:
         self._is_closed = False
 
     def explain_open_ports(self, root: Root, programs: Programs) -> str | None:
-        """The reason why units have no filter, or why that is unknown; None if they have one."""
+        """Explain why units have no packet filter, or why that is unknown; else None."""
         if self._is_closed:
             return None
         if try_to_send() != OPEN:

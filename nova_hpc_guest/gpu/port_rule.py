@@ -29,7 +29,7 @@ class PortRuleError(ValueError):
 
 
 def number_in_subnet(address: str, subnet: str) -> int:
-    """The number of a client in its subnet: the low 12 bits of its address.
+    """Return the number of a client in its subnet: the low 12 bits of its address.
 
     :param subnet: as Neutron writes it (``10.0.0.0/24``).
     :raises PortRuleError: the subnet is larger than the rule, or of IPv6.
@@ -51,10 +51,10 @@ def number_in_subnet(address: str, subnet: str) -> int:
 
 
 def port_of_address(address: str) -> int:
-    """The first port of a client's slot."""
+    """Return the first TCP port of the slot of the client with this address."""
     return FIRST_PORT + PORTS * (int(ipaddress.IPv4Address(address)) & ((1 << _BITS) - 1))
 
 
 def inside_address_of(port: int) -> str:
-    """The client's address inside its tunnel, by the first port of its slot."""
+    """Return the client's address inside its tunnel, by the first port of its slot."""
     return str(_CLIENTS + (port - FIRST_PORT) // PORTS)

@@ -49,7 +49,7 @@ class LaterRecordError(RecordError):
 
 
 class GpuShare(NamedTuple):
-    """The description of a GPU server as a share."""
+    """A GPU server's record as a share: its engine, its slots and their memory in MiB."""
 
     name: str
     engine: str
@@ -62,7 +62,7 @@ class GpuShare(NamedTuple):
 
 
 class GpuSlot(NamedTuple):
-    """One client's part of a share."""
+    """The GPU server's record of a client's part of a share: address, port, memory, tunnel key."""
 
     #: The client's fixed address.
     address: str
@@ -77,7 +77,7 @@ class GpuSlot(NamedTuple):
 
 
 class GpuClient(NamedTuple):
-    """The place of a client's share."""
+    """A client's record of its share: addresses, port and engine."""
 
     #: Id of the GPU server.
     share: str
@@ -92,18 +92,18 @@ class GpuClient(NamedTuple):
 
 
 def slot_key_of(client: str) -> str:
-    """The item of the GPU server's metadata that is this client's."""
+    """Return the key of the GPU server's metadata that has this client's slot."""
     return SLOT_PREFIX + client
 
 
 def client_of_key(key: str) -> str | None:
-    """The client of this slot's item; None if the item is not a slot's."""
+    """Return the client of this slot's metadata key; None if the key is not a slot's."""
     client = key[len(SLOT_PREFIX) :] if key.startswith(SLOT_PREFIX) else ""
     return client if UUID.fullmatch(client) else None
 
 
 def write_share(share: GpuShare) -> str:
-    """The item of a share."""
+    """Format the record of a share as a value of metadata."""
     data = {"n": share.name, "e": share.engine, "s": share.slots}
     return _write_record(
         {**data, **_given(m=share.memory), **({"x": True} if share.encrypted else {})}
@@ -111,9 +111,9 @@ def write_share(share: GpuShare) -> str:
 
 
 def read_share(text: object) -> GpuShare:
-    """Read the item of a share.
+    """Parse the item of a server's metadata that describes its share of a GPU.
 
-    :raises RecordError: it must not be acted on.
+    :raises RecordError: it is malformed, or a value is outside its limits.
     """
     data = _load_record(text, "share")
     return GpuShare(
@@ -126,7 +126,7 @@ def read_share(text: object) -> GpuShare:
 
 
 def write_slot(slot: GpuSlot) -> str:
-    """The item of a slot."""
+    """Format the record of a slot as a value of metadata."""
     data = {"a": slot.address, "p": slot.port}
     return _write_record({**data, **_given(t=slot.since, m=slot.memory, k=slot.key)})
 
@@ -147,7 +147,7 @@ def read_slot(text: object) -> GpuSlot:
 
 
 def write_client(client: GpuClient) -> str:
-    """The item of a client."""
+    """Format the record of a client as a value of metadata."""
     data = {"s": client.share, "a": client.address, "c": client.own, "p": client.port}
     return _write_record({**data, "e": client.engine, **_given(k=client.key)})
 

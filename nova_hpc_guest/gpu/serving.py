@@ -25,7 +25,7 @@ _SLICE: Final = re.compile(r"MIG-[A-Za-z0-9/-]{1,80}", re.ASCII)
 
 
 class ServedSlot(NamedTuple):
-    """A slot that the share serves."""
+    """A slot that the share serves: its client, its record, and its memory in MiB."""
 
     client: str
     slot: GpuSlot
@@ -39,7 +39,7 @@ class ServedSlot(NamedTuple):
 
 
 class SlotPlan(NamedTuple):
-    """The slots of a share, and which of them are served."""
+    """The slots of a share that are served, and those that are refused, with reasons."""
 
     served: tuple[ServedSlot, ...] = ()
     #: Why a slot is not served, one sentence each.
@@ -109,7 +109,7 @@ def plan_slots(
 
 
 def read_slices(root: Root) -> tuple[list[str], list[str]]:
-    """The MIG slices of this GPU server, as its operator listed them, and faults of the list."""
+    """Read the MIG slices of this GPU server, as its operator lists them, and the list's faults."""
     lines = (root.read_own(SLICES) or b"").decode("ascii", "replace").splitlines()
     listed = [line.strip() for line in lines if _SLICE.fullmatch(line.strip())]
     twice = ", ".join(sorted({mig for mig in listed if listed.count(mig) > 1}))
@@ -120,10 +120,11 @@ def read_slices(root: Root) -> tuple[list[str], list[str]]:
 def choose_slices(
     slices: Sequence[str], clients: Sequence[str], held: Mapping[str, str]
 ) -> dict[str, str]:
-    """A slice for each client, the one that it has before all others.
+    """Choose a MIG slice for each client, the one that it has before all others.
 
     :param held: client -> the slice in its unit. The slice of a client that is not in *clients*
         is not free.
+    :returns: client -> slice; clients without a free one are left out.
     """
     used = {mig for client, mig in held.items() if client not in clients}
     chosen: dict[str, str] = {}
@@ -142,7 +143,7 @@ def choose_slices(
 def build_unit(
     served: ServedSlot, engine: Engine, release: str, bind: str, program: Sequence[str], mig: str
 ) -> SlotUnit:
-    """The unit of a slot.
+    """Build the systemd unit of a slot.
 
     :param bind: the share's address towards this client.
     :param program: how this command is called.
@@ -172,7 +173,7 @@ def build_unit(
 
 
 def find_own_address(peer: str) -> str:
-    """This machine's address on the way to another one; nothing is sent."""
+    """Return this machine's address on the way to another one; nothing is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
         way.connect((peer, 9))
         return str(way.getsockname()[0])
@@ -243,7 +244,7 @@ def serve_once(
 
 
 def _read_units(root: Root) -> dict[str, str]:
-    """Client -> text of each slot's unit that is there."""
+    """Return client -> text of each slot's systemd unit on this machine."""
     clients = filter(None, map(units.client_of_unit, root.names(units.FOLDER)))
     return {
         client: root.text(f"{units.FOLDER}/{units.unit_name_of(client)}") or ""
@@ -254,7 +255,10 @@ def _read_units(root: Root) -> dict[str, str]:
 def _build_wanted(
     root: Root, plan: SlotPlan, engine: Engine, release: str, program: Sequence[str]
 ) -> tuple[dict[str, str], set[str], list[str]]:
-    """Texts of units by their clients, clients that cannot be reached now, and problems."""
+    """Build the units of all served slots.
+
+    :returns: client -> text of its unit, clients that cannot be reached now, and problems.
+    """
     clients = [served.client for served in plan.served]
     slices, problems = read_slices(root)
     held = {client: units.slice_in_unit(text) for client, text in _read_units(root).items()}

@@ -35,7 +35,7 @@ class Programs:
         self._paths = dict(paths or {})
 
     def run(self, program: str, *words: str, given: str = "") -> str:
-        """Run it; returns its output.
+        """Run a program with these arguments, and return its output as text.
 
         :param given: its standard input.
         :raises ProgramError: it is missing, hangs, or ends with another status than 0.
@@ -60,7 +60,7 @@ class Programs:
         return done.stdout.decode("utf-8", "replace")
 
     def try_run(self, program: str, *words: str) -> str | None:
-        """The same; None if it failed, which does not matter here."""
+        """Run a program like :meth:`run`; None if it failed, which does not matter here."""
         try:
             return self.run(program, *words)
         except ProgramError:

@@ -28,7 +28,7 @@ class TunnelError(Exception):
 
 
 def make_own_key(root: Root, programs: Programs) -> tuple[str, str]:
-    """Path of the private key, which is made once a boot, and the public half.
+    """Return the path of the private key, which is made once a boot, and the public half.
 
     :raises TunnelError: WireGuard's tools are missing, or the file cannot be written.
     """
@@ -93,7 +93,10 @@ def _commands_of(
     peers: Sequence[tuple[str, str, str]],
     there: Sequence[str],
 ) -> list[tuple[str, ...]]:
-    """The commands that bring the interface from the peers *there* to *peers*, in order."""
+    """Return the commands that bring the interface from the peers *there* to *peers*, in order.
+
+    :param peers: public key, address inside the tunnel, and address outside of each peer.
+    """
     wanted = {key for key, _, _ in peers}
     own = ("wg", "set", INTERFACE)
     commands: list[tuple[str, ...]] = [

@@ -36,24 +36,24 @@ class SlotUnit(NamedTuple):
 
 
 def unit_name_of(client: str) -> str:
-    """The unit of this client's slot."""
+    """Return the name of the systemd unit of this client's slot."""
     return f"nova-hpc-gpu@{client}.service"
 
 
 def client_of_unit(name: str) -> str | None:
-    """The client of this slot's unit; None if the unit is not a slot's."""
+    """Return the client of this slot's unit; None if the unit is not a slot's."""
     match = _NAME.fullmatch(name)
     return match[1] if match else None
 
 
 def slice_in_unit(text: str) -> str:
-    """The MIG slice that a unit has; empty: none."""
+    """Return the MIG slice in the text of a unit; "" if it has none."""
     match = _SLICE.search(text)
     return match[1] if match else ""
 
 
 def memory_in_unit(text: str, engine: Engine) -> int:
-    """MiB to which a unit limits its slot; 0 without a limit."""
+    """Return the MiB to which a unit limits its slot; 0 without a limit."""
     for key, value in engine.memory_environment.items():
         before, field, after = _quote_word(f"{key}={value}").partition("{mib}")
         line = rf"^Environment={re.escape(before)}([0-9]{{1,9}}){re.escape(after)}$"
@@ -64,7 +64,7 @@ def memory_in_unit(text: str, engine: Engine) -> int:
 
 
 def format_unit(unit: SlotUnit) -> str:
-    """The text of the unit."""
+    """Format the text of a slot's systemd unit."""
     lines = [
         "# Written by nova-hpc-guest gpu serve; it goes with the slot.",
         "[Unit]",
@@ -102,11 +102,14 @@ def format_unit(unit: SlotUnit) -> str:
 
 
 def quote_command(words: Sequence[str]) -> str:
-    """A command as systemd reads it."""
+    """Quote the words of a command as systemd reads them, joined by spaces."""
     return " ".join(_quote_word(word, command=True) for word in words)
 
 
 def _quote_word(text: str, command: bool = False) -> str:
-    """A word as systemd reads it (systemd.syntax(7)), whatever it contains."""
+    """Quote a word as systemd reads it (systemd.syntax(7)), whatever it contains.
+
+    :param command: for a command line, where ``$`` is special.
+    """
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return f'"{escaped.replace("$", "$$") if command else escaped}"'

@@ -53,7 +53,7 @@ class AcceptServer(base.ListCommand):
     errors: ClassVar[tuple[type[Exception], ...]] = (AcceptanceError, GuestPlaceError)
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Declare the options."""
+        """Declare the options of the command on its argparse parser; return the parser."""
         parser = super().get_parser(prog_name)
         parser.add_argument(
             "--beside",
@@ -143,7 +143,7 @@ class AcceptServer(base.ListCommand):
 
 
 class _Progress:
-    """Shows the running probe in rich's status line."""
+    """Display of the running probe in rich's status line."""
 
     def __init__(self, status: Status) -> None:
         self._status = status
@@ -169,7 +169,7 @@ class _CommandWords:
 
 
 def _build_host_command(place: GuestPlace) -> _CommandWords:
-    """The command that runs ``nova-hpc-guest`` on the host, on the guest's CPUs and memory nodes.
+    """Build the command that runs ``nova-hpc-guest`` on the host, on the guest's CPUs and memory.
 
     :raises CommandError: numactl is not installed.
     """

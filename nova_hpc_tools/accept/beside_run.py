@@ -50,7 +50,10 @@ class SampleSource(Protocol):
     def measure_round(
         self, probes: Sequence[Probe], settings: Mapping[str, str] | None = None
     ) -> Sample:
-        """Run each of *probes* once on the machine."""
+        """Run each of *probes* once on the machine; return their measured values.
+
+        :param settings: environment of the probes; None for the usual one.
+        """
 
 
 @attrs.frozen
@@ -79,7 +82,7 @@ class BesideTerms:
 
 @attrs.frozen
 class _HostAndGuest:
-    """Measures host and guest in turns; the host is the baseline."""
+    """Measurement of host and guest in turns; the host is the baseline."""
 
     host: SampleSource
     guest: SampleSource
@@ -88,9 +91,11 @@ class _HostAndGuest:
         return BESIDE
 
     def take_turn(self, probes: Sequence[Probe], turn: int) -> tuple[Sample | None, Sample]:
-        """One round of the host and one of the guest, in alternating order (A B, B A).
+        """Measure one round of the host and one of the guest, in alternating order (A B, B A).
 
         So a slow drift does not favour one side.
+
+        :returns: the host's values, None if the host was not quiet; and the guest's.
         """
         if turn % 2 == 0:
             base = measure_quiet_host(self.host, probes)

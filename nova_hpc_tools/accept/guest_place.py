@@ -108,7 +108,10 @@ def read_guest_place(text: str) -> GuestPlace:
 
 
 def _read_set(text: str) -> tuple[int, ...]:
-    """The numbers in libvirt's notation, such as ``0-3,^2``; empty for an empty text."""
+    """Parse numbers in libvirt's notation, such as ``0-3,^2``; empty for an empty text.
+
+    :raises GuestPlaceError: the text has another form.
+    """
     if not text:
         return ()
     if not _SET.fullmatch(text):

@@ -37,7 +37,7 @@ class Switched:
 
 @attrs.frozen
 class Boot:
-    """The node as it will be after its next boot."""
+    """The node as it will be after its next boot: its functions, and the switched-on adapters."""
 
     node: Node
     #: Address of each physical function whose virtual functions are switched on.
@@ -93,9 +93,7 @@ def foresee_boot(
 
 
 def imagine_virtual_function(adapter: PciFunction) -> PciFunction:
-    """A virtual function that *adapter* would have, for matching roles. Its address is not right
-    yet.
-    """
+    """Build a virtual function of *adapter*, for matching roles; its address is wrong."""
     return attrs.evolve(
         adapter,
         product_id=adapter.vf_product,
@@ -117,7 +115,7 @@ def imagine_virtual_function(adapter: PciFunction) -> PciFunction:
 def _foresee_family(
     node: Node, adapter: PciFunction, count: int, variant: Callable[[PciFunction], str | None]
 ) -> tuple[PciFunction, ...]:
-    """The first *count* virtual functions, or only the present ones if the others are unknown."""
+    """Return the first *count* virtual functions, or the present ones if others are unknown."""
     there = [node.function(address) for address in adapter.virtual_functions]
     present = tuple(function for function in there if function is not None)[:count]
     if len(present) == count or (adapter.vf_product is None and not present):
@@ -143,7 +141,7 @@ def _foresee_family(
 
 
 def _foresee_group(node: Node, adapter: PciFunction, present: Sequence[PciFunction]) -> int | None:
-    """The IOMMU group that new virtual functions join; None if each gets its own.
+    """Return the IOMMU group that new virtual functions join; None if each gets its own.
 
     Below a port without ACS the kernel puts the port, the adapter and its virtual functions into
     one group (``pci_device_group()`` in drivers/iommu/iommu.c). An adapter is below such a port if
@@ -157,14 +155,14 @@ def _foresee_group(node: Node, adapter: PciFunction, present: Sequence[PciFuncti
 def _addresses_of_family(
     adapter: PciFunction, present: Sequence[PciFunction], count: int
 ) -> Iterator[str]:
-    """Addresses by the adapter's offset and stride (PCIe 9.3.3.9, 9.3.3.10).
+    """Yield addresses of virtual functions by offset and stride (PCIe 9.3.3.9, 9.3.3.10).
 
     An adapter at 0000:3b:00.0 with offset 8 and stride 1 has its first virtual function at
     0000:3b:01.0, and its second at 0000:3b:01.1. Fewer than *count* addresses are returned if one
     of the numbers is unknown, or if an address would be behind the last bus.
 
-    Present virtual functions show both better than the registers of the adapter. The registers
-    are void without virtual functions, and some adapters have a stride only with two of them.
+    Present virtual functions show both better than the registers of the adapter. The registers are
+    void without virtual functions, and some adapters have a stride only with two of them.
     """
     own = routing_number_of(adapter.address)
     offset, stride = adapter.vf_offset, adapter.vf_stride
@@ -183,7 +181,10 @@ def _addresses_of_family(
 
 
 def _with_families(node: Node, families: Mapping[str, tuple[PciFunction, ...]]) -> Node:
-    """*node*, in which physical functions of *families* have exactly these virtual functions."""
+    """Return a copy of *node* in which physical functions have exactly these virtual functions.
+
+    :param families: address of a physical function -> its virtual functions.
+    """
     functions: dict[str, PciFunction] = {}
     for function in node.functions:
         if function.physical_function in families:

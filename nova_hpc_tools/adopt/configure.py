@@ -81,13 +81,13 @@ class Configure(ListCommand):
     )
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Declare the options."""
+        """Declare the options of the command on its argparse parser; return the parser."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
         configure_options.add_configure_options(parser)
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
-        """Print or write the files."""
+        """Print the settings of the node, or write them to files, as the arguments request."""
         args = parsed_args
         _check_words(args)
         writer = include_writer.IncludeWriter(args.write, args.dry_run, self.say)
@@ -222,7 +222,7 @@ class NodeSetup:
         )
 
     def table(self) -> roles.Roles:
-        """The table of roles for the functions of this node."""
+        """Build the table of roles for this node; refuse a declaration that files contradict."""
         entries = declaration_file.role_entries_of(self.wishes)
         others = [spec_entries.read_spec_entry(text) for text in self.told.other_roles]
         if entries and others and list(map(json.loads, entries)) != others:
@@ -236,7 +236,7 @@ class NodeSetup:
         )
 
     def offer(self) -> NodeOffer:
-        """The devices that this node will offer."""
+        """Decide which devices this node will offer, and with which roles."""
         node, wishes, before = self.node, self.wishes, self.told.configured
         table = self.table()
         sets = nvlink_sets.parse_nvlink_sets(wishes.nvlink_sets or self.told.nvlink_set)
@@ -308,7 +308,7 @@ class NodeSetup:
         return NodeOffer(spec, table, declaration, named, kept_back)
 
     def kept(self, table: roles.Roles) -> dict[str, dict[str, str | None]]:
-        """Address -> settings of a device in foreign entries that the new entry has to keep."""
+        """Map address to the settings in foreign entries that the device's new entry must keep."""
         # A class that was named for the role wins; its change is a separate loss.
         named = {
             role
@@ -325,7 +325,7 @@ class NodeSetup:
         return kept_keys
 
     def judge(self, spec: device_spec.DeviceSpec) -> foreign_entries.EntryJudge:
-        """The check of foreign device_spec entries against the new ones."""
+        """Build, but do not run, the check of foreign device_spec entries against the new ones."""
         args = self.args
         return foreign_entries.EntryJudge(
             self.node,
@@ -341,7 +341,7 @@ class NodeSetup:
         )
 
     def to_declare(self, judge: foreign_entries.EntryJudge, table: roles.Roles) -> dict[str, Any]:
-        """Keys of the declaration that replace foreign entries which hide the new ones."""
+        """Return keys of the declaration that replace foreign entries which hide the new ones."""
         hiding = judge.hiding()
         chosen = {
             role: Form(wish.identity)
@@ -362,7 +362,7 @@ class NodeSetup:
         return {key: value for key, value in (("role_options", options), ("kept", keys)) if value}
 
     def render(self) -> tuple[device_spec.DeviceSpec, settings.NovaSettings]:
-        """The devices that the node will offer, and the texts of all files."""
+        """Render the devices that the node will offer, and the texts of all files."""
         args, node, wishes = self.args, self.node, self.wishes
         offered = self.offer()
         spec, table = offered.spec, offered.roles
@@ -413,7 +413,7 @@ class NodeSetup:
         return spec, attrs.evolve(result, remarks=remarks)
 
     def _stock(self, spec: device_spec.DeviceSpec) -> list[str]:
-        """The meaning of stock Nova's entries for this node and for others."""
+        """Return notes on roles that stock Nova identifies by vendor and product alone."""
         before, table = self.told.configured, self.table()
         offered = {offer.tags.role for offer in spec.offers}
         chosen = {role for role, wish in node_wishes.role_wishes_of(self.wishes) if wish.identity}
@@ -426,14 +426,14 @@ class NodeSetup:
         ]
 
     def files(self, parts: Sequence[str], result: settings.NovaSettings) -> dict[str, str]:
-        """File name -> text of each file to write, in the chosen layout."""
+        """Return file name -> text of each file to write, in the chosen layout."""
         if self.args.layout == layout_names.PLAIN:
             return {settings.file_name(part): result.files[part] for part in parts}
         others = self.told.others
         return layout_files.render_layout_files(self.args, self.node, parts, result, others)
 
     def parts(self, spec: device_spec.DeviceSpec) -> list[str]:
-        """The parts to print or write; without devices only parts that have files or options."""
+        """List the parts of the configuration to write; without devices few of them."""
         wanted = [part for part in settings.PARTS if not self.args.part or part in self.args.part]
         if spec.offers:
             return wanted
@@ -480,7 +480,7 @@ def _read_node(args: argparse.Namespace) -> Node:
 
 
 def _own_file_names(args: argparse.Namespace) -> list[str]:
-    """The files that the same command would write without ``--undo``."""
+    """List the files that the same command would write without ``--undo``."""
     parts = args.part or settings.PARTS
     if args.layout == layout_names.PLAIN:
         return [settings.file_name(part) for part in parts]

@@ -173,7 +173,7 @@ def add_roles_to_current(
     node: Node,
     told: service_settings.ServiceSettings,
 ) -> tuple[Mapping[str, str], ...]:
-    """The roles in effect, followed by those of --add-device-role.
+    """Return the roles in effect, followed by those of --add-device-role.
 
     :param before: the present content of the file.
     :raises CommandError: another file sets the roles.
@@ -200,7 +200,7 @@ def add_roles_to_current(
 
 
 def split_filter_names(text: str | None) -> Sequence[str] | None:
-    """The names in ``--enabled-filters``; None without the option.
+    """Split ``--enabled-filters`` into names; None without the option.
 
     :raises CommandError: an item is not a name.
     """

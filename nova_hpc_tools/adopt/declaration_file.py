@@ -42,7 +42,10 @@ class NodeFile:
     declaration: NodeDeclaration | None = None
 
     def change(self, declaration: NodeDeclaration) -> include_files.FileChange | None:
-        """The change of the file that writes *declaration*; None if the file has it already."""
+        """Return the change of the file that writes *declaration*; None if the file has it already.
+
+        Nothing is written.
+        """
         if self.path is None or declaration == self.declaration:
             return None
         return include_files.FileChange(
@@ -84,12 +87,12 @@ def read_node_file(
 
 
 def role_entries_of(wishes: NodeWishes) -> list[str]:
-    """The declared roles as values of ``[hpc]device_role``."""
+    """Return the declared roles as values of ``[hpc]device_role``."""
     return [json.dumps(dict(entry)) for entry in wishes.roles or ()]
 
 
 def by_key(error: Exception) -> str:
-    """The text of an error, with keys of the declaration in place of options."""
+    """Return the text of an error, with keys of the declaration in place of options."""
     text = str(error).replace("[hpc]nvlink_set", "nvlink_sets")
     return text.replace("[hpc]device_role", "roles")
 

@@ -32,7 +32,7 @@ _MANY_COLUMNS: Final = 1 << 20
 
 
 def translate_configured_interfaces(configuration: Configured, node: Node) -> Configured:
-    """The present device_spec entries, with PCI addresses in place of interface names."""
+    """Replace interface names in the present device_spec entries by PCI addresses."""
     return attrs.evolve(
         configuration,
         device_spec=spec_entries.translate_interfaces(configuration.device_spec, node),
@@ -40,11 +40,11 @@ def translate_configured_interfaces(configuration: Configured, node: Node) -> Co
 
 
 def functions_on_vendor_driver(device_spec: Iterable[str], node: Node) -> dict[str, str]:
-    """Address -> why a function that others offer on its vendor's driver stays unchanged.
+    """Return address -> why a function that others offer on its vendor's driver stays unchanged.
 
     Examples are virtual functions of a GPU that the vendor's driver shares (the example of
-    ``managed: no`` in Nova's help of ``device_spec``). With tags they would be withheld
-    until they are on a VFIO driver, and bound to one at the next start of the host.
+    ``managed: no`` in Nova's help of ``device_spec``). With tags they would be withheld until they
+    are on a VFIO driver, and bound to one at the next start of the host.
     """
     entries = [spec_entries.read_spec_entry(line) for line in device_spec]
     reasons = {}
@@ -69,7 +69,7 @@ def functions_on_vendor_driver(device_spec: Iterable[str], node: Node) -> dict[s
 
 @attrs.frozen
 class EntryJudge:
-    """Checks foreign device_spec entries against the entries that ``configure`` would write."""
+    """Check of foreign device_spec entries against the entries that ``configure`` would write."""
 
     node: Node
     #: Entries of others, one each, unchanged.
@@ -132,7 +132,7 @@ class EntryJudge:
         return f"{self.files.explain_removal(line)}, and run this command again"
 
     def _interface_cure(self, line: str) -> str | None:
-        """The cure that writes an address for an interface; None if the entry has no interface."""
+        """Return the cure that writes an address for an interface; None without interface."""
         entry = spec_entries.read_spec_entry(line)
         name = entry.get(spec_entries.DEVNAME)
         if not name:
@@ -162,7 +162,7 @@ def identities_to_declare(
     roles: Roles,
     chosen: Mapping[str, Form],
 ) -> dict[str, Form]:
-    """Role -> the form of its identity that comes from an entry to remove, and would be lost.
+    """Return role -> the form of its identity from an entry to remove, and would be lost.
 
     :param before: interfaces translated.
     :param chosen: the declared forms.
@@ -176,5 +176,5 @@ def identities_to_declare(
 
 
 def _format_yaml(value: Mapping[str, Any]) -> str:
-    """One line of YAML, as in a declaration."""
+    """Return a mapping as one line of YAML without the outer braces, as in a declaration."""
     return yaml.safe_dump(value, default_flow_style=True, width=_MANY_COLUMNS).strip()[1:-1]

@@ -24,7 +24,7 @@ _SECTION: Final = re.compile(r"\[(.+)\]\s*", re.ASCII)
 
 @attrs.frozen
 class FileLine:
-    """One line of a configuration file, with its number."""
+    """One line of a configuration file, with path, number and text."""
 
     path: Path
     #: Counts from 1.
@@ -33,7 +33,7 @@ class FileLine:
 
     @property
     def place(self) -> str:
-        """The place as ``path:number``."""
+        """The file and line number as ``path:number``."""
         return f"{self.path}:{self.number}"
 
     def __str__(self) -> str:

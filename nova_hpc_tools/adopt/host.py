@@ -172,7 +172,7 @@ def plan_host_start(
 
 
 def _functions_for_aliases(spec: DeviceSpec) -> Iterator[str]:
-    """Devices that are offered for aliases; libvirt binds the devices of ports itself."""
+    """Yield devices that are offered for aliases; libvirt binds the devices of ports itself."""
     for offer in spec.offers:
         if offer.network is None:
             yield from offer.functions
@@ -190,11 +190,11 @@ def _is_bare(function: PciFunction, declaration: Declaration) -> bool:
 def companions_of_devices(
     boot: Boot, spec: DeviceSpec, roles: Roles, declaration: Declaration
 ) -> tuple[str, ...]:
-    """The companions of offered devices: the other functions of a card in its IOMMU group.
+    """Return the companions of offered devices: the other functions of a card in its IOMMU group.
 
     The kernel gives all functions of a group or none. So the sound, USB and UCSI functions of a
-    graphics card go with its display function. Functions with a role are not companions. Those
-    that are left out stay with the host, and so do interfaces and disks without a role.
+    graphics card go with its display function. Functions with a role are not companions. Those that
+    are left out stay with the host, and so do interfaces and disks without a role.
     """
     node = boot.node
     offered = {*_functions_for_aliases(spec)}
@@ -213,7 +213,7 @@ def companions_of_devices(
 
 
 def _card_mates_of(node: Node, addresses: Collection[str]) -> set[str]:
-    """The functions that share both slot and IOMMU group with one of *addresses*."""
+    """Return the functions that share both slot and IOMMU group with one of *addresses*."""
     places = {
         (address.partition(".")[0], function.iommu_group)
         for address in addresses
@@ -234,7 +234,10 @@ def _plan_adapters(
     never: Collection[str],
     notes: list[str],
 ) -> Iterator[SplitAdapter]:
-    """The physical functions whose virtual functions are offered or declared."""
+    """Yield the physical functions whose virtual functions are offered or declared.
+
+    :param notes: gets a text for each adapter that is left alone.
+    """
     given = {*_functions_for_aliases(spec)}
     for address, switched in boot.switched.items():
         function = boot.node.function(address)
@@ -300,7 +303,10 @@ def _plan_unplaced_adapter(
     never: Collection[str],
     notes: list[str],
 ) -> Iterator[SplitAdapter]:
-    """Functions whose addresses are unknown: all are bound if none can be for the host."""
+    """Yield a plan for virtual functions whose addresses are unknown.
+
+    All are bound for guests if none of them can be for the host.
+    """
     address, count = adapter.address, boot.switched[adapter.address].count
     role = roles.role_of(at_boot.imagine_virtual_function(adapter), boot.node)
     if address in never:
@@ -342,8 +348,11 @@ def _plan_hugepages(node: Node, wishes: NodeWishes) -> Iterator[Pages]:
 
 
 def _hugepage_words(node: Node, pages: tuple[Pages, ...]) -> Iterator[str]:
-    """The kernel spreads pages evenly over the nodes with memory. If some of these have no
-    CPUs (CXL, the memory of a GPU), the words name each node (Linux 5.16 and later)."""
+    """Yield the words of the kernel's command line that reserve hugepages.
+
+    The kernel spreads pages evenly over the nodes with memory. If some of these have no CPUs (CXL,
+    the memory of a GPU), the words name each node (Linux 5.16 and later).
+    """
     even = all(numa.cpus for numa in node.numa_nodes if numa.memory_kib)
     for size in dict.fromkeys(pool.size for pool in pages):
         pools = [pool for pool in pages if pool.size == size]

@@ -88,7 +88,7 @@ def build_host_files(host: HostStart, boot_loader: str, initramfs: str) -> tuple
 def commands_after_writing(
     host: HostStart, changed: frozenset[str], boot_loader: str, initramfs: str
 ) -> list[str]:
-    """The commands to run after the files are written, so that the next boot uses them.
+    """List the commands to run after the files are written, so that the next boot uses them.
 
     :param changed: paths that were written or removed.
     """

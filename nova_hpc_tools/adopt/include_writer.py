@@ -45,7 +45,7 @@ def check_folder(folder: Path) -> None:
 
 @attrs.frozen
 class IncludeWriter:
-    """Writes include files into one directory, and prints each change."""
+    """Writer of include files into one directory, which prints each change."""
 
     folder: Path | None
     dry_run: bool
@@ -133,7 +133,11 @@ class IncludeWriter:
                 self.say(f"  {line}")
 
     def find_hidden_options(self, words: Sequence[str], files: Mapping[str, str]) -> list[str]:
-        """Refusals for options that a foreign file, read later, sets to another value."""
+        """Return refusals for options that a foreign file, read later, sets to another value.
+
+        :param words: ``--config-file=`` and ``--config-dir=`` of the command.
+        :param files: name -> text of the files to write.
+        """
         if self.folder is None:
             return []
         services = effective.services_by_part(words)

@@ -68,7 +68,7 @@ class ShimPlace:
 
 
 def find_nova_interpreter() -> str:
-    """The Python of the ``nova-compute`` on PATH; without one, the Python of this process."""
+    """Find the Python of the ``nova-compute`` on PATH; without one, of this process."""
     script = shutil.which("nova-compute")
     if script is None:
         return sys.executable
@@ -117,7 +117,7 @@ def locate_shim(python: str) -> ShimPlace:
 
 
 def read_shim_content() -> str:
-    """The text of the shim in this release.
+    """Read the text of the shim in this release.
 
     :raises ShimError: the installation is incomplete.
     """
@@ -130,7 +130,7 @@ def read_shim_content() -> str:
 
 
 def shim_state_of(target: Path, text: str) -> str:
-    """The state of the shim: ``installed``, ``missing``, ``outdated`` or ``foreign``."""
+    """Compare the shim *target* with *text*: installed, missing, outdated or foreign."""
     try:
         there = target.read_text()
     except FileNotFoundError:
@@ -163,7 +163,7 @@ class InstallShim(RecordCommand):
     errors = (ShimError,)
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Declare the options."""
+        """Declare the options of the command on its argparse parser; return the parser."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
         what = parser.add_mutually_exclusive_group()
         what.add_argument(
@@ -181,7 +181,7 @@ class InstallShim(RecordCommand):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
-        """Check, remove or install."""
+        """Check, remove or install the shim in Nova's virt drivers, as the arguments request."""
         place = locate_shim(parsed_args.python or find_nova_interpreter())
         text = read_shim_content()
         current_state = shim_state_of(place.target, text)

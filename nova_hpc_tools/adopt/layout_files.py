@@ -34,14 +34,14 @@ _SOURCES: Final[Mapping[str, Sequence[str]]] = {
 
 
 def declaration_name_of(args: argparse.Namespace, node: Node) -> str:
-    """The path of the node's declaration below the directory of ``--write``."""
+    """Return the path of the node's declaration below the directory of ``--write``."""
     if args.layout == layout_names.PLAIN:
         return declaration_file.HERE.name
     return f"nova-hpc/{_checked_hostname_of(node)}.yaml"
 
 
 def read_merged_parts(args: argparse.Namespace, node: Node) -> dict[str, str] | None:
-    """Part -> text that ``configure`` wrote before; None in the layout with include files.
+    """Return part -> text that ``configure`` wrote before; None in the layout with include files.
 
     :raises include_files.IncludeError: a file cannot be read.
     """
@@ -67,7 +67,7 @@ def render_layout_files(
     result: settings.NovaSettings,
     others: Sections,
 ) -> dict[str, str]:
-    """Path below the directory of ``--write`` -> text of the file."""
+    """Return path below the directory of ``--write`` -> text of the file, in the chosen layout."""
     sections_by_part = {
         part: option_changes.parse_config_sections(result.files[part]) for part in settings.PARTS
     }
@@ -78,7 +78,7 @@ def render_layout_files(
 
 
 def names_of_layout_files(args: argparse.Namespace, node: Node, parts: Sequence[str]) -> list[str]:
-    """Paths of the files of these parts, below the directory of ``--write``."""
+    """Return paths of the files of these parts, below the directory of ``--write``."""
     return [override.path for override in _wanted_overrides(args, node, parts)]
 
 
@@ -101,7 +101,7 @@ def find_source_files(args: argparse.Namespace, node: Node) -> tuple[Path, ...]:
 
 
 def find_winning_variables(args: argparse.Namespace, node: Node, parts: Sequence[str]) -> list[str]:
-    """Refusals for variables that OpenStack-Ansible reads in place of the ones in our files.
+    """Return refusals for variables that OpenStack-Ansible reads in place of the ones in our files.
 
     ``openstack-ansible`` gives ``user_*.yml`` to Ansible by ``-e``, which wins over ``group_vars``
     and ``host_vars``.
@@ -126,7 +126,7 @@ def find_winning_variables(args: argparse.Namespace, node: Node, parts: Sequence
 
 
 def _list_top_keys(text: str) -> list[tuple[str, int]]:
-    """Keys of a YAML mapping, with their lines; none for a file that ansible-vault encrypted.
+    """List keys of a YAML mapping, with their lines; none of a file that ansible-vault encrypted.
 
     The text is not constructed, so tags of Ansible such as ``!vault`` are allowed.
     """

@@ -33,8 +33,9 @@ _DEVICES: Final = ("left_out", "offer_in_use", "whole_pf")
 
 
 def wishes_for_node(declared: NodeDeclaration, hostname: str | None, source: str) -> NodeWishes:
-    """The declared wishes for the node with that host name.
+    """Return the declared wishes for the node with that host name.
 
+    :param source: name of the file, for messages.
     :raises DeclarationError: the file is for other nodes.
     """
     if not declared.is_for(hostname):
@@ -46,7 +47,7 @@ def wishes_for_node(declared: NodeDeclaration, hostname: str | None, source: str
 
 
 def add_wishes(general: NodeWishes, own: NodeWishes) -> NodeWishes:
-    """*general* with the wishes of *own*: devices are added, other values are replaced."""
+    """Merge the wishes *own* into *general*: devices are added, other values are replaced."""
     more: dict[str, Any] = {
         field.name: value
         for field in attrs.fields(NodeWishes)
@@ -75,7 +76,7 @@ def _override_role_wish(first: RoleWish, second: RoleWish) -> RoleWish:
 def _unite_devices(
     first: Iterable[DeclaredDevice], second: Iterable[DeclaredDevice]
 ) -> tuple[DeclaredDevice, ...]:
-    """All devices, each once; the first declaration of a device stays."""
+    """Return all declared devices, each once; the first declaration of a device stays."""
     united: list[DeclaredDevice] = []
     for device in (*first, *second):
         place = next(
@@ -98,7 +99,7 @@ def _is_same_device(first: DeclaredDevice, second: DeclaredDevice) -> bool:
 def add_to_declaration(
     declared: NodeDeclaration, hostname: str | None, more: NodeWishes
 ) -> NodeDeclaration:
-    """The declaration with *more*, the wishes from the options of this run, added."""
+    """Return the declaration with *more*, the wishes from the options of this run, added."""
     if hostname is not None and hostname in declared.nodes:
         own = add_wishes(declared.nodes[hostname], more)
         return attrs.evolve(declared, nodes={**declared.nodes, hostname: own})
@@ -109,7 +110,7 @@ def add_to_declaration(
 
 
 def without_stand_ins(declared: NodeDeclaration, source: str) -> tuple[NodeDeclaration, list[str]]:
-    """The declaration without stand-in serial numbers from a saved inventory.
+    """Remove stand-in serial numbers of a saved inventory from the declaration.
 
     :param source: of the file, for the message.
     :returns: the file with only the addresses of such devices, and these addresses.
@@ -177,7 +178,7 @@ def devices_named_by_place(
     replaced: Collection[str],
     hardware: Mapping[str, str],
 ) -> list[str]:
-    """Sentences about declared devices that are named by address rather than by serial number.
+    """Return sentences about declared devices that are named by address rather than serial number.
 
     :param stand_ins: addresses of :func:`without_stand_ins`.
     :param replaced: see :func:`check_replaced`.
@@ -267,7 +268,7 @@ def locate_declared_devices(
 
 
 def role_wishes_of(wishes: NodeWishes) -> Iterator[tuple[str, RoleWish]]:
-    """Yield each declared role with its options."""
+    """Yield each declared role with its options, as pairs."""
     yield from (wishes.role_options or {}).items()
 
 

@@ -41,14 +41,14 @@ Values = Mapping[Option, tuple[str, ...] | None]
 
 @attrs.frozen
 class OptionChange:
-    """A change of the value of one option for a service."""
+    """A change of the value of one option for a service: its values before and after."""
 
     option: Option
     before: tuple[str, ...] | None
     after: tuple[str, ...] | None
 
     def lines(self) -> Iterator[str]:
-        """The change as lines for people."""
+        """Yield the change as lines for people, such as ``[group]name: old -> new``."""
         group, name = self.option
         head = f"[{group}]{name}"
         if name not in (*_LISTS, *_SEVERAL, "device_role"):
@@ -80,14 +80,14 @@ class ConfiguredService:
     words: tuple[str, ...] = ()
 
     def files(self, paths: Iterable[Path] = ()) -> tuple[Path, ...]:
-        """The configuration files that the service would read if *paths* existed."""
+        """Return the configuration files that the service would read if *paths* existed."""
         return service_settings.config_files_of(self.words, self.prog, self.project, paths)
 
 
 def find_option_changes(
     service: ConfiguredService, files: Mapping[Path, tuple[str | None, str | None]]
 ) -> list[OptionChange]:
-    """The options of the service that change when *files* are written.
+    """Return the options of the service that change when *files* are written.
 
     :param files: path -> text before and after; None if the file does not exist. A directory
         that the service does not read by default counts as the last that it reads.
@@ -150,14 +150,14 @@ class _Draft:
 
 
 def _find_set_options(text: str | None) -> Iterator[Option]:
-    """The options that a text sets."""
+    """Yield the options that a configuration text sets, as (group, name)."""
     for group, pairs in parse_config_sections(text or "").items():
         for name in pairs:
             yield (group, name)
 
 
 def parse_config_sections(text: str) -> dict[str, dict[str, list[str]]]:
-    """Group -> option -> its values, unchanged."""
+    """Parse a configuration text: group -> option -> its values, unchanged."""
     by_group: dict[str, dict[str, list[str]]] = {}
     _parse_into_sections(text, by_group)
     return by_group
@@ -232,7 +232,7 @@ def _value_of_option(options: Any, pair: Option) -> tuple[str, ...] | None:
 
 
 def services_by_part(words: Sequence[str]) -> dict[str, ConfiguredService]:
-    """Part of the settings -> the service that reads it.
+    """Return part of the settings -> the service that reads it.
 
     :param words: ``--config-file=`` and ``--config-dir=`` of the command, only for Nova.
     """

@@ -43,7 +43,7 @@ class Prepare(ListCommand):
     errors = Configure.errors
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Declare the options."""
+        """Declare the options of the command on its argparse parser; return the parser."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
         source_options.add_node_options(parser)
         source_options.add_config_options(parser, "the services of this node")
@@ -79,7 +79,7 @@ class Prepare(ListCommand):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
-        """Print or write the files."""
+        """Print the files with which the host starts ready for servers; or write or remove them."""
         args = parsed_args
         if (args.dry_run or args.remove) and args.write is None:
             raise CommandError("--dry-run and --remove need --write")
@@ -142,7 +142,7 @@ class Prepare(ListCommand):
 
 
 def find_host_file_changes(root: Path, wanted: Sequence[File]) -> list[FileChange]:
-    """The files that ``prepare`` would write or remove below *root*.
+    """Return the changes of files that ``prepare`` would make below *root*; change nothing.
 
     :raises IncludeError: this command did not write a file, or the file cannot be read.
     """
@@ -165,7 +165,10 @@ def find_host_file_changes(root: Path, wanted: Sequence[File]) -> list[FileChang
 
 
 def find_host_file_drift(work: NodeSetup) -> tuple[str, ...]:
-    """Files of a prepared host that differ from the ones that ``prepare`` would write now."""
+    """Return files of a prepared host that differ from the ones that ``prepare`` would write now.
+
+    :returns: their paths or the problem as text; () if the host is not prepared.
+    """
     if work.root is None:
         return ()
     there = [name for name in host_files.ALL if _is_own_host_file(work.root / name)]

@@ -87,7 +87,7 @@ def _names_of(function: PciFunction) -> Iterator[str]:
 
 
 def _note_missing(name: str, number: int, network: str, before: Collection[str]) -> str:
-    """A sentence about an adapter that may only be hidden now, because a server has it.
+    """Return a sentence about an adapter that may only be hidden now, because a server has it.
 
     :raises DeclarationError: *name* is not an address, and no entry has the network yet.
     """
@@ -124,7 +124,7 @@ def networks_of_functions(
     chosen: Mapping[str, str],
     remembered: Mapping[str, Mapping[str, str | None]],
 ) -> dict[str, str]:
-    """Role, or address of a function -> physical network, from the rails or the present entries.
+    """Return role, or address of a function -> physical network, from the rails or present entries.
 
     :param chosen: role -> network, from the operator.
     :param remembered: address -> keys of a removed entry, from the declaration.
@@ -138,7 +138,7 @@ def networks_of_functions(
 def describe_rails(
     rails: RailWish | None, configured: Configured, node: Node, roles: Roles
 ) -> list[str]:
-    """Sentences about the rails for the operator: missing adapters, and options of Neutron."""
+    """List sentences about the rails for the operator: missing adapters, and options of Neutron."""
     if rails is None:
         return []
     located = locate_rails(rails, node, roles, _networks_before(configured))
@@ -151,7 +151,10 @@ def _networks_before(configured: Configured) -> set[str]:
 
 
 def _format_neutron_options(rails: RailWish, node: Node, located: LocatedRails) -> list[str]:
-    """Each network has its own range, because a P_Key is unique on a fabric."""
+    """Return sentences with the options that Neutron's servers need for the rails.
+
+    Each network has its own range, because a P_Key is unique on a fabric.
+    """
     names = rails.networks
     share = (_MOST + 1 - _LEAST) // len(names)
     ranges = ",".join(

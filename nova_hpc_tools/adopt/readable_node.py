@@ -46,7 +46,7 @@ def check_cpus_read(node: Node, offered: Iterable[PciFunction] = ()) -> None:
 
 
 def find_unread_cpus(node: Node, offered: Iterable[PciFunction] = ()) -> str | None:
-    """The unknown fact about the node's CPUs and the cure, as a clause; None if all is known.
+    """Return the unknown fact about the node's CPUs and the cure, as a clause; else None.
 
     :param offered: devices whose NUMA node needs a socket.
     """
@@ -75,7 +75,7 @@ def find_unread_cpus(node: Node, offered: Iterable[PciFunction] = ()) -> str | N
 
 
 def with_written_sockets(node: Node, device_spec: Iterable[str]) -> Node:
-    """*node* with sockets of earlier entries, if all CPUs of a NUMA node are offline now.
+    """Return *node* with sockets of earlier entries, if all CPUs of a NUMA node are offline now.
 
     :param device_spec: values of ``[pci]device_spec``.
     """
@@ -105,7 +105,7 @@ def with_written_sockets(node: Node, device_spec: Iterable[str]) -> Node:
 
 
 def _written_sockets(entries: Iterable[Mapping[str, Any]]) -> dict[int | None, int]:
-    """NUMA node -> its socket, if all entries agree."""
+    """Return NUMA node -> its socket in the entries' tags, if all entries agree."""
     said: dict[int | None, set[int]] = {}
     for entry in entries:
         try:

@@ -33,7 +33,7 @@ _REASONS: Final = 8
 
 @attrs.frozen
 class _CapacityReport:
-    """The data that ``capacity`` prints."""
+    """The data that ``capacity`` prints: free servers by host, and clusters by fabric level."""
 
     capacity: Capacity
     fabric: FabricMap
@@ -44,7 +44,7 @@ class _CapacityReport:
     problems: tuple[str, ...]
 
     def place(self, host: str) -> FabricPlace:
-        """The place of a host."""
+        """Return the domains of a host in the fabric map; none if the map lacks the host."""
         return self.fabric.place(host) or FabricPlace(host=host)
 
     @property
@@ -66,7 +66,7 @@ class ShowCapacity(ListCommand):
     errors = (SnapshotError, FabricMapError)
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Declare the options."""
+        """Declare the options of the command on its argparse parser; return the parser."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
         parser.add_argument(
             "--flavor", required=True, metavar="FLAVOR", help="name or ID of a flavor"
@@ -96,7 +96,7 @@ class ShowCapacity(ListCommand):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
-        """Count; status 0 if one more fits, 1 if not."""
+        """Count the servers and clusters that still fit; status 0 if one more fits, 1 if not."""
         args = parsed_args
         fabric = None if args.fabric is None else map_files.read_reported_map(args.fabric, args)
         cloud = cloud_readers.obtain_snapshot(args.snapshot, args.config, args.image)
@@ -133,7 +133,7 @@ class ShowCapacity(ListCommand):
 
 
 def read_synced_map(cloud: Snapshot) -> tuple[FabricMap, tuple[str, ...]]:
-    """The fabric map in Nova's aggregates, and the problems in them."""
+    """Read the fabric map in the aggregates of a snapshot, and the problems in them."""
     places: dict[str, FabricPlace] = {}
     problems: dict[str, None] = {}
     for node in cloud.hosts:

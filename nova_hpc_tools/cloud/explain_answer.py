@@ -54,7 +54,7 @@ def print_explanation(answer: FlavorReport | ServerReport, gang: GroupFit | None
 
 
 def format_chosen_devices(node: SnapshotNode, choice: NodeChoice) -> str:
-    """The addresses of chosen devices as text, with the number of functions of each."""
+    """Format the addresses of chosen devices, with the number of functions of each."""
     names = {device.provider: device.address for device in node.devices}
     parts = [
         names[provider] + (f" x{count}" if count > 1 else "")
@@ -121,7 +121,7 @@ def _format_headline(answer: FlavorReport) -> str:
 
 
 def _group_alike_verdicts(verdicts: Iterable[NodeVerdict]) -> list[list[NodeVerdict]]:
-    """Hosts with the same answer together; those that fit first, best first."""
+    """Group hosts with the same answer; those that fit come first, best first."""
     groups: dict[tuple[bool, tuple[int, ...], str, tuple[str, ...]], list[NodeVerdict]] = {}
     for verdict in verdicts:
         score = () if verdict.choice is None else verdict.choice.devices.score
@@ -155,7 +155,7 @@ def _print_host_group(
 
 
 def _marks_by_provider(request: Request, choice: NodeChoice | None) -> dict[str, str]:
-    """Provider -> text next to the mark."""
+    """Return provider -> text next to the device's mark: its groups and guest cells."""
     if choice is None:
         return {}
     counts_by_pool: dict[str, dict[tuple[int, int | None], int]] = {}
@@ -176,7 +176,7 @@ def _marks_by_provider(request: Request, choice: NodeChoice | None) -> dict[str,
 def _draw_device_tree(
     node: SnapshotNode, marks: Mapping[str, str], names: Mapping[str, str], mark: str
 ) -> Tree:
-    """The node's devices by NUMA node, PCIe root and switch."""
+    """Draw the node's devices as a rich tree by NUMA node, PCIe root and switch."""
     tree = Tree(node.name, guide_style="dim")
     branches: dict[tuple[str, ...], Tree] = {}
     for device in sorted(node.devices, key=_device_sort_key):
@@ -299,7 +299,7 @@ def _print_past_decision(console: Console, answer: ServerReport, mark: str) -> N
 
 
 def _mark_own_device(answer: ServerReport, given: AssignedDevices) -> str:
-    """The words for a device of the server."""
+    """Return the words for a device of the server: its functions and its groups."""
     functions = [address for address in given.addresses if address != given.device.address]
     text = f"its {', '.join(functions)}" if functions else "its own"
     groups = set()

@@ -48,7 +48,7 @@ class Explain(ListCommand):
     errors = (SnapshotError,)
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Declare the options."""
+        """Declare the options of the command on its argparse parser; return the parser."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
         what = parser.add_argument_group("the question")
         subject = what.add_mutually_exclusive_group(required=True)
@@ -132,7 +132,7 @@ class Explain(ListCommand):
 
 
 def direct_ports(text: str) -> DirectPorts:
-    """argparse type of ``--port``: ``NETWORK`` or ``NETWORK:COUNT``."""
+    """Parse ``NETWORK`` or ``NETWORK:COUNT`` as argparse's type of ``--port``."""
     network, colon, count = text.rpartition(":")
     if not colon:
         network, count = text, "1"
@@ -144,7 +144,7 @@ def direct_ports(text: str) -> DirectPorts:
 
 
 def _explain_named_server(taken: Snapshot, args: argparse.Namespace) -> FlavorReport | ServerReport:
-    """A server that has devices, or one that found no host."""
+    """Explain a server that has devices, or one that found no host."""
     if args.request is None:
         try:
             return explain_server(taken, args.server)

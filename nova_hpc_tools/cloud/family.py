@@ -47,7 +47,7 @@ class FamilyFlavor:
 
 @attrs.frozen
 class _Share:
-    """The share of CPUs and memory of one GPU."""
+    """The share of one GPU: dedicated CPUs, and hugepages of one size."""
 
     cpus: int
     pages: int
@@ -55,7 +55,7 @@ class _Share:
 
 
 def release_all_servers(cloud: Snapshot, node: SnapshotNode) -> SnapshotNode:
-    """*node* as it would be without its servers."""
+    """Return *node* as it would be without its servers."""
     for server in cloud.servers:
         node = snapshot.release_from_node(node, server)
     return node
@@ -64,7 +64,7 @@ def release_all_servers(cloud: Snapshot, node: SnapshotNode) -> SnapshotNode:
 def build_flavor_family(
     cloud: Snapshot, node: SnapshotNode, name: str, gpu: str, beside: str | None
 ) -> list[FamilyFlavor]:
-    """The flavors for 1, 2, 4, ... and all GPUs of *node*, the smallest first.
+    """Build the flavors for 1, 2, 4, ... and all GPUs of *node*, the smallest first.
 
     :param node: one of *cloud*; its servers do not count.
     :param name: of the family: ``hpc`` makes ``hpc.gpu1``.
@@ -108,7 +108,7 @@ def _by_numa(node: SnapshotNode, alias: str) -> dict[int | None, int]:
 
 
 def _share_of_gpu(node: SnapshotNode, gpus: Mapping[int | None, int]) -> _Share:
-    """The CPUs and hugepages for each GPU, as the poorest NUMA node with GPUs has them.
+    """Compute the CPUs and hugepages for each GPU, as the poorest NUMA node with GPUs has them.
 
     :raises SnapshotError: the GPUs' NUMA nodes are unknown, or lack CPUs or hugepages.
     """
@@ -134,7 +134,7 @@ def _share_of_gpu(node: SnapshotNode, gpus: Mapping[int | None, int]) -> _Share:
 
 
 def _fewest_cells_for(gpus: Mapping[int | None, int], count: int) -> int | None:
-    """The fewest NUMA nodes that have *count* GPUs in equal parts."""
+    """Return the fewest NUMA nodes that have *count* GPUs in equal parts; None if no number has."""
     for cells in range(1, len(gpus) + 1):
         part = count // cells
         if count % cells == 0 and sum(available >= part for available in gpus.values()) >= cells:
@@ -145,7 +145,7 @@ def _fewest_cells_for(gpus: Mapping[int | None, int], count: int) -> int | None:
 def _flavors_by_level(
     name: str, count: int, cells: int, share: _Share, gpu: str, beside: str | None
 ) -> Iterator[Flavor]:
-    """The same flavor at each level, the tightest first."""
+    """Yield the same flavor at each level of ``hpc:affinity``, the tightest first."""
     names = [gpu, *([beside] if beside else [])]
     vcpus = share.cpus * count
     memory_kib = share.pages * share.page_kib * count

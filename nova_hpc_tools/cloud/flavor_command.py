@@ -50,7 +50,7 @@ class CreateFlavors(ListCommand):
     errors = (SnapshotError, FabricMapError)
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Declare the options."""
+        """Declare the options of the command on its argparse parser; return the parser."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
         parser.add_argument(
             "--family",
@@ -90,7 +90,7 @@ class CreateFlavors(ListCommand):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
-        """Show them, and with --yes make them."""
+        """Show the family of flavors with their states, and with --yes create the new ones."""
         args = parsed_args
         if not _NAME.fullmatch(args.family):
             raise CommandError(f"--family: {args.family!r} is no name of a flavor")
@@ -126,8 +126,9 @@ class CreateFlavors(ListCommand):
 
 
 def _choose_flavor_node(cloud: Snapshot, host: str | None) -> SnapshotNode:
-    """A node of the kind that is meant, empty and with the devices that it withholds.
+    """Choose a node of the requested kind, empty and with the devices that it withholds.
 
+    :param host: a host of the kind; None for the only kind of the cloud.
     :raises CommandError: no host offers a device, or there are several kinds.
     """
     named = [node for node in find_nodes(cloud, host) if node.devices or node.withheld]
@@ -167,7 +168,10 @@ def _choose_adapter_alias(
 
 
 def _flavor_state_of(cloud: Snapshot, flavor: Flavor) -> str:
-    """The word for a flavor of that name in the snapshot, which does not contain its disk."""
+    """Return ``is there``, ``differs`` or ``new`` for a flavor of that name in the snapshot.
+
+    The snapshot does not contain a flavor's disk.
+    """
     for known_flavor in cloud.flavors:
         if known_flavor.name == flavor.name and known_flavor.image is None:
             same = (known_flavor.vcpus, known_flavor.memory_mb, dict(known_flavor.extra_specs)) == (

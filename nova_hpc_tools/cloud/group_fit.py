@@ -54,7 +54,7 @@ class GroupFit:
         return isinstance(self.answer, GangPlan)
 
     def build(self) -> dict[str, Any]:
-        """The answer as JSON objects."""
+        """Return the answer as a JSON object."""
         return {
             **plan_document.build_plan_document(self.gang, self.answer),
             "decided": None if self.decided is None else str(self.decided),

@@ -16,7 +16,7 @@ from nova_hpc_tools.snapshot import SnapshotDevice, SnapshotNode
 
 @attrs.frozen
 class FleetKind:
-    """Nodes with the same devices."""
+    """A kind of nodes, which have the same devices: an example node and the names of all hosts."""
 
     #: One that withholds as little as any, with the devices that it withholds.
     model: SnapshotNode
@@ -47,7 +47,7 @@ def find_node_kinds(nodes: Iterable[SnapshotNode]) -> list[FleetKind]:
 
 
 def complete_node(node: SnapshotNode, model: SnapshotNode) -> SnapshotNode | None:
-    """*node* with the devices that it withholds added; None if it is not of the kind of *model*."""
+    """Add the devices that *node* withholds; None if it is not of the kind of *model*."""
     devices = {device.address: device for device in node.devices}
     # A sick device that a server has is withheld when the server leaves.
     gone = {*node.withheld, *node.ailing}
@@ -68,7 +68,7 @@ def complete_node(node: SnapshotNode, model: SnapshotNode) -> SnapshotNode | Non
 
 
 def _shape_of(devices: Sequence[SnapshotDevice]) -> object:
-    """Roles, counts and the tree, without the names of its parts."""
+    """Return a key of the devices' roles, counts and tree, without the names of its parts."""
     return _shape_below([(_path_of(device), device) for device in devices])
 
 

@@ -30,10 +30,10 @@ class DrainStopError(Exception):
 
 
 class ServerMover(Protocol):
-    """The calls to Nova's API that move servers."""
+    """Interface to the calls of Nova's API that move servers."""
 
     def server(self, uuid: str) -> DrainServer | None:
-        """The server with this UUID; None if it was deleted."""
+        """Return the server with this UUID; None if it was deleted."""
 
     def migrate(self, uuid: str, target: str | None) -> None:
         """Request a cold migration to *target*; None lets Nova choose."""
@@ -42,10 +42,13 @@ class ServerMover(Protocol):
         """Confirm a cold migration, so that resources on the old host are freed."""
 
     def evacuate(self, uuid: str, target: str | None) -> None:
-        """Request an evacuation."""
+        """Request the evacuation of a server from a dead host; do not wait for it.
+
+        :param target: the new host; None if Nova chooses.
+        """
 
     def why(self, uuid: str, action: str = "migrate") -> str:
-        """The reason of the server's last failed *action*, from Nova."""
+        """Return Nova's reason for the failure of the server's last *action*."""
 
 
 @attrs.frozen
@@ -124,7 +127,10 @@ def evacuate_server(cloud: ServerMover, host: str, move: Move, patience: MovePat
 
 
 def await_evacuation(cloud: ServerMover, host: str, move: Move, patience: MovePatience) -> str:
-    """Wait for an evacuation that is under way; as :func:`move_server_off`."""
+    """Wait for an evacuation that is in progress; return the new host, "" if it was deleted.
+
+    :raises DrainStopError: Nova did not evacuate it, or not in time.
+    """
     end = patience.clock() + patience.seconds
     while True:
         server = cloud.server(move.server)

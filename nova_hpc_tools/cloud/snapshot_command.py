@@ -23,7 +23,7 @@ class SaveSnapshot(RecordCommand):
     errors = (SnapshotError, OSError)
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Declare the arguments."""
+        """Declare the arguments of the command on its argparse parser; return the parser."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
         parser.add_argument(
             "file", type=Path, metavar="FILE", help="where to write it; - is standard output"
@@ -37,7 +37,7 @@ class SaveSnapshot(RecordCommand):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
-        """Take it and write it."""
+        """Take a snapshot of the cloud and write it to the file or to standard output."""
         to_stdout = str(parsed_args.file) == "-"
         if to_stdout and parsed_args.formatter is not None:
             raise CommandError("-f describes the file: name one instead of -")

@@ -59,7 +59,7 @@ class Controller:
 
 @attrs.frozen
 class PlacementOptions:
-    """The settings of the Placement API."""
+    """The settings of the Placement API that the doctor checks."""
 
     strategy: str = "depth-first"
     limit: int = -1
@@ -181,7 +181,7 @@ def _check_filters(told: Controller) -> Iterator[DoctorFinding]:
 
 
 def _change_list(first: str, called: str, name: str, value: str | None = None) -> DoctorCure:
-    """The cure of a list of the scheduler.
+    """Build the cure that adds a value to a list option of the scheduler.
 
     :param called: the text for the list on a plain host.
     """

@@ -101,7 +101,7 @@ def _place_sets(called: str) -> OptionPlace:
 def _check_split_cores(
     node: Node, shared: frozenset[int], dedicated: frozenset[int]
 ) -> Iterator[DoctorFinding]:
-    """Find a core with threads in both sets."""
+    """Find the first core with threads in both the shared and the dedicated set of CPUs."""
     for numa in node.numa_nodes:
         for core in numa.smt_siblings:
             if core & shared and core & dedicated:

@@ -50,7 +50,7 @@ class Entries:
 
 
 def check_entries(facts: Entries) -> Iterator[DoctorFinding]:
-    """Find faults in device_spec entries and aliases."""
+    """Yield the faults in device_spec entries and aliases of nova.conf."""
     for refusal in facts.refusals:
         yield _refusal_finding(refusal, facts)
     if facts.unasked is not None:
@@ -111,7 +111,10 @@ def _refusal_finding(refusal: NovaRefusal, facts: Entries) -> DoctorFinding:
 
 
 def _cure_of_refusal(theirs: Sequence[str], node: Node) -> DoctorCure:
-    """The cure of a refusal, a sentence without its full stop."""
+    """Return the cure of a refusal by Nova's parser, a sentence without its full stop.
+
+    :param theirs: foreign entries that name the device.
+    """
     (line, *more) = [*theirs, None]
     if line is None or more != [None]:
         return DoctorCure.of("Take one of the entries that name the device out of ", _THEIRS)
@@ -222,7 +225,7 @@ def _means_device(
 
 
 def ours_and_others(lines: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Divide device_spec entries into nova-hpc's own and foreign ones."""
+    """Divide device_spec entries into nova-hpc's own and foreign ones, in this order."""
     texts = spec_entries.split_entries(lines)
     own_lines = tuple(
         line for line in texts if spec_entries.is_own_entry(spec_entries.read_spec_entry(line))

@@ -32,7 +32,7 @@ _CHOOSES: Final = ("intel_pstate", "amd-pstate-epp")
 
 @attrs.frozen
 class Frequency:
-    """The driver and the governor that control a CPU's frequency."""
+    """The driver and the governor that control a CPU's frequency, by their names in sysfs."""
 
     driver: str
     governor: str

@@ -103,7 +103,7 @@ class Facts:
 
     @property
     def offered(self) -> list[PciFunction]:
-        """The functions that ``configure`` would offer."""
+        """The PCI functions that ``configure`` would offer."""
         return [
             function
             for offer in self.spec.offers
@@ -223,7 +223,10 @@ def _check_nvswitches(facts: Facts) -> Iterator[DoctorFinding]:
 
 
 def _free_group(others: Iterable[PciFunction], offered: Iterable[PciFunction]) -> str:
-    """The cure of a group: other functions of a card go with it, all others stay with the host."""
+    """Return the cure of an IOMMU group that has devices beside the offered ones.
+
+    Other functions of a card go with it, all others stay with the host.
+    """
     slots = {function.address.partition(".")[0] for function in offered}
     movable = [
         function
@@ -387,7 +390,7 @@ def _check_own_entries(
 
 
 def _stale_tags_of(before: Mapping[str, Any], expected: Mapping[str, Any] | None) -> str:
-    """The tags that differ from the expected entry; "" if none differ, or if it is unknown."""
+    """Describe the tags that differ from the expected entry; "" if none differ, or if unknown."""
     if expected is None:
         return ""
     keys = [key for key in expected if key.startswith("hpc_")]

@@ -19,7 +19,7 @@ _READ: Final = 0o4
 
 @attrs.frozen
 class TooOld:
-    """A configured feature for which the installed libvirt is too old."""
+    """A configured feature that needs a newer libvirt than the installed one."""
 
     #: The servers that are refused without it; a part of a sentence.
     what: str
@@ -41,7 +41,7 @@ class Shim:
 
 @attrs.frozen
 class User:
-    """The user that a service runs as."""
+    """The account that a service runs as: name, user id and group ids."""
 
     name: str
     uid: int
@@ -73,7 +73,7 @@ class ServiceFacts:
 
 
 def check_service(service: ServiceFacts) -> Iterator[DoctorFinding]:
-    """Find conditions that nova-compute needs and that are not met."""
+    """Yield a finding for each condition that nova-compute needs and that is not met."""
     for too_old in service.too_old:
         yield DoctorFinding(
             "libvirt-old",
@@ -92,7 +92,7 @@ def check_service(service: ServiceFacts) -> Iterator[DoctorFinding]:
 
 
 def shim_finding(shim: Shim) -> DoctorFinding:
-    """The finding for a fault of the shim."""
+    """Build the doctor's finding for a fault of the shim."""
     return DoctorFinding("not-looked" if shim.unknown else "shim", shim.seen, shim.cure)
 
 

@@ -38,13 +38,13 @@ class Doctor(ListCommand):
 
     @classmethod
     def list_errors(cls) -> tuple[type[Exception], ...]:
-        """The errors that end the command with one line."""
+        """Return the exceptions that end the command with one line, imported late."""
         from nova_hpc_tools.doctor import examination, nvlink_partitions
 
         return (*examination.ERRORS, *nvlink_partitions.ERRORS)
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Declare the options."""
+        """Declare the options of the command on its argparse parser; return the parser."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
         doctor_options.add_doctor_options(parser)
         doctor_options.add_advice_options(parser)
@@ -83,7 +83,7 @@ class Doctor(ListCommand):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
-        """Examine the parts, and print the findings."""
+        """Examine the requested parts of the machine, and print the findings."""
         import attrs
 
         from nova_hpc_tools.doctor import (

@@ -79,7 +79,7 @@ _PLACEMENT: Final[Mapping[str, Sequence[cfg.Opt]]] = {
 
 @attrs.frozen
 class MachineFindings:
-    """The findings of an examination of one machine."""
+    """The findings of the doctor's examination of one machine, and facts for comparing machines."""
 
     found: tuple[DoctorFinding, ...]
     #: Its name; None if unknown.
@@ -201,7 +201,7 @@ def _collect_node_facts(work: NodeSetup, nova: Any) -> Facts:
 
 
 def _find_needless_devices(nova: Any) -> Iterator[Needless]:
-    """Emulated devices that nova/virt/libvirt/driver.py adds unless the image prevents it."""
+    """Yield emulated devices that nova/virt/libvirt/driver.py adds unless the image prevents it."""
     agent = nova.spice.enabled and nova.spice.agent_enabled and not nova.vnc.enabled
     if nova.pointer_model == _TABLET and not agent:
         what = "a USB tablet with its controller"

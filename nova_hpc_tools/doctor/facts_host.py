@@ -95,7 +95,10 @@ def _find_unassigned_bars(tree: FileTree, address: str) -> Iterator[int]:
 
 
 def _read_driverctl_overrides(root: Path, addresses: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """The bindings of driverctl at boot: a file for each device, ``pci-`` and its address."""
+    """Yield PCI address and driver of each binding that driverctl makes at boot.
+
+    driverctl has a file for each device: ``pci-`` and its address.
+    """
     for address in addresses:
         driver = include_files.read_text_or_empty(root / f"etc/driverctl.d/pci-{address}").strip()
         if driver:
@@ -115,7 +118,7 @@ def _find_numvfs_writers(root: Path, prepared: Iterable[str]) -> Iterator[str]:
 
 
 def _find_missing_boot_words(root: Path) -> Iterator[str]:
-    """Words of the prepared command line that the running kernel's command line lacks."""
+    """Yield words of the prepared command line that the running kernel's command line lacks."""
     booted_words = kernel_options.split_command_line(
         include_files.read_text_or_empty(root / "proc/cmdline")
     )
@@ -129,7 +132,7 @@ def _find_missing_boot_words(root: Path) -> Iterator[str]:
 def _find_driver_rules(
     root: Path, addresses: Iterable[str], prepared: Iterable[str]
 ) -> dict[str, tuple[Rule, ...]]:
-    """Rules of others that name an offered device and give it a driver."""
+    """Return address -> udev rules of others that name this offered device and give it a driver."""
     prepared_paths, seen = {root / path for path in prepared}, set()
     rules_by_address: dict[str, list[Rule]] = {}
     for folder in _RULES:
@@ -183,7 +186,7 @@ def _read_cpu_frequencies(tree: FileTree, cpus: Iterable[int]) -> Iterator[tuple
 
 
 def _read_sysfs_line(tree: FileTree, path: str) -> str:
-    """The text of a small file; "" if it does not exist or cannot be read."""
+    """Read the text of a small file; "" if it does not exist or cannot be read."""
     try:
         return (tree.text(path) or "").strip()
     except FileError:

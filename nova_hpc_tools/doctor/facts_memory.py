@@ -38,7 +38,7 @@ def read_shared_memory_facts(
 
 
 def _read_room(root: Path, folder: str) -> tuple[str | None, int | None]:
-    """Type and size in bytes of the file system that has a directory, or would have it.
+    """Read type and size in bytes of the file system that has a directory, or would have it.
 
     :returns: None for each of them if it is unknown.
     """
@@ -59,7 +59,7 @@ def _read_room(root: Path, folder: str) -> tuple[str | None, int | None]:
 
 
 def _size_option_of(options: str) -> int | None:
-    """Bytes in ``size=`` of a tmpfs; None without it: half of memory, or no limit.
+    """Return the bytes in ``size=`` of a tmpfs; None without it: half of memory, or no limit.
 
     The kernel shows the option in KiB, with the suffix ``k``.
     """

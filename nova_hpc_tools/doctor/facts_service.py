@@ -63,7 +63,7 @@ def read_service_facts(
 def configured_libvirt_needs(
     node: Node, offered: Iterable[PciFunction], nova: Any
 ) -> tuple[LibvirtNeed, ...]:
-    """Configured or offered features that need a newer libvirt than Nova itself."""
+    """Return configured or offered features that need a newer libvirt than Nova itself."""
     memory = sum(numa_node.memory_kib or 0 for numa_node in node.numa_nodes) << 10
     return tuple(libvirt_needs.libvirt_needs_of(offered, memory, nova.hpc.gpudirect_clique))
 
@@ -82,7 +82,7 @@ def _find_too_old_libvirt(wishes: Iterable[LibvirtNeed], nova: Any) -> Iterator[
 
 
 def libvirt_uri_of(nova: Any) -> str:
-    """The URI of libvirt for nova-compute of this machine."""
+    """Return the URI of the libvirt that nova-compute of this machine uses."""
     return nova.libvirt.connection_uri or libvirt_domains.DEFAULT_URI
 
 
@@ -139,7 +139,7 @@ def _stat_service_path(tree: FileTree, root: Path, path: str, kind: Any) -> Ledg
 
 
 def _find_service_user(root: Path) -> User | None:
-    """The user in nova-compute's unit; None without a unit, or if its account is unknown."""
+    """Find the user in nova-compute's unit; None without a unit, or if its account is unknown."""
     for unit in _UNITS:
         texts = list(_read_service_unit(root, unit))
         if texts:
@@ -149,7 +149,7 @@ def _find_service_user(root: Path) -> User | None:
 
 
 def _read_service_unit(root: Path, name: str) -> Iterator[str]:
-    """The texts of the unit and its drop-in files; a later one wins."""
+    """Yield the texts of a systemd unit and its drop-in files; a later one wins."""
     folders = (*_FOLDERS, _OLD_FOLDER)
     for folder in folders:
         text = include_files.read_text_or_empty(root / folder / f"{name}.service")

@@ -38,10 +38,11 @@ def convert_finding(finding: DoctorFinding, layout: str, node: str | None) -> Wi
 def merge_fleet_findings(
     folder: Path, layout: str
 ) -> tuple[list[tuple[str | None, WireFinding]], int]:
-    """The findings on all nodes and between them, and the exit status.
+    """Merge the findings on all nodes and between them; return them with the exit status.
 
     A node that cannot be read is a finding.
 
+    :param folder: the directory with one ``.json`` file for each node.
     :param layout: the layout of the cures that are not in a node's own file.
     :raises CommandError: *folder* does not exist, or has no ``.json`` file.
     """

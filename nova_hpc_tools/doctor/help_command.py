@@ -22,7 +22,7 @@ class ExplainCheck(RecordCommand):
     acts_with = ()
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Declare the options."""
+        """Declare the options of the command on its argparse parser; return the parser."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
         parser.add_argument("name", metavar="NAME", help="the check, like iommu-off")
         parser.add_argument(
@@ -34,7 +34,7 @@ class ExplainCheck(RecordCommand):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
-        """Print the check, its cure and its page."""
+        """Print the meaning of a check of the doctor, its cure and its page."""
         from nova_hpc_tools.doctor.check_cures import CURES
         from nova_hpc_tools.site.findings import CHECKS, DoctorFinding
         from nova_hpc_tools.site.layout_cures import render_cure

@@ -30,7 +30,7 @@ PATIENCE: Final = 30.0
 
 
 def guest_domain_reader(options: Any) -> Callable[[], NodeGuestDomains]:
-    """A function that reads the domains of the libvirt that this node's nova-compute uses.
+    """Return a function that reads the domains of the libvirt that this node's nova-compute uses.
 
     :param options: with the groups ``[libvirt]`` and ``[hpc]``.
     """
@@ -41,7 +41,9 @@ def guest_domain_reader(options: Any) -> Callable[[], NodeGuestDomains]:
 def ask_guest_domains(
     uri: str, patience: float = PATIENCE, root: Path = Path("/")
 ) -> NodeGuestDomains:
-    """All guest domains of the libvirt at *uri*. Never raises.
+    """Read all guest domains of the libvirt at *uri*. Never raises.
+
+    The result has the problem if they cannot be read.
 
     :param patience: seconds.
     :param root: the folder with ``sys`` and ``dev``.
@@ -71,7 +73,7 @@ def ask_guest_domains(
 
 
 def libvirt_version_of(uri: str, patience: float = PATIENCE) -> Version | None:
-    """The version of the libvirt at *uri*; None if it does not answer. Never raises.
+    """Query the version of the libvirt at *uri*; None if it does not answer. Never raises.
 
     :param patience: seconds.
     """
@@ -91,7 +93,7 @@ def libvirt_version_of(uri: str, patience: float = PATIENCE) -> Version | None:
 
 
 def read_domain_xml(uri: str, name: str, patience: float = PATIENCE) -> str:
-    """The present XML of one guest domain.
+    """Read the present XML of one guest domain.
 
     :param name: its UUID, or its name in libvirt.
     :param patience: seconds.
@@ -120,7 +122,7 @@ def read_domain_xml(uri: str, name: str, patience: float = PATIENCE) -> str:
 
 
 def _ask_libvirt(question: Callable[[Any], Answer], patience: float) -> Answer | None:
-    """The answer of libvirt; None without an answer within *patience* seconds.
+    """Run *question* in a thread; return its result, or None without one within *patience* seconds.
 
     :raises ImportError: libvirt-python is not installed.
     """

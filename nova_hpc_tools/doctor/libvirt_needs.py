@@ -27,7 +27,7 @@ class LibvirtNeed:
 def libvirt_needs_of(
     offered: Iterable[PciFunction], memory: int, clique: bool
 ) -> Iterator[LibvirtNeed]:
-    """The libvirt versions that the largest possible servers of a node need.
+    """Yield the libvirt versions that the largest possible servers of a node need.
 
     :param offered: the devices that servers can get.
     :param memory: of the node, in bytes.

@@ -18,7 +18,9 @@ _FIX: Final = re.compile(r"""startswith\(\s*['"]_nova""")
 
 
 def find_unfixed_nova(nova: Path, version: str | None) -> DoctorFinding | None:
-    """A finding if this Nova has the bug by which users can skip the scheduler's filters.
+    """Return a finding if this Nova has the bug with which users can skip the scheduler's filters.
+
+    None if it has not, or if the version is unknown.
 
     :param nova: the folder of its package.
     :param version: from its metadata; None if unknown.
@@ -39,7 +41,7 @@ def find_unfixed_nova(nova: Path, version: str | None) -> DoctorFinding | None:
 
 
 def find_unfixed_nova_here() -> DoctorFinding | None:
-    """Like :func:`find_unfixed_nova`, for the Nova of this machine; None if there is none."""
+    """Check the Nova of this machine with :func:`find_unfixed_nova`; None if there is no Nova."""
     try:
         place = install_shim.locate_shim(install_shim.find_nova_interpreter())
     except (install_shim.ShimError, OSError):

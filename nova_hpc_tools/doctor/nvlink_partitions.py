@@ -32,7 +32,7 @@ _DIFFERENT: Final = 1
 
 
 def list_partitions(config: Sequence[str]) -> CommandAnswer:
-    """List the NVLink partitions: whether each is active, and for which server.
+    """List the NVLink partitions: whether each is active, and the server that uses it.
 
     A manager that was restarted is not sent anything.
 
@@ -111,7 +111,10 @@ def restore_partitions(config: Sequence[str]) -> CommandAnswer:
 
 
 def _open_fabric(config: Sequence[str]) -> tuple[NvlinkStep, Any]:
-    """The fabric of this node, and the options of group ``[hpc]``."""
+    """Return the step for the NVLink fabric of this node, and the options of group ``[hpc]``.
+
+    :raises BackendError: the node has no NVLink partitions.
+    """
     options = service_settings.read_node_options(config, _NEEDED).hpc
     links = NvlinkStep.from_options(options, LedgerFile.from_options(options))
     if links is None:

@@ -103,7 +103,7 @@ def _report_silent_checker(program: str, cure: str) -> DoctorFinding:
 
 
 def _output_of_checker(words: Sequence[str]) -> str | None:
-    """The output of a program, whatever its exit status; None if it cannot be run."""
+    """Run a program; return its output, whatever its exit status; None if it cannot be run."""
     try:
         done = subprocess.run(
             words, capture_output=True, text=True, timeout=_SECONDS, check=False, errors="replace"

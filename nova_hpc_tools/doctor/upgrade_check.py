@@ -51,7 +51,7 @@ class UpgradeCheck(ListCommand):
     errors = ERRORS
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Declare the options."""
+        """Declare the options of the command on its argparse parser; return the parser."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
         add_doctor_options(parser)
         return parser

@@ -67,7 +67,7 @@ class CheckFabric(ListCommand):
     errors = (SubnetManagerError, service_settings.ConfigError)
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Declare the options."""
+        """Declare the options of the command on its argparse parser; return the parser."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
         source_options.add_config_options(parser, "the agent beside the subnet manager")
         parser.add_argument(
@@ -128,7 +128,7 @@ def accept_losses(words: Sequence[str]) -> Iterator[AuditRow]:
 
 @attrs.frozen
 class FabricFindings:
-    """The result of the examination of one fabric."""
+    """The result of ``fabric check`` on one fabric: audit rows, expected partitions, agents."""
 
     rows: tuple[AuditRow, ...]
     #: Its networks and their members; None if the manager reads no file, or the file is unreadable
@@ -205,7 +205,7 @@ def is_wrong(row: AuditRow) -> bool:
 
 
 def check_partitions(manager: SubnetManager, path: Path) -> Iterator[AuditRow]:
-    """The rows for the file of partitions and for the P_Key tables in force.
+    """Yield audit rows for the file of partitions and for the P_Key tables in force.
 
     :param path: the partitions file; unused if the manager reads no file.
     """
@@ -242,7 +242,7 @@ def check_partitions(manager: SubnetManager, path: Path) -> Iterator[AuditRow]:
 
 
 def describe_managers(compared: FileComparison) -> AuditRow:
-    """The row for ports with a subnet manager. Such ports may not be members of a network."""
+    """Build the audit row for ports with a subnet manager; they may not be in a network."""
     managers = ", ".join(
         f"{format_guid(guid)} ({state})" for guid, state in sorted(compared.managers.items())
     )
@@ -284,7 +284,7 @@ def _check_file(path: Path) -> AuditRow:
 
 
 def describe_loose_ports(ports: Iterable[Any]) -> list[AuditRow]:
-    """The rows for ports of Neutron that have a host and are not bound.
+    """Build audit rows for ports of Neutron that have a host and are not bound.
 
     :param ports: objects of openstacksdk.
     """
@@ -304,7 +304,7 @@ def describe_loose_ports(ports: Iterable[Any]) -> list[AuditRow]:
 
 
 def describe_agents(agents: Iterable[Any], fabric: str | None) -> list[AuditRow]:
-    """The rows for faults of this fabric's agents, and one if none of them is alive.
+    """Build audit rows for faults of this fabric's agents, and one if none of them is alive.
 
     :param agents: objects of openstacksdk, also of other fabrics.
     """

@@ -36,14 +36,14 @@ class ShowFabric(ListCommand):
     errors = (FabricMapError,)
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Declare the options."""
+        """Declare the options of the command on its argparse parser; return the parser."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
         map_files.add_map_files_argument(parser)
         map_files.add_map_arguments(parser)
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
-        """Read the map; status 1 if something in it is wrong."""
+        """Read the fabric map and print its hosts; status 1 if a part of it is wrong."""
         reading = map_files.read_fabric_files(parsed_args.maps, parsed_args)
         map_files.report_map_problems(reading, parsed_args)
         return CommandAnswer(
@@ -82,7 +82,7 @@ class DiffFabric(ListCommand):
     errors = (FabricMapError,)
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Declare the options."""
+        """Declare the options of the command on its argparse parser; return the parser."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
         parser.add_argument("old", metavar="OLD", nargs="?", help="the map as it was")
         parser.add_argument("new", metavar="MAP", help="the map as it is; - is standard input")
@@ -91,7 +91,7 @@ class DiffFabric(ListCommand):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
-        """Compare; status 1 if anything differs."""
+        """Compare two maps, or a map with Nova's aggregates; status 1 if they differ."""
         args = parsed_args
         reading = map_files.read_fabric_file(args.new, args)
         map_files.report_map_problems(reading, args)
@@ -121,7 +121,7 @@ class DiffFabric(ListCommand):
 
 
 def format_differences(differences: Iterable[FabricDifference]) -> Iterable[str]:
-    """The differences as lines for people; "nothing differs" if there are none."""
+    """Yield the differences as lines for people; "nothing differs" if there are none."""
     nothing = True
     for map_change in differences:
         nothing = False
@@ -141,7 +141,7 @@ class _FormatterStub:
     """A formatter of cliff without output: export writes its formats itself."""
 
     def add_argument_group(self, parser: argparse.ArgumentParser) -> None:
-        """The formats have no options of their own."""
+        """Add nothing: the formats have no options of their own."""
 
 
 class ExportFabric(ListCommand):
@@ -162,7 +162,7 @@ class ExportFabric(ListCommand):
         return extension.ExtensionManager.make_test_instance(words)
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Declare the options."""
+        """Declare the options of the command on its argparse parser; return the parser."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
         parser.set_defaults(formatter="json")
         for option, help_text in (

@@ -21,7 +21,7 @@ CABLES: Final = "cables"
 
 @attrs.frozen
 class FabricDifference:
-    """A host, domain or link that differs between two maps."""
+    """A host, domain or link that differs between two fabric maps, with its old and new value."""
 
     kind: str
     #: Host, domain or "LOWER - UPPER" of a link.
@@ -49,7 +49,7 @@ class ClusterSpread:
 def compare_fabric_maps(
     old: FabricMap, new: FabricMap, cables: bool = True
 ) -> tuple[FabricDifference, ...]:
-    """The differences between two maps, sorted by kind and name.
+    """Compare two maps of one fabric; return the differences, sorted by kind and name.
 
     :param cables: also compare the links; Nova's aggregates do not contain them.
     """
@@ -62,7 +62,7 @@ def compare_fabric_maps(
 def spread_changes_of(
     clusters: Mapping[str, Iterable[str]], old: FabricMap, new: FabricMap
 ) -> tuple[ClusterSpread, ...]:
-    """The clusters that span more or fewer domains by *new* than by *old*, by name and level.
+    """Find the clusters that span more or fewer domains by *new* than by *old*, by name and level.
 
     :param clusters: name -> the hosts of its members.
     """

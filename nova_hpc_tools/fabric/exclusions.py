@@ -61,7 +61,7 @@ def note_placeholders(
     exclusions: Exclusions,
     collector: ProblemCollector,
 ) -> None:
-    """Add a note for each placeholder among the domains, with the hosts in it."""
+    """Add a note to *collector* for each domain whose name means "unknown", with its hosts."""
     for name, hosts in sorted(hosts_by_domain.items()):
         if exclusions.is_placeholder(name):
             those = sorted(set(hosts))
@@ -74,7 +74,7 @@ def note_placeholders(
 def exclude_places(
     fabric: FabricMap, exclusions: Exclusions, collector: ProblemCollector
 ) -> FabricMap:
-    """*fabric* without the hosts, domains and rails that are left out."""
+    """Return a copy of *fabric* without the hosts, domains and rails that are left out."""
     nowhere: dict[str, list[str]] = {}
     kept = []
     for place in fabric.places:

@@ -65,7 +65,7 @@ _LANE: Final = {
 
 @attrs.frozen
 class HostPort:
-    """A cable from a host to a switch."""
+    """A cable from a host to a switch, with its rail, its rate and its line in the source."""
 
     host: str
     switch: str
@@ -109,7 +109,7 @@ class Graph:
     discovered: bool = False
 
     def without(self, exclusions: Exclusions) -> Graph:
-        """This graph without the hosts, switches, ports and domains that *exclusions* names."""
+        """Return a copy without the hosts, switches, ports and domains that *exclusions* names."""
 
         def keeps(*switches: str) -> bool:
             return not any(map(exclusions.leaves_out_switch, switches))
@@ -140,7 +140,7 @@ class Graph:
 
 
 def speed_of_rate(rate: str | None) -> float | None:
-    """Gb/s of a rate in ibnetdiscover's form, such as 400.0 for ``4xNDR``; None if unknown."""
+    """Convert ibnetdiscover's rate to Gb/s, such as 400.0 for ``4xNDR``; None if unknown."""
     match = _RATE.fullmatch(rate or "")
     if match is None or match[2] not in _LANE:
         return None
@@ -239,7 +239,10 @@ def _parents_of_switches(graph: Graph) -> dict[str, list[str]]:
 
 
 def _sort_into_tiers(graph: Graph, collector: ProblemCollector) -> list[frozenset[str]]:
-    """The switches by their height above the hosts, without those in a circle of cables."""
+    """Sort the switches by their height above the hosts, without those in a circle of cables.
+
+    :returns: one set for each tier, the lowest first.
+    """
     children: dict[str, set[str]] = {}
     uppers = _parents_of_switches(graph)
     for lower, above in uppers.items():
@@ -283,7 +286,10 @@ def _settle_domains(
     ports: Mapping[tuple[str, str], HostPort],
     collector: ProblemCollector,
 ) -> dict[str, str]:
-    """User -> the domain that it belongs to; users without a domain are missing."""
+    """Choose the domain of each user (a host or lower domain) from its switches.
+
+    :returns: user -> domain; users without a domain are missing.
+    """
     for disagreeing in groups.disagreeing:
         collector.wrong(
             f"some of the switches {join_first(disagreeing, 5)} serve nearly the same, "
@@ -359,7 +365,7 @@ def _place_hosts(
 def _build_links(
     graph: Graph, tiers: list[frozenset[str]], no_leaves: Container[str]
 ) -> list[FabricLink]:
-    """The links between the switches, with the number of their missing cables.
+    """Build the links between the switches, with the number of their missing cables.
 
     A discovered graph misses cables if a link has fewer than the usual number of its two tiers.
 
@@ -436,7 +442,7 @@ def _name_cores(
 
 
 def _connected_switches(graph: Graph) -> list[frozenset[str]]:
-    """The sets of switches that cables connect, in the order of their first names."""
+    """Return the sets of switches that cables connect, in the order of their first names."""
     beside: dict[str, set[str]] = {name: set() for name in graph.switches}
     for port in graph.ports:
         beside.setdefault(port.switch, set())
@@ -459,7 +465,7 @@ def _connected_switches(graph: Graph) -> list[frozenset[str]]:
 
 
 def _hosts_by_domain(graph: Graph) -> dict[str, set[str]]:
-    """Name of a leaf switch or NVLink domain -> its hosts."""
+    """Return name of a leaf switch or NVLink domain -> its hosts."""
     hosts_by_name: dict[str, set[str]] = {}
     for port in graph.ports:
         hosts_by_name.setdefault(port.switch, set()).add(port.host)

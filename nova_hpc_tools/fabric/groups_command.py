@@ -31,14 +31,14 @@ class ListFabricGroups(base.ListCommand):
     for_people = False
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Declare the options."""
+        """Declare the options of the command on its argparse parser; return the parser."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
         source_options.add_config_options(parser, "Nova's scheduler")
         parser.add_argument("--group", metavar="UUID", help="only this server group")
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
-        """Read Placement and Nova's database."""
+        """List the server groups with a fabric domain, from Placement and Nova's database."""
         lines = [
             line
             for line in cloud_readers.read_fabric_groups(parsed_args.config)
@@ -63,13 +63,13 @@ class ReapFabric(base.RecordCommand):
     errors = (SnapshotError,)
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Declare the options."""
+        """Declare the options of the command on its argparse parser; return the parser."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
         source_options.add_config_options(parser, "Nova's scheduler")
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
-        """Sweep all domains."""
+        """Delete dead records of server groups below all fabric domains; print their numbers."""
         sweep = cloud_readers.reap_fabric(parsed_args.config)
         for stranger in sweep.strange:
             self.app.LOG.error(

@@ -37,7 +37,7 @@ class Aggregate:
 
 
 def aggregates_of(fabric: FabricMap) -> tuple[Aggregate, ...]:
-    """The host aggregates that represent *fabric* in Nova, sorted by name.
+    """Build the host aggregates that represent *fabric* in Nova, sorted by name.
 
     A host is in the aggregate of its lowest known domain of the tree, and in those of its NVLink
     levels. Hosts without a domain are in no aggregate.
@@ -86,7 +86,7 @@ def _build_aggregate(
 
 
 def _common_rails(places: list[FabricPlace]) -> str:
-    """Rails that more than half of the hosts have; "" if the value would be too long."""
+    """List the rails that more than half of the hosts have, as text; "" if it would be too long."""
     counts = Counter(rail.name for place in places for rail in place.rails)
     names = sorted(name for name, count in counts.items() if 2 * count > len(places))
     text = ",".join(names)

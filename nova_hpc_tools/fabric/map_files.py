@@ -102,7 +102,7 @@ def add_map_files_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def exclusions_of(args: argparse.Namespace) -> Exclusions:
-    """The patterns of names that the options leave out."""
+    """Collect the patterns of names that the command's options leave out."""
     return Exclusions(args.ignore, args.ignore_switches, args.ignore_rails, args.unknown)
 
 

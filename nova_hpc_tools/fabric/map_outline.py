@@ -9,7 +9,7 @@ from nova_hpc.fabric.model import FabricLevel, FabricMap
 
 
 def outline_map(fabric: FabricMap) -> Mapping[str, tuple[tuple[FabricLevel, str], ...]]:
-    """Host -> the known domains of the tree above it, widest first, in the hosts' order.
+    """Return host -> the known domains of the tree above it, widest first, in the hosts' order.
 
     A core that was named after the only domain below it adds nothing and is left out.
     """
@@ -26,7 +26,7 @@ def outline_map(fabric: FabricMap) -> Mapping[str, tuple[tuple[FabricLevel, str]
 
 
 def find_crossed_leaves(fabric: FabricMap) -> tuple[str, ...]:
-    """A sentence for each NVLink domain with hosts in more than one leaf. This is allowed."""
+    """Return a sentence for each NVLink domain with hosts in more than one leaf. It is allowed."""
     sentences = []
     for name, hosts in fabric.domains(FabricLevel.NVLINK_DOMAIN).items():
         leaves = sorted({place.leaf for place in map(fabric.place, hosts) if place and place.leaf})

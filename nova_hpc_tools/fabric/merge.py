@@ -61,7 +61,7 @@ def _prefix_with_source(problem: SourceProblem, source: str) -> SourceProblem:
 
 
 def _merge_places(places: Sequence[FabricPlace], collector: ProblemCollector) -> FabricPlace:
-    """The place of a host by several maps."""
+    """Merge the domains and rails that several maps have for one host; note contradictions."""
     host = places[0].host
     domains: dict[str, Any] = {}
     for level in FabricLevel:

@@ -79,7 +79,7 @@ class FabricCloud:
         self._ids: dict[str, str] = {}
 
     def aggregates(self) -> list[CloudAggregate]:
-        """All host aggregates.
+        """Read all host aggregates from Nova's API.
 
         :raises NovaApiError: Nova does not answer, or refuses.
         """
@@ -95,7 +95,7 @@ class FabricCloud:
         ]
 
     def hosts(self) -> list[str]:
-        """The hosts of all compute services, also of services that are down.
+        """Read the hosts of all compute services, also of services that are down; sorted.
 
         :raises NovaApiError: Nova does not answer, or refuses.
         """
@@ -103,7 +103,7 @@ class FabricCloud:
         return sorted({service["host"] for service in services})
 
     def clusters(self) -> dict[str, list[str]]:
-        """Server group with at least two placed servers -> the host of each server.
+        """Return server group with at least two placed servers -> the host of each server.
 
         :raises NovaApiError: Nova does not answer, or refuses.
         """
@@ -200,7 +200,7 @@ class FabricCloud:
 
 
 def _format_nova_fault(answer: Any) -> str:
-    """The HTTP status and Nova's fault message."""
+    """Format the HTTP status and Nova's fault message of an answer."""
     try:
         message = next(iter(json.loads(answer.content).values()))["message"]
     except (ValueError, AttributeError, KeyError, StopIteration, TypeError):

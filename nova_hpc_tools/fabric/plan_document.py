@@ -16,12 +16,12 @@ VERSION: Final = 1
 
 
 def format_plan_document(gang: Gang, answer: GangPlan | GangRefusal) -> str:
-    """The plan document as JSON text: ASCII, indented, ends with a newline."""
+    """Format the plan document as JSON text: ASCII, indented, ends with a newline."""
     return json.dumps(build_plan_document(gang, answer), indent=2) + "\n"
 
 
 def build_plan_document(gang: Gang, answer: GangPlan | GangRefusal) -> dict[str, Any]:
-    """The plan document as JSON objects: question and answer.
+    """Build the plan document as a JSON object: question and answer.
 
     The keys after ``fits`` depend on its value.
     """

@@ -44,7 +44,7 @@ class ListFabricPorts(ListCommand):
     errors = (InventoryError, PortInventoryError, include_files.IncludeError)
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Declare the options."""
+        """Declare the options of the command on its argparse parser; return the parser."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
         source = parser.add_mutually_exclusive_group()
         source.add_argument(
@@ -73,7 +73,7 @@ class ListFabricPorts(ListCommand):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
-        """Read the ports, and write them."""
+        """Read the InfiniBand ports of this host, or merge files of ports, write the inventory."""
         args = parsed_args
         problems: list[str] = []
         if args.merge:
@@ -160,7 +160,7 @@ def merge_ports(ports: Iterable[PhysicalPort]) -> tuple[PhysicalPort, ...]:
 
 
 def _read_ports_file(path: Path) -> tuple[PhysicalPort, ...]:
-    """The ports in a file that this command has written.
+    """Read the ports in a file that this command has written.
 
     :raises CommandError: the file cannot be read.
     """

@@ -50,7 +50,7 @@ class FabricReading:
 
 @attrs.define
 class ProblemCollector:
-    """Collects problems and notes while a map source is read."""
+    """Collector of the problems and notes that a reader finds in a source of a fabric map."""
 
     problems: list[SourceProblem] = attrs.Factory(list)
     notes: list[SourceProblem] = attrs.Factory(list)
@@ -60,7 +60,7 @@ class ProblemCollector:
         self.problems.append(SourceProblem(text, line))
 
     def note(self, text: str, line: int | None = None) -> None:
-        """Add a note: a remark that is no problem."""
+        """Add a note about the source: a remark that is no problem."""
         self.notes.append(SourceProblem(text, line))
 
     def good_name(self, name: object, what: str, line: int | None) -> bool:
@@ -74,7 +74,7 @@ class ProblemCollector:
         return wrong is None
 
     def good_names(self, text: str, what: str, line: int) -> list[str]:
-        """The names of a text like ``n[1-4],n7``; each wrong one is a problem, and left out."""
+        """Return the names of a text like ``n[1-4],n7``; wrong ones are problems, and left out."""
         try:
             names = expand_hostlist(text)
         except HostListError as error:
@@ -83,7 +83,7 @@ class ProblemCollector:
         return [name for name in names if self.good_name(name, what, line)]
 
     def checked_reading(self, fabric: FabricMap) -> FabricReading:
-        """The reading of a new map, after checks of its domains.
+        """Check the domains of a new map, and return it with all problems and notes.
 
         Contradictions become problems; NVLink domains across leaves become notes.
         """
@@ -94,7 +94,7 @@ class ProblemCollector:
         return self.reading(fabric)
 
     def reading(self, fabric: FabricMap) -> FabricReading:
-        """The reading of *fabric*, with problems and notes by line, at most :data:`MOST` of each.
+        """Return *fabric* with problems and notes by line, at most :data:`MOST` of each.
 
         A map without any host is a problem: if accepted, it would undo the last one.
         """

@@ -28,17 +28,17 @@ class LineValue:
     line: int
 
     def items(self) -> Iterator[tuple[str, LineValue]]:
-        """The entries of a dict; none for other values."""
+        """Yield the keys and entries of a dict; none for other values."""
         if isinstance(self.value, dict):
             yield from self.value.items()
 
     def each(self) -> Iterator[LineValue]:
-        """The entries of a list; none for other values."""
+        """Yield the entries of a list; none for other values."""
         if isinstance(self.value, list):
             yield from self.value
 
     def get(self, key: str) -> LineValue | None:
-        """The entry of a dict; None if it is missing or null."""
+        """Return the entry of a dict; None if it is missing or null."""
         entry = self.value.get(key) if isinstance(self.value, dict) else None
         return None if entry is None or entry.value is None else entry
 
@@ -52,7 +52,7 @@ class LineValue:
 
 
 def text_of(value: LineValue | None) -> str | None:
-    """The text of a value; None if the value is missing or not a text."""
+    """Return the text of a value; None if the value is missing or not a text."""
     return value.value if value is not None and isinstance(value.value, str) else None
 
 

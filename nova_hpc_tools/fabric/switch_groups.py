@@ -201,7 +201,7 @@ class _Kinds:
         return {number: frozenset(those) for number, those in beside.items()}
 
     def count_shared(self, first: int, second: int) -> int:
-        """The number of users that two kinds share."""
+        """Return the number of users (hosts or lower domains) that two kinds of switches share."""
         return self._shared[min(first, second), max(first, second)]
 
     def agree(self, first: int, second: int) -> bool:
@@ -210,11 +210,14 @@ class _Kinds:
         return both >= _AGREE * (len(self.sets[first]) + len(self.sets[second]) - both)
 
     def all_agree(self, numbers: Iterable[int]) -> bool:
-        """Whether all pairs of *numbers* agree."""
+        """Return whether all pairs of these kinds of switches serve nearly the same users."""
         return all(itertools.starmap(self.agree, itertools.combinations(numbers, 2)))
 
     def layers(self) -> Iterator[frozenset[int]]:
-        """The kinds that are not wide, then those that are not wide among the rest, and so on."""
+        """Yield the kinds that are not wide, then those not wide among the rest, and so on.
+
+        A kind is the set of switches with the same users; it is wide if it spans several others.
+        """
         rest = frozenset(range(len(self.sets)))
         while rest:
             wide = frozenset(number for number in rest if self._is_wide(number, rest))
@@ -240,7 +243,7 @@ class _Kinds:
         )
 
     def clusters(self, layer: frozenset[int]) -> Iterator[tuple[int, ...]]:
-        """The kinds of *layer* that agreement connects, in the order of their numbers."""
+        """Yield the kinds of *layer* that agreement connects, in the order of their numbers."""
         left = set(layer)
         while left:
             cluster = [min(left)]

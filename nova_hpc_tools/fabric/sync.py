@@ -69,7 +69,7 @@ class SyncPlan:
 
 
 def names_in_nova(fabric: FabricMap, hosts: Iterable[str]) -> Mapping[str, str]:
-    """Host of the map -> its name in Nova, without hosts that are not in Nova.
+    """Return host of the map -> its name in Nova, without hosts that are not in Nova.
 
     Nova may have the full name of a host if the map has the first part, or other capitals. A name
     that matches two hosts counts for neither of them.
@@ -93,7 +93,7 @@ def names_in_nova(fabric: FabricMap, hosts: Iterable[str]) -> Mapping[str, str]:
 
 
 def map_as_in_nova(fabric: FabricMap, hosts: Iterable[str]) -> FabricMap:
-    """The part of *fabric* whose hosts are in Nova, with Nova's names for them."""
+    """Return the part of *fabric* whose hosts are in Nova, with Nova's names for them."""
     names = names_in_nova(fabric, hosts)
     places = [
         attrs.evolve(place, host=names[place.host])
@@ -106,7 +106,7 @@ def map_as_in_nova(fabric: FabricMap, hosts: Iterable[str]) -> FabricMap:
 def map_of_aggregates(
     aggregates: Iterable[CloudAggregate], name: str
 ) -> tuple[FabricMap, tuple[str, ...]]:
-    """The map *name* as Nova's aggregates represent it, and the problems in their metadata."""
+    """Build the map *name* as Nova's aggregates show it, and the problems in their metadata."""
     of_host: dict[str, list[Mapping[str, str]]] = {}
     for aggregate in aggregates:
         if aggregate.metadata.get(ours.MAP_KEY) not in (name, None):
@@ -222,7 +222,7 @@ def plan_sync(
 def check_removals(
     old: FabricMap, new: FabricMap, share: float, accepted: int | None = None
 ) -> str | None:
-    """The reason why *new* may not replace *old*, if too many hosts are lost; None if it may.
+    """Explain why *new* may not replace *old*, if too many hosts are lost; None if it may.
 
     A host is lost if *old* has a domain of it, of any level, and *new* has none of that level. A
     truncated map looks like that, and so does one that was read while switches did not answer.
@@ -340,7 +340,7 @@ def _two_maps(
 
 
 def _aggregate_name_of(aggregate: CloudAggregate) -> str:
-    """The name of an aggregate of ours by its metadata; else its current name."""
+    """Return the name of an aggregate of ours by its metadata; else its current name."""
     kind = aggregate.metadata.get(ours.KIND_KEY, "")
     domain = aggregate.metadata.get(f"{ours.PREFIX}{kind}")
     return f"{map_aggregates.NAME_PREFIX}{kind}:{domain}" if domain else aggregate.name

@@ -40,7 +40,7 @@ class SyncFabric(ListCommand):
     errors = (FabricMapError,)
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Declare the options."""
+        """Declare the options of the command on its argparse parser; return the parser."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
         map_files.add_map_files_argument(parser)
         parser.add_argument("--yes", action="store_true", help="carry out the shown steps")
@@ -69,7 +69,7 @@ class SyncFabric(ListCommand):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
-        """Compare the map with Nova's aggregates, and do the steps if --yes is given."""
+        """Compare the map with Nova's aggregates; show the steps; carry them out with --yes."""
         args = parsed_args
         reading = map_files.read_fabric_files(args.maps, args)
         map_files.report_map_problems(reading, args)
@@ -180,7 +180,10 @@ def _parse_removal_percent(text: str) -> float:
 
 
 def _verify_written_aggregates(cloud: FabricCloud, fabric: FabricMap) -> str | None:
-    """The reason if the aggregates differ from the written ones: another process may write, too."""
+    """Return the reason if the aggregates differ from the written ones; None if they are equal.
+
+    Another process may write, too.
+    """
     left = sync.plan_sync(fabric, cloud.aggregates(), cloud.hosts())
     if not left.steps and not left.refusals:
         return None
@@ -191,7 +194,7 @@ def _verify_written_aggregates(cloud: FabricCloud, fabric: FabricMap) -> str | N
 
 
 def describe_sync_step(step: SyncStep) -> str:
-    """The change that a step makes to its aggregate, in words."""
+    """Describe the change that a step makes to its aggregate."""
     if step.kind == sync.METADATA:
         return ", ".join(
             _describe_metadata_item(key, value) for key, value in step.metadata.items()

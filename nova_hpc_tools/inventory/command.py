@@ -70,7 +70,7 @@ class Inventory(ListCommand):
     errors = (InventoryError,)
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Declare the options."""
+        """Declare the options of the command on its argparse parser; return the parser."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
         source = parser.add_mutually_exclusive_group()
         source.add_argument(
@@ -123,7 +123,7 @@ class Inventory(ListCommand):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
-        """Read the node and list, draw or save it."""
+        """Read the node from sysfs, XML or an archive; then list, draw or save it."""
         if parsed_args.save is not None:
             if parsed_args.xml is not None or parsed_args.archive is not None:
                 raise InventoryError("--save reads sysfs; give --root, not --xml or --from")
@@ -150,7 +150,7 @@ class Inventory(ListCommand):
 
 
 def _list_inventory_rows(node: Node, args: argparse.Namespace) -> Iterator[tuple[object, ...]]:
-    """The rows of a list; the devices are judged when the first row is read."""
+    """Yield the rows of a list, one for each function; judge devices at the first one."""
     servers = _judge_for_servers(node, args)
     for function in node.functions:
         part = servers.get(function.address, inventory.ServersPart())
@@ -182,7 +182,10 @@ def _draw_inventory(form: str, node: Node, args: argparse.Namespace) -> str:
 
 
 def _settings_of_node(node: Node, args: argparse.Namespace) -> NodeSettings:
-    """The settings for the node: of another machine only if its files are named."""
+    """Read the settings for the node; of another machine only if its files are named.
+
+    Default settings count if they cannot be read.
+    """
     from nova_hpc_tools.inventory import standing
 
     if not _is_this_machine(args) and not args.config:
@@ -267,7 +270,7 @@ def _is_this_machine(args: argparse.Namespace) -> bool:
 
 
 def _peer_wish_of(args: argparse.Namespace) -> PeerWish:
-    """The peer-to-peer wish for the node; KEEP for another machine if --config names no files."""
+    """Return the node's peer-to-peer option; KEEP for other machines without --config."""
     if not _is_this_machine(args) and not args.config:
         return PeerWish.KEEP
     try:

@@ -30,13 +30,13 @@ def with_serial(handle: int, data: bytes) -> bytes:
 
 
 def serial_at(data: bytes) -> int | None:
-    """The offset of the device's serial number (8 bytes, the least significant first), or None."""
+    """Return the offset of a device's serial number (8 bytes, least first), or None."""
     offset = find_extended_capability(data, None if len(data) < SIZE else 1, _EXTENDED_CAP_SERIAL)
     return offset + 4 if offset and offset + 12 <= SIZE else None
 
 
 def config_essence_of(data: bytes) -> bytes:
-    """The configuration space reduced to the fields that we read, plus the serial number.
+    """Reduce a configuration space to the fields that we read, plus the serial number.
 
     All other bytes are 0: vendor-specific registers, and that of the vital product data, may
     contain any data that was read or written last.

@@ -175,13 +175,13 @@ def _align_columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def list_matrix_columns(matrix: DistanceMatrix) -> tuple[str, ...]:
-    """The columns of a list: the device, its distance to each device, and its affinities."""
+    """Return the columns of a list: the device, its distance to each device, and its affinities."""
     labels = (device.label for device in matrix.devices)
     return ("Device", "Address", *labels, "CPU affinity", "NUMA affinity")
 
 
 def list_matrix_rows(matrix: DistanceMatrix) -> list[tuple[str, ...]]:
-    """The rows for the columns of :func:`list_matrix_columns`."""
+    """Return the rows for the columns of :func:`list_matrix_columns`, one for each device."""
     return [
         (device.label, device.function.address, *row, device.cpus, device.numa)
         for device, row in zip(matrix.devices, matrix.rows, strict=True)
@@ -189,7 +189,7 @@ def list_matrix_rows(matrix: DistanceMatrix) -> list[tuple[str, ...]]:
 
 
 def dump_matrix_document(node: Node, matrix: DistanceMatrix) -> str:
-    """The matrix as JSON: ``distances`` has a row for each device, in the order of ``devices``."""
+    """Format JSON: ``distances`` has a row for each device, in the order of ``devices``."""
     document: dict[str, Any] = {
         "schema": SCHEMA,
         "version": VERSION,

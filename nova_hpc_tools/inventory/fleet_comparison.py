@@ -69,7 +69,7 @@ def _collect_archives(given: Sequence[Path]) -> list[Path]:
 
 
 def _name_archives(paths: Sequence[Path]) -> list[tuple[str, Path]]:
-    """Each file with the name of its node, which includes directories if two names are equal."""
+    """Pair each file with the name of its node, with directories if two names are equal."""
     short = [path.name.removesuffix(_SUFFIX) for path in paths]
     return [
         (name if short.count(name) == 1 else show_path(path).removesuffix(_SUFFIX), path)

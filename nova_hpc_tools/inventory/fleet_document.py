@@ -14,7 +14,7 @@ from nova_hpc_tools.wire.documents import FLEET
 
 
 def write_node_fleet(fleet: NodeFleet, not_read: Mapping[str, str]) -> str:
-    """The document as text: ASCII, indented, ends with a newline.
+    """Format the document as text: ASCII, indented, ends with a newline; no file is written.
 
     :param not_read: node -> reason why its archive could not be read.
     """

@@ -85,7 +85,7 @@ class NodeFleet:
 
 
 def compare_nodes(nodes: Mapping[str, Node]) -> NodeFleet:
-    """Sort nodes into kinds and find their differences.
+    """Sort nodes into kinds (with the same products) and find their differences within a kind.
 
     :param nodes: name -> node.
     """
@@ -127,7 +127,10 @@ def _product_name_of(function: PciFunction) -> str:
 
 
 def _group_by_kind(parts: Mapping[str, _Products]) -> list[list[str]]:
-    """The names of each kind, the largest kind first."""
+    """Group the names of nodes by kind, the largest kind first.
+
+    Nodes that share more than half of their devices with a larger kind belong to it.
+    """
     alike: dict[frozenset[tuple[str, int]], list[str]] = defaultdict(list)
     for name, products in parts.items():
         alike[frozenset((product, len(some)) for product, some in products.items())].append(name)
@@ -145,13 +148,13 @@ def _group_by_kind(parts: Mapping[str, _Products]) -> list[list[str]]:
 
 
 def _common_share_of(first: Counter[str], second: Counter[str]) -> float:
-    """The number of devices in both, divided by the number of devices in either."""
+    """Divide the number of devices in both by that in either; 1.0 without devices."""
     either = (first | second).total()
     return (first & second).total() / either if either else 1.0
 
 
 def _usual_devices(parts: Mapping[str, _Products]) -> dict[str, tuple[str, ...]]:
-    """Product -> its usual addresses, by the nodes that have the usual number of it."""
+    """Return product -> its usual addresses, by the nodes that have the usual number of it."""
     names = {product for products in parts.values() for product in products}
     usual = {}
     for product in sorted(names):
@@ -203,7 +206,7 @@ def _difference_order(entry: tuple[tuple[str, str], object]) -> tuple[bool, bool
 
 
 def _facts_of_node(node: Node) -> Iterator[tuple[str, str, str]]:
-    """Place, fact and value of the facts that do not belong to a device."""
+    """Yield place, fact and value of the facts that do not belong to a device."""
     cores = [core for numa in node.numa_nodes for core in numa.smt_siblings]
     if cores:
         yield "node", "CPUs of a core", str(max(map(len, cores)))
@@ -221,7 +224,10 @@ def _format_pools(numa: NumaNode) -> str:
 
 
 def _compare_memory(nodes: Mapping[str, Node]) -> dict[tuple[str, str], dict[str, str]]:
-    """Memory of NUMA nodes in GiB; an amount close to the median counts as the median."""
+    """Compare the memory of NUMA nodes; an amount close to the median counts as the median.
+
+    :returns: (NUMA node, ``memory``) -> name of the node -> amount in GiB, as text.
+    """
     amounts: dict[int, dict[str, int]] = defaultdict(dict)
     for name, node in nodes.items():
         for numa in node.numa_nodes:
@@ -268,7 +274,10 @@ def _facts_of_product(
 
 
 def _facts_of_device(node: Node, function: PciFunction) -> Iterator[tuple[str, str]]:
-    """The compared facts of a device; not the current speed, which an idle device may lower."""
+    """Yield name and value of the compared facts of a device.
+
+    The current link speed is not among them: an idle device may lower it.
+    """
     yield "NUMA node", "unknown" if function.numa_node is None else str(function.numa_node)
     yield "driver", function.driver or "none"
     yield "beside it at its switch", _products_beside(node, function)
@@ -294,7 +303,7 @@ def _facts_of_device(node: Node, function: PciFunction) -> Iterator[tuple[str, s
 
 
 def _products_beside(node: Node, function: PciFunction) -> str:
-    """The products of other devices below the same innermost switch, for people."""
+    """Describe the products of other devices below the same innermost switch, for people."""
     if not function.switches:
         return "no switch"
     near = Counter(

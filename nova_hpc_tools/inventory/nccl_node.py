@@ -20,7 +20,7 @@ from nova_hpc.topology.nccl import (
 
 
 def from_node(node: Node, processor: Processor | None = None) -> str:
-    """The NCCL topology file of the node: its GPUs and adapters, without virtual functions.
+    """Format the NCCL topology file of the node: its GPUs and adapters, without virtual functions.
 
     :raises NcclError: the node has more than NCCL can read.
     """
@@ -46,7 +46,7 @@ def _is_device(function: PciFunction) -> bool:
 
 
 def read_nccl_processor(tree: FileTree) -> Processor | None:
-    """The processor by ``/proc/cpuinfo``; None if the file is unreadable or has another kind."""
+    """Read the processor from ``/proc/cpuinfo``; None if it is unreadable or of another kind."""
     try:
         text = tree.text("/proc/cpuinfo") or ""
     except FileError:

@@ -92,7 +92,7 @@ class HiddenIdentities:
         )
 
     def hide(self, text: str, names: bool = True) -> str:
-        """*text* with a stand-in for every identity in it, in any notation.
+        """Replace every identity (GUID, MAC, serial number) in *text* by a stand-in.
 
         :param names: also replace the name of the host.
         """
@@ -114,7 +114,7 @@ class HiddenIdentities:
         return text
 
     def hide_inside(self, text: str) -> str:
-        """As :meth:`hide`; also replaces the name of the host as a part of another name."""
+        """Replace identities like :meth:`hide`, and the host's name also inside another name."""
         text = self.hide(text)
         for host in self._host:
             text = re.sub(re.escape(host), capture.NAME, text, flags=re.I)
@@ -135,7 +135,7 @@ class HiddenIdentities:
         return False
 
     def _written(self, text: str) -> str:
-        """The stand-in for the identity *text*, in the notation and byte order of *text*."""
+        """Return the stand-in for the identity *text*, in the notation and byte order of *text*."""
         raw = bytes.fromhex("".join(char for char in text if char in _DIGITS))
         stand_in = self._stand_ins.get(raw) or self._stand_ins[raw[::-1]][::-1]
         digits = iter(stand_in.hex())
@@ -185,7 +185,7 @@ def anonymise_record(
 
 
 def _identities_in_file(path: str, data: bytes, keep_serials: bool) -> Iterator[bytes]:
-    """The GUIDs or the serial number in a file."""
+    """Yield the GUIDs or the serial number in a file, as bytes."""
     serial = config_essence.serial_at(data) if path.endswith("/config") else None
     if serial is not None and not keep_serials:
         yield data[serial : serial + 8][::-1]
@@ -193,7 +193,7 @@ def _identities_in_file(path: str, data: bytes, keep_serials: bool) -> Iterator[
 
 
 def _guids_in_file(path: str, data: bytes) -> list[str]:
-    """The GUID of a device, or the prefix and the GUID of a port, as the kernel writes them."""
+    """Read a device's GUID, or the prefix and GUID of a port, as the kernel writes them."""
     text = data.decode("ascii", "replace").strip()
     if _GUID_FILE.search(path) is None or not re.fullmatch(rf"(?:{_GUID.pattern}:?){{1,2}}", text):
         return []
@@ -237,7 +237,7 @@ def _anonymise_file(
 
 
 def _anonymise_hive(text: str, identities: HiddenIdentities) -> bytes:
-    """A stand-in for the number of an xGMI hive, which contains the serial number of a GPU."""
+    """Replace the number of an xGMI hive, which contains a GPU's serial number, by a stand-in."""
     number = text.strip()
     if not re.fullmatch(r"\d{1,19}", number, re.ASCII):
         return _SAYING.sub("*", text).encode("ascii")
@@ -322,7 +322,10 @@ def save_node_archive(
 
 
 def _hardware_addresses(root: Path, record: Mapping[str, Entry]) -> list[bytes]:
-    """MACs of network interfaces: the record lacks their files, but other texts may repeat them."""
+    """Read the MACs of network interfaces, as bytes.
+
+    The record lacks their files, but other texts may repeat them.
+    """
     tree = FileTree(root)
     addresses = []
     for path in sorted(record):
@@ -335,7 +338,7 @@ def _hardware_addresses(root: Path, record: Mapping[str, Entry]) -> list[bytes]:
 
 
 def _pack_archive(record: Mapping[str, Entry]) -> bytes:
-    """The bytes of the archive; equal records give equal bytes."""
+    """Pack the record into a ``.tar.xz``; equal records give equal bytes."""
     target = io.BytesIO()
     with tarfile.open(fileobj=target, mode="w:xz", preset=2) as archive:
         for path, entry in sorted(record.items()):

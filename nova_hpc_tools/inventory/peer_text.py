@@ -30,7 +30,7 @@ _ATS: Final = {True: ", ATS on", False: ", ATS off now", None: ""}
 
 
 def format_peer_lines(node: Node, wish: PeerWish = PeerWish.KEEP) -> Iterator[str]:
-    """Lines about peer-to-peer paths of GPUs and adapters; equal pairs share a line.
+    """Yield lines about peer-to-peer paths of GPUs and adapters; equal pairs share a line.
 
     Below each line are the obstacles to *wish*.
     """

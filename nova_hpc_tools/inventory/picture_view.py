@@ -29,7 +29,7 @@ _STATES: Final = {
 def view_inventory_node(
     node: Node, standings: Mapping[str, FunctionStanding], spec: DeviceSpec
 ) -> NodePicture:
-    """The picture model of a node without its servers, which an inventory does not contain.
+    """Build the picture of a node without its servers, which an inventory does not contain.
 
     :param standings: address -> role and offer.
     :param spec: the devices that the node offers or could offer.
@@ -56,7 +56,10 @@ def view_inventory_node(
 
 
 def measure_offered_sets(spec: DeviceSpec) -> Largest:
-    """Role -> level -> size of the largest device set that the node could give without servers."""
+    """Measure the largest device set of each role that the node could give without servers.
+
+    :returns: role -> level -> number of devices.
+    """
     pools = tuple(
         DevicePool(
             id=str(number),
@@ -84,7 +87,7 @@ def _is_drawn(node: Node, function: PciFunction, standings: Mapping[str, Functio
 
 
 def _locate_by_root(node: Node, function: PciFunction) -> Location:
-    """The place of a function; without a NUMA node, its only local NUMA node if there is one."""
+    """Return the place of a function; without a NUMA node, its only local one, if any."""
     location = function.location
     if location.numa is None and len(function.local_numa_nodes) == 1:
         (only,) = function.local_numa_nodes

@@ -38,7 +38,7 @@ class RecordingTree(FileTree):
     def read_in(
         self, folder: int | None, name: str, path: str, limit: int, take: Take | None = None
     ) -> bytes | None:
-        """As :meth:`FileTree.read_in`; keeps the bytes, and all of a device's serial number."""
+        """Read a file as :meth:`FileTree.read_in`; keep the bytes, and a serial number whole."""
         whole: list[bytes] = []
 
         def both(handle: int, most: int) -> bytes:
@@ -63,13 +63,13 @@ class RecordingTree(FileTree):
         return data
 
     def link_in(self, folder: int, name: str, path: str) -> str | None:
-        """As :meth:`FileTree.link_in`."""
+        """Read link *name* in an open folder as :meth:`FileTree.link_in`; record its target."""
         with contextlib.suppress(FileError):
             self.resolve(path)
         return super().link_in(folder, name, path)
 
     def names(self, path: str) -> list[str]:
-        """As :meth:`FileTree.names`; the listed names become part of the record."""
+        """List the names in a folder, as :meth:`FileTree.names`, and add them to the record."""
         names = super().names(path)
         place = (self.resolve(path) or "").rstrip("/")
         for name in names:
@@ -78,10 +78,10 @@ class RecordingTree(FileTree):
         return names
 
     def record(self) -> dict[str, Entry]:
-        """Path -> entry, for all paths that were read or listed.
+        """Return path -> entry, for all paths that were read or listed.
 
-        A file that could not be read becomes an empty directory, which cannot be
-        read as a file either.
+        A file that could not be read becomes an empty directory, which cannot be read as a file
+        either.
         """
         entries: dict[str, Entry] = {}
         for place, target in sorted(self._targets.items()):
@@ -135,7 +135,10 @@ class ReplayTree(FileTree):
     def read_in(
         self, folder: int | None, name: str, path: str, limit: int, take: Take | None = None
     ) -> bytes | None:
-        """As :meth:`FileTree.read_in`."""
+        """Read a file of the record in memory, as :meth:`FileTree.read_in`; None if it is missing.
+
+        :raises FileError: the path is a directory.
+        """
         resolved = self.resolve(path)
         if resolved is None:
             return None
@@ -145,13 +148,18 @@ class ReplayTree(FileTree):
         return entry[:limit]
 
     def link_in(self, folder: int, name: str, path: str) -> str | None:
-        """As :meth:`FileTree.link_in`."""
+        """Return the target of the link *name* in the folder of *path*, from the record.
+
+        *folder* is not used: the record has no open files.
+
+        :returns: None if the record has no link there.
+        """
         entry = self._record.get(f"{self.resolve(path.rpartition('/')[0])}/{name}")
         return entry if isinstance(entry, str) else None
 
     @contextlib.contextmanager
     def folder(self, path: str) -> Iterator[Folder | None]:
-        """As :meth:`FileTree.folder`."""
+        """Open a folder of the record, as :meth:`FileTree.folder`; None if it is missing."""
         try:
             resolved = self.resolve(path)
         except FileError:

@@ -103,15 +103,13 @@ def read_node_settings(node: Node, config: Sequence[str]) -> NodeSettings:
 
 
 def make_default_settings(node: Node) -> NodeSettings:
-    """The default settings for a node whose configuration is unknown: default roles, and no
-    entry.
-    """
+    """Make the settings for a node whose configuration is unknown: default roles, and no entry."""
     role_table = roles.parse_roles(DEFAULT_ROLES)
     return NodeSettings(role_table, (), device_spec.build_device_spec(node, role_table))
 
 
 def judge_functions(node: Node, settings: NodeSettings) -> Mapping[str, FunctionStanding]:
-    """Address -> role and offer, for every function that has a role or an entry."""
+    """Return address -> role and offer, for every function that has a role or an entry."""
     entries = [
         spec_entries.read_spec_entry(text)
         for text in spec_entries.translate_interfaces(

@@ -130,7 +130,7 @@ class _Drawing:
     reasons: dict[str, int]
 
     def trunk(self) -> _NodeBranch:
-        """The root of the tree: the machine, its NUMA nodes, and the PCI roots of each."""
+        """Return the root of the tree: the machine, its NUMA nodes, and the PCI roots of each."""
         homes: dict[int | None, list[str]] = {}
         by_root: dict[str, list[PciFunction]] = {}
         for function in self.node.functions:
@@ -202,9 +202,7 @@ class _Drawing:
         return _DOT.join(parts)
 
     def use(self, function: PciFunction) -> Iterator[str]:
-        """The words about a function's driver, IOMMU group, virtual functions and kernel
-        devices.
-        """
+        """Yield the words about a function's driver, group, virtual functions, kernel devices."""
         if function.driver:
             yield function.driver
         if function.iommu_group is not None:
@@ -219,9 +217,7 @@ class _Drawing:
             yield " ".join(names)
 
     def stand(self, function: PciFunction) -> Iterator[str]:
-        """The words about a function's role, and whether it or its virtual functions are
-        offered.
-        """
+        """Yield words about a function's role and whether it or virtual functions are offered."""
         counts: dict[tuple[str, str, str], int] = {}
         for address in (function.address, *function.virtual_functions):
             standing = self.standings.get(address)
@@ -234,7 +230,7 @@ class _Drawing:
             yield words + (f" ({number})" if number else "")
 
     def virtual(self, function: PciFunction) -> str:
-        """The drivers of the VFs, and the number of VFs in an unknown state."""
+        """Return the drivers of the virtual functions, and how many are in an unknown state."""
         functions = [self.node.function(address) for address in function.virtual_functions]
         drivers = sorted({item.driver for item in functions if item and item.driver})
         shared = any(self.shared(item) for item in functions if item)
@@ -249,7 +245,7 @@ class _Drawing:
         return sum(item is None or item.bridge is None for item in members) > 1
 
     def link(self, link: PcieLink, judged: bool) -> str:
-        """The words about a link: current speed and width, and the highest ones if they are higher.
+        """Return the words about a link: current speed and width, and the highest ones if higher.
 
         :param judged: whether to report fewer lanes or a lower speed than possible.
         """

@@ -40,7 +40,7 @@ _SIZES: Final = (1, 2, 4, 8, 16)
 
 @attrs.frozen
 class FlavorWish:
-    """The flavors, and the cluster sizes, for which metrics are requested."""
+    """The flavors, and the cluster sizes, that metrics are requested about."""
 
     flavors: tuple[str, ...] = ()
     members: tuple[int, ...] = ()
@@ -64,7 +64,7 @@ def read_cloud_samples(
 def list_cloud_samples(
     cloud: Snapshot, health: Iterable[NodeHealth] | None, wish: FlavorWish
 ) -> Iterator[MetricSample]:
-    """The metrics of a cloud's snapshot.
+    """Yield the metrics of a cloud's snapshot.
 
     :param health: None if the withheld devices of nodes are unknown.
     """
@@ -217,7 +217,7 @@ def _list_flavor_samples(
 
 
 def _count_stranded_devices(cloud: Snapshot, capacity: Capacity) -> dict[str, int]:
-    """Role -> free devices of the flavor's kinds that remain when its servers fill the cloud."""
+    """Return role -> free devices of the flavor's kinds left when its servers fill the cloud."""
     request = capacity.request
     if request is None:
         return {}

@@ -36,7 +36,7 @@ _MOST_SIZES: Final = 8
 
 
 def parse_listen_address(text: str) -> ListenAddress:
-    """argparse type for ``ADDRESS:PORT``; an IPv6 address is in brackets."""
+    """Parse ``ADDRESS:PORT`` as argparse's type; an IPv6 address is in brackets."""
     match = _LISTEN.fullmatch(text)
     if match is None or not 0 < int(match[3]) <= _LAST_PORT:
         raise argparse.ArgumentTypeError(
@@ -54,7 +54,7 @@ class _MetricsCommand(ListCommand):
     interval: ClassVar[int]
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Declare the options."""
+        """Declare the options of the command on its argparse parser; return the parser."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
         where = parser.add_mutually_exclusive_group()
         where.add_argument(
@@ -87,13 +87,13 @@ class _MetricsCommand(ListCommand):
 
     @abstractmethod
     def make_reader(self, args: argparse.Namespace) -> ReadSamples:
-        """The function that reads the metrics.
+        """Return the function that reads the metrics.
 
         :raises CommandError: the options contradict themselves.
         """
 
     def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
-        """Read; show, write or serve it."""
+        """Read the metrics; print them, write them to a file, or serve scrapes until a signal."""
         args = parsed_args
         self._check_options(args)
         keeper = MetricsKeeper(self.scope, self.make_reader(args))
@@ -161,7 +161,7 @@ class NodeMetrics(_MetricsCommand):
     errors = ERRORS
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Declare the options."""
+        """Declare the options of the command on its argparse parser; return the parser."""
         parser = super().get_parser(prog_name)
         parser.add_argument(
             "--gpu-uuids",
@@ -180,7 +180,7 @@ class NodeMetrics(_MetricsCommand):
         return parser
 
     def make_reader(self, args: argparse.Namespace) -> ReadSamples:
-        """The function that reads this node."""
+        """Return the function that reads the metrics of this node."""
         wish = node_facts.UuidWish(args.gpu_uuids, args.gpu_uuid_file)
         return lambda: node_facts.read_node_samples(args.config, wish)
 
@@ -202,7 +202,7 @@ class CloudMetrics(_MetricsCommand):
     errors = (SnapshotError,)
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Declare the options."""
+        """Declare the options of the command on its argparse parser; return the parser."""
         parser = super().get_parser(prog_name)
         parser.add_argument(
             "--flavor",
@@ -225,7 +225,7 @@ class CloudMetrics(_MetricsCommand):
         return parser
 
     def make_reader(self, args: argparse.Namespace) -> ReadSamples:
-        """The function that reads the cloud."""
+        """Return the function that reads the metrics of the cloud."""
         if len(args.flavor) > _MOST_FLAVORS:
             raise CommandError(f"--flavor: at most {_MOST_FLAVORS}, each has series of its own")
         if len(args.members) > _MOST_SIZES:
@@ -252,7 +252,7 @@ class FabricMetrics(_MetricsCommand):
     errors = CheckFabric.errors
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Declare the options."""
+        """Declare the options of the command on its argparse parser; return the parser."""
         parser = super().get_parser(prog_name)
         parser.add_argument(
             "--os-cloud",
@@ -264,5 +264,5 @@ class FabricMetrics(_MetricsCommand):
         return parser
 
     def make_reader(self, args: argparse.Namespace) -> ReadSamples:
-        """The function that reads the fabric."""
+        """Return the function that reads the metrics of the subnet manager's fabric."""
         return lambda: fabric_facts.read_fabric_samples(args.config, args.os_cloud)

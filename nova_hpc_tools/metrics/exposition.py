@@ -97,7 +97,10 @@ class MetricsKeeper:
         self._last = _MetricsReading(samples, time.monotonic(), time.time())
 
     def list_samples(self) -> tuple[MetricSample, ...]:
-        """The samples that are valid now, with those about the reading itself."""
+        """Return the samples that are valid now, with those about the reading itself.
+
+        Samples of a reading that is too old are left out.
+        """
         last = self._last
         late = self.lasts is not None and time.monotonic() - last.ended > self.lasts
         known = () if last.samples is None or late else last.samples
@@ -111,7 +114,7 @@ class MetricsKeeper:
 
 
 def write_exposition(samples: Iterable[MetricSample]) -> bytes:
-    """The samples in Prometheus's text format, in UTF-8.
+    """Format the samples in Prometheus's text format, in UTF-8; no file is written.
 
     :raises CommandError: the library is not there.
     """
@@ -124,7 +127,7 @@ def write_exposition(samples: Iterable[MetricSample]) -> bytes:
 
 @attrs.frozen(eq=False)
 class _SamplesCollector:
-    """Adapter of the samples to prometheus_client's registry."""
+    """Adapter that gives the samples to prometheus_client's registry."""
 
     client: Any
     samples: ReadSamples
@@ -134,7 +137,7 @@ class _SamplesCollector:
         return ()
 
     def collect(self) -> Iterator[Any]:
-        """Yield one metric family for each kind, in the order of the catalogue."""
+        """Yield prometheus_client's family for each metric, in the order of the catalogue."""
         values: dict[MetricKind, dict[tuple[str, ...], float]] = {}
         for sample in self.samples():
             # Of equal series Prometheus would refuse the whole text.
@@ -178,7 +181,7 @@ def write_textfile(path: Path, keeper: MetricsKeeper) -> None:
 
 
 def _find_last_success(path: Path, scope: MetricScope) -> float | None:
-    """Time of the last complete reading in the file; None if missing, or without a file."""
+    """Return the Unix time of the last complete reading in the file; None if missing."""
     name = catalogue.LAST_SUCCESS[scope].name
     parser = load_prometheus_client().parser
     with contextlib.suppress(Exception):  # the file may contain anything
@@ -216,7 +219,7 @@ class TransportKeys:
 
 
 class _ScrapeHandler(simple_server.WSGIRequestHandler):
-    """Answers one scrape, in a thread of its own."""
+    """Handler that answers one HTTP scrape, in a thread of its own."""
 
     #: Seconds within which a client has to send data, the handshake of TLS included.
     timeout = 30
@@ -237,7 +240,7 @@ class _ScrapeServer(socketserver.ThreadingMixIn, simple_server.WSGIServer):
 
 
 def _make_tls_context(keys: TransportKeys) -> ssl.SSLContext | None:
-    """The context of TLS; None if it is not used.
+    """Make the context of TLS; None if it is not used.
 
     :raises CommandError: a file cannot be used; the text names the option and the file.
     """
@@ -257,8 +260,9 @@ def _make_tls_context(keys: TransportKeys) -> ssl.SSLContext | None:
 
 
 def _open_server(address: ListenAddress, tls: ssl.SSLContext | None, app: Any) -> _ScrapeServer:
-    """A server that listens at *address*.
+    """Open a server that listens at *address*.
 
+    :param app: the WSGI application that answers scrapes.
     :raises OSError: the address cannot be used, as OverflowError and UnicodeError.
     """
     place = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]

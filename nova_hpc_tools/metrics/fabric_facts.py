@@ -33,7 +33,7 @@ def read_fabric_samples(config: Sequence[str], cloud: str | None) -> tuple[Metri
 
 
 def list_fabric_samples(findings: FabricFindings) -> Iterator[MetricSample]:
-    """The metrics of the findings on a fabric."""
+    """Yield the metrics of the findings on a fabric."""
     counts: Counter[tuple[str, ...]] = Counter()
     names: set[str] = set()
     for row in findings.rows:
@@ -69,7 +69,7 @@ def _list_agent_samples(agents: Iterable[Any]) -> Iterator[MetricSample]:
 
 
 def _parse_heartbeat(text: object) -> float | None:
-    """Unix time of a text of Neutron's: ``2026-01-01 00:00:00``, in UTC."""
+    """Parse a time of Neutron, ``2026-01-01 00:00:00`` in UTC, to Unix time; None if unreadable."""
     try:
         moment = datetime.datetime.fromisoformat(str(text))
     except ValueError:

@@ -27,7 +27,7 @@ _LARGEST: Final = 1 << 22
 
 
 def read_kernel_uuids(root: Path, addresses: Iterable[str]) -> dict[str, str]:
-    """Address -> UUID of the GPUs that NVIDIA's driver has on this host.
+    """Return address -> UUID of the GPUs that NVIDIA's driver has on this host.
 
     :param root: the directory that contains ``proc``.
     """

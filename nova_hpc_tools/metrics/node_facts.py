@@ -37,7 +37,7 @@ _SIGNS: Final = frozenset(sign.value for sign in HealthSign)
 
 @attrs.frozen
 class UuidWish:
-    """The sources from which the UUIDs of GPUs may be read."""
+    """The sources from which the UUIDs of GPUs may be read: NVIDIA's driver, and a file."""
 
     #: NVIDIA's driver on the host.
     of_kernel: bool = False

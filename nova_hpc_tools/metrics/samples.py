@@ -30,7 +30,7 @@ _MARKED: Final = re.compile(r"~[0-9a-f]{8}$")
 
 
 def bound_label(text: str) -> str:
-    """*text* as a value of a label: printable, short, and different from every other text's.
+    """Make *text* a value of a label: printable, short, and different from every other text's.
 
     A changed text ends with a part of its hash; so does a text that looks like a changed one.
     """
@@ -61,8 +61,7 @@ class MetricSample:
 
 
 def label_roles(amounts: Mapping[str, int]) -> dict[str, str]:
-    """Role -> label value. The most frequent roles keep their names, and all others share one
-    label.
+    """Return role -> label value. The most frequent roles keep their names, all others share one.
 
     :param amounts: role -> devices.
     """
@@ -73,5 +72,5 @@ def label_roles(amounts: Mapping[str, int]) -> dict[str, str]:
 def list_count_samples(
     kind: MetricKind, counts: Mapping[tuple[str, ...], int]
 ) -> tuple[MetricSample, ...]:
-    """A sample for each combination of labels, in their order."""
+    """Return a sample for each combination of labels, in their order."""
     return tuple(MetricSample(kind, counts[labels], labels) for labels in sorted(counts))

@@ -43,7 +43,7 @@ _MOST_ROWS: Final = 4
 
 
 def draw_leaf_box(leaf: LeafBox) -> Block:
-    """Draw a leaf of the fabric with its hosts."""
+    """Draw a leaf of the fabric with its hosts as an SVG group; return it with its size."""
     group = add_element(None, "g", class_="leaf")
     frame = add_element(group, "rect", width=LEAF_WIDTH, rx=5, class_="numa")
     _write_leaf_title(group, leaf)
@@ -96,7 +96,10 @@ def draw_host_tile(host: HostTile, width: int) -> Block:
 
 
 def format_largest_sets(largest: Mapping[str, Mapping[Level, int]], role: str) -> str:
-    """The largest sets of one role, tightest first: ``fits: switch 2, numa 4, host 8``."""
+    """Format the largest sets of one role, tightest first: ``fits: switch 2, numa 4, host 8``.
+
+    "" if unknown.
+    """
     levels = largest.get(role)
     if not levels:
         return ""
@@ -153,7 +156,10 @@ def _draw_role_row(
 
 
 def _add_cell(paths: dict[str, list[str]], tile: DeviceTile, x: float, y: int, size: int) -> None:
-    """A square; of several functions the part that is free is drawn as free."""
+    """Add a square for a device to the paths; of several functions the free part is drawn as free.
+
+    :param paths: class of the style -> parts of its path; they grow.
+    """
     state = STATE_CLASSES[tile.state]
     part = 0
     if tile.total > 1 and 0 < tile.free < tile.total:
@@ -176,7 +182,7 @@ def _mark_of_tile(tile: DeviceTile, letters: Mapping[str, str]) -> str:
 
 
 def count_tile_states(tiles: Sequence[DeviceTile]) -> Counter[TileState]:
-    """Count functions by their state."""
+    """Return state -> number of functions in it, without zero counts."""
     counts: Counter[TileState] = Counter()
     for tile in tiles:
         counts[TileState.FREE] += tile.free
@@ -205,7 +211,7 @@ def draw_state_bar(
 
 
 def list_host_lines(host: HostTile) -> Iterator[str]:
-    """Everything about a host, line by line, for its tooltip."""
+    """Yield everything about a host, line by line, for its tooltip."""
     yield host.name
     if host.out:
         yield f"out of service: {host.out}"

@@ -89,7 +89,7 @@ def _draw_tile(parent: Element, tile: DeviceTile, x: int, y: int, width: int) ->
 
 
 def _draw_state_band(group: Element, tile: DeviceTile) -> None:
-    """The state as a colour; of several functions each part has its own."""
+    """Draw state of a device as a colour band; each of several functions has its own colour."""
     height = _TILE - 2
     part = 0
     if tile.state is TileState.FREE and tile.free < tile.total:
@@ -103,7 +103,7 @@ def _draw_state_band(group: Element, tile: DeviceTile) -> None:
 
 
 def shorten_address(address: str) -> str:
-    """A PCI address without the domain ``0000:``."""
+    """Return a PCI address without the domain ``0000:``."""
     return address.removeprefix("0000:")
 
 
@@ -119,7 +119,7 @@ def _format_share(tile: DeviceTile) -> str:
 
 
 def format_tile_state(tile: DeviceTile) -> str:
-    """The state of a device, and the servers that have it, as a text."""
+    """Format the state of a device, or the servers that have it."""
     if tile.servers:
         ails = " (ails)" if tile.state is TileState.AILING else ""
         return f"{', '.join(tile.servers)}{ails}"
@@ -129,7 +129,7 @@ def format_tile_state(tile: DeviceTile) -> str:
 
 
 def list_tile_lines(tile: DeviceTile) -> Iterator[str]:
-    """Everything about a device, line by line, for its tooltip."""
+    """Yield everything about a device, line by line, for its tooltip."""
     yield " ".join(filter(None, [tile.role, tile.address]))
     if tile.product:
         yield tile.product

@@ -26,7 +26,7 @@ class FitTable:
 
 
 def tabulate_node_sets(largest: Largest, empty: bool) -> tuple[FitTable, ...]:
-    """The tables of the largest device sets of one node, by role and level.
+    """Build the table of the largest device sets of one node, by role and level; () for none.
 
     :param empty: True for a node whose servers are unknown.
     """
@@ -41,7 +41,7 @@ def tabulate_node_sets(largest: Largest, empty: bool) -> tuple[FitTable, ...]:
 
 
 def tabulate_cloud_sets(hosts: Sequence[HostTile]) -> Iterator[FitTable]:
-    """For each role and level, the largest device set, and the number of hosts for each size."""
+    """Yield a table for each role: by level the largest device set, and the hosts for each size."""
     open_hosts = [host for host in hosts if not host.out]
     for role in sorted({role for host in open_hosts for role in host.largest}):
         sizes: dict[Level, Counter[int]] = {level: Counter() for level in Level}

@@ -64,7 +64,7 @@ _SHAPES: Final = (
 
 
 def write_picture_style() -> str:
-    """The CSS rules of all pictures, for light and dark."""
+    """Return the CSS rules of all pictures, for light and dark."""
     light = "".join(f"{name}{{{key}:{value}}}" for name, key, value, _ in _COLOURS)
     dark = "".join(f"{name}{{{key}:{value}}}" for name, key, _, value in _COLOURS)
     return "".join(_SHAPES) + light + "@media (prefers-color-scheme:dark){" + dark + "}"

@@ -106,7 +106,7 @@ class RoleRow:
 
 @attrs.frozen
 class HostTile:
-    """One host in the picture of a cloud."""
+    """One host in the picture of a cloud: its devices by role, and the sets that still fit."""
 
     name: str
     rows: tuple[RoleRow, ...]
@@ -158,5 +158,5 @@ class CloudPicture:
 
     @property
     def hosts(self) -> tuple[HostTile, ...]:
-        """All hosts of the picture."""
+        """All hosts of the picture, leaf by leaf."""
         return tuple(host for leaf in self.leaves for host in leaf.hosts)

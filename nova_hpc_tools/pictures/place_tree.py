@@ -24,7 +24,10 @@ class _Place:
     below: dict[str, _Place] = attrs.Factory(dict)
 
     def at(self, key: str, kind: str, title: str) -> _Place:
-        """The place below with this key; it is made if it is not there."""
+        """Return the place below this one with this key; make it if it is not there.
+
+        A place is a NUMA node, a root complex or a switch.
+        """
         return self.below.setdefault(key, _Place(kind, title))
 
 

@@ -44,7 +44,7 @@ class ShowSnapshot(ListCommand):
     errors = (SnapshotError, FabricMapError)
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Declare the options."""
+        """Declare the options of the command on its argparse parser; return the parser."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
         part = parser.add_mutually_exclusive_group()
         part.add_argument("--host", metavar="HOST", help="only this host")
@@ -62,7 +62,7 @@ class ShowSnapshot(ListCommand):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
-        """Read the cloud and describe it."""
+        """Read the cloud or its snapshot and print or draw its hosts by fabric leaf."""
         args = parsed_args
         fabric = None if args.fabric is None else map_files.read_reported_map(args.fabric, args)
         cloud = cloud_readers.obtain_snapshot(args.snapshot, args.config)
@@ -99,7 +99,7 @@ def _draw_snapshot(form: str, cloud: Snapshot, picture: CloudPicture, host: str 
 
 
 def _read_groups(args: argparse.Namespace) -> tuple[tuple[GroupNote, ...], tuple[str, ...]]:
-    """The server groups that have a domain; and why they could not be read."""
+    """Read the server groups that have a domain; return them, and why they could not be read."""
     try:
         lines = cloud_readers.read_fabric_groups(args.config)
     except SnapshotError as error:
@@ -139,7 +139,7 @@ def _format_cloud_lines(picture: CloudPicture) -> Iterator[str]:
 
 
 def _format_leaf_lines(leaf: LeafBox) -> Iterator[str]:
-    """The leaf, and its hosts; equal hosts share one line."""
+    """Yield the lines for a leaf and its hosts; equal hosts share one line."""
     yield ", ".join(" ".join(step) for step in leaf.path) or leaf.title
     for note in leaf.groups:
         yield f"  group {note.group}: {note.members} of {note.announced} members"

@@ -36,7 +36,7 @@ def view_cloud(
     leaf: str | None = None,
     problems: Sequence[str] = (),
 ) -> CloudPicture:
-    """The picture model of all hosts of a snapshot, by their places on the fabric.
+    """Build the picture of all hosts of a snapshot, by their places on the fabric.
 
     :param fabric: the places of the hosts.
     :param groups: server groups that have a domain.
@@ -99,7 +99,7 @@ def _count_cloud(
 
 
 def view_host_tile(node: SnapshotNode, servers: Mapping[str, Server]) -> HostTile:
-    """The tile of one host for the picture of a cloud.
+    """Build the tile of one host for the picture of a cloud.
 
     :param servers: UUID -> server.
     """
@@ -121,7 +121,10 @@ def view_host_tile(node: SnapshotNode, servers: Mapping[str, Server]) -> HostTil
 
 
 def measure_free_sets(node: SnapshotNode) -> Largest:
-    """Role -> level -> size of the largest device set that the node can still give."""
+    """Measure the largest device set of each role that the node can still give.
+
+    :returns: role -> level -> number of devices.
+    """
     host = engine_host(node, ())
     names = sorted({device.role for device in node.devices if device.role and not device.ports})
     return {role: measure_largest_sets(host, role) for role in names}
@@ -147,7 +150,7 @@ def _order_devices(device: SnapshotDevice) -> tuple[object, ...]:
 def describe_device(
     node: SnapshotNode, device: SnapshotDevice, servers: Mapping[str, Server]
 ) -> DeviceTile:
-    """The tile of one device, or of one adapter's functions, with the servers that have it."""
+    """Build the tile of one device, or of one adapter's functions, with its servers."""
     owners = dict.fromkeys(use.server for use in device.used)
     addresses = {device.address, *(use.address for use in device.used)}
     ails = [node.ailing[address] for address in sorted(addresses & node.ailing.keys())]
@@ -183,7 +186,7 @@ def _name_server(servers: Mapping[str, Server], uuid: str) -> str:
 
 
 def view_snapshot_node(cloud: Snapshot, node: SnapshotNode) -> NodePicture:
-    """The picture model of one node of a snapshot."""
+    """Build the picture of one node of a snapshot."""
     servers = {server.uuid: server for server in cloud.servers}
     switches = {
         point: f"switch {point}" for device in node.devices for point in device.location.switches

@@ -52,7 +52,7 @@ def reap_group_domains(arguments: Sequence[str] = ()) -> Reaped:
 
 
 def collect_group_lines(context: Any) -> tuple[GroupLine, ...]:
-    """Like :func:`read_group_lines`, with the Nova configuration that is loaded already."""
+    """Read the groups like :func:`read_group_lines`, with Nova's configuration already loaded."""
     records = fabric_records.open_group_records(context)
     fleet = DomainFleet.of(records.providers())
     return list_group_lines(
@@ -61,7 +61,7 @@ def collect_group_lines(context: Any) -> tuple[GroupLine, ...]:
 
 
 def sweep_group_domains(context: Any) -> Reaped:
-    """Like :func:`reap_group_domains`, with the Nova configuration that is loaded already."""
+    """Delete dead records like :func:`reap_group_domains`, with Nova's configuration loaded."""
     return reap_all_domains(
         lambda: fabric_records.open_group_records(context), fabric_records.ServerMappings(context)
     )

@@ -26,7 +26,7 @@ def read_node_health(arguments: Sequence[str] = ()) -> tuple[NodeHealth, ...]:
 
 
 def collect_node_health() -> tuple[NodeHealth, ...]:
-    """Like :func:`read_node_health`, with the Nova configuration that is loaded already."""
+    """Read the nodes like :func:`read_node_health`, with Nova's configuration already loaded."""
     context = nova_context.get_admin_context()
     nova_context.load_cells()
     health_reports: list[NodeHealth | None] = []
@@ -53,7 +53,10 @@ def _host_key_of(node: NodeHealth) -> str:
 
 
 def _read_health_of_node(node: objects.ComputeNode) -> NodeHealth | None:
-    """None: none of its devices is this project's, or it has not reported yet."""
+    """Read a node's report on its devices from its record.
+
+    None if none of its devices is this project's, or if it has not reported yet.
+    """
     host = make_printable_text(node.hypervisor_hostname or node.host or "")
     word = node_stats.node_word_of_record(node)
     if word.out is not None:

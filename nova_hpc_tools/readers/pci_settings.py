@@ -74,7 +74,7 @@ def _check_device_providers(entries: whitelist.Whitelist, node: Node) -> Iterato
 
 
 def _describe_for_nova(function: PciFunction) -> dict[str, Any]:
-    """A device as Nova's libvirt driver describes it."""
+    """Describe a PCI function in the keys that Nova's libvirt driver uses."""
     return {
         "address": function.address,
         "vendor_id": function.vendor_id,
@@ -110,7 +110,7 @@ def _text_of_refusal(error: Exception) -> str:
 
 @contextlib.contextmanager
 def _options_in_force(told: PciSettings) -> Iterator[None]:
-    """Nova's modules with these options in the place of the configuration in force."""
+    """Replace the configuration of Nova's modules by these options while the block runs."""
     conf = types.SimpleNamespace(
         pci=types.SimpleNamespace(report_in_placement=told.report, alias=list(told.aliases)),
         filter_scheduler=types.SimpleNamespace(pci_in_placement=told.in_placement),

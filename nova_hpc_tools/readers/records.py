@@ -101,7 +101,7 @@ def collect_records(track: Track = iter) -> CloudRecords:
 
 @attrs.frozen
 class _PlacementRecords:
-    """The records that were read from Placement."""
+    """The records that were read from Placement: PCI providers and their allocations."""
 
     providers: list[PciProvider]
     #: Provider -> consumer -> its resources there.
@@ -151,7 +151,10 @@ def _read_placement(problems: list[str], track: Track) -> _PlacementRecords:
 
 
 def _address_of_provider(name: str, node: str) -> str | None:
-    """The PCI address of a provider that nova-compute has made for a device of *node*."""
+    """Return the PCI address in the name of a provider that nova-compute has made; None for others.
+
+    :param node: name of the node.
+    """
     start, _, rest = name.rpartition("_")
     if not node or start != node:
         return None
@@ -179,7 +182,7 @@ def _get_from_placement(url: str, version: str = _MICROVERSION) -> Mapping[str, 
 
 
 def _roles_in_placement() -> frozenset[str] | None:
-    """Roles of Nova's user in Placement; None if its credentials do not contain them."""
+    """Return the roles of Nova's user in Placement; None if its credentials do not contain them."""
     try:
         adapter = utils.get_ksa_adapter("placement")
         access = adapter.session.auth.get_access(adapter.session)
@@ -194,7 +197,7 @@ def _roles_in_placement() -> frozenset[str] | None:
 
 @attrs.frozen
 class _CellRecords:
-    """The records that were read from one cell of Nova."""
+    """The records that were read from one cell of Nova: hosts, and devices by host."""
 
     mapping: Any
     hosts: list[RecordedHost]
@@ -329,7 +332,10 @@ def _group_by_consumer(placement: _PlacementRecords, providers: Iterable[str]) -
 def _find_cure_text(
     context: Any, leftover: LeftoverConsumer, host: str, cell: _CellRecords
 ) -> str | None:
-    """The cure; None if the consumer has a right to it, or if that is unknown."""
+    """Find the cure for a leftover allocation, as text.
+
+    None if the consumer has a right to it, or if that is unknown.
+    """
     try:
         mapping = objects.InstanceMapping.get_by_instance_uuid(context, leftover.consumer)
     except exception.InstanceMappingNotFound:

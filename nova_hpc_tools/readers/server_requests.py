@@ -43,7 +43,7 @@ def read_server_request(
 
 
 def find_server_request(name: str | None, request: str | None = None) -> UnplacedRequest:
-    """Like :func:`read_server_request`, with the Nova configuration that is loaded already.
+    """Find a request like :func:`read_server_request`, with Nova's configuration already loaded.
 
     :raises SnapshotError: there is none such.
     """
@@ -76,7 +76,10 @@ def find_server_request(name: str | None, request: str | None = None) -> Unplace
 
 
 def _list_hostless_servers(context: Any, name: str | None) -> Iterator[objects.Instance]:
-    """Servers without a host, of all cells; those with this name or UUID, or in ERROR."""
+    """Yield servers without a host, of all cells.
+
+    :param name: name or UUID of the servers; None for all in ERROR.
+    """
     if name is None:
         wanted: list[dict[str, object]] = [{"vm_state": "error"}]
     else:
@@ -105,7 +108,7 @@ def _was_made_by_request(instance: objects.Instance, request: str) -> bool:
 
 
 def _request_of(instance: objects.Instance) -> str | None:
-    """The request that made the server; it is the first of its actions."""
+    """Return the ID of the request that created the server; None without such an action."""
     actions = objects.InstanceActionList.get_by_instance_uuid(instance._context, instance.uuid)
     made = [action for action in actions if action.action == "create"]
     return str(made[-1].request_id) if made else None
@@ -147,7 +150,7 @@ def _describe_request(
 
 
 def _explain_by_placement(context: Any, spec: objects.RequestSpec) -> str | None:
-    """The shortage in Placement, as nova-scheduler would log it now.
+    """Explain the shortage in Placement, as nova-scheduler would log it now.
 
     None if a provider meets all requirements together, or a host was forced. Ports' own request
     groups are not stored with the request, so the check leaves them out.
@@ -179,7 +182,10 @@ def _explain_by_placement(context: Any, spec: objects.RequestSpec) -> str | None
 
 
 def _server_group_of(spec: objects.RequestSpec) -> str | None:
-    """The server group; Nova keeps it as a hint, the object is of the moment."""
+    """Return the UUID of the server group in the request's hint; None without one.
+
+    Nova stores only the hint; its object of the group is of the moment.
+    """
     hint_values = (spec.scheduler_hints or {}).get("group") if "scheduler_hints" in spec else None
     return (
         make_printable_text(str(hint_values[0]))
@@ -209,7 +215,7 @@ def _list_constraints(spec: objects.RequestSpec) -> Iterator[str]:
 
 
 def _read_stats_of_provider(uuid: str) -> StatsDocument | None:
-    """The stats of the node with this UUID; None if they are missing or cannot be read."""
+    """Read the stats of the node with this UUID; None if they are missing or cannot be read."""
     context = nova_context.get_admin_context()
     for cell in objects.CellMappingList.get_all(context):
         if cell.disabled:

@@ -205,7 +205,7 @@ def take_cloud_snapshot(image: str | None = None) -> Snapshot:
 
 
 def read_pci_aliases() -> tuple[tuple[SnapshotAlias, ...], server.ServerTask]:
-    """All PCI aliases of the configuration, and a task that wants one device of each.
+    """Read all PCI aliases of the configuration, and a task that wants one device of each.
 
     The keys of the task's wants are the names of the aliases.
 
@@ -244,7 +244,7 @@ def read_pci_aliases() -> tuple[tuple[SnapshotAlias, ...], server.ServerTask]:
 
 
 def _read_flavors(context: Any, image: str | None) -> tuple[Flavor, ...]:
-    """Every flavor, and with *image* every flavor once more.
+    """Read every flavor, and with *image* every flavor once more with the image's properties.
 
     :raises SnapshotError: the image does not exist.
     """
@@ -287,7 +287,7 @@ def read_snapshot_flavor(
 
 
 def _find_glance_image(image: str) -> objects.ImageMeta:
-    """The image with this name or ID, read with Nova's own service credentials.
+    """Find the image with this name or ID, with Nova's own service credentials.
 
     Nova's services read images with the token of the user who makes a request. An operator's
     command has none, so it takes the first credentials of nova.conf that work.
@@ -346,7 +346,7 @@ def _ask_glance(adapter: Any, url: str, image: str) -> dict[str, Any] | None:
 
 
 def _why_service_is_out(service: objects.Service) -> str | None:
-    """The reason why the scheduler gives a host no servers."""
+    """Explain why the scheduler gives a host no servers; None if its service is in use."""
     if service.disabled:
         reason = (
             f" ({make_printable_text(service.disabled_reason)})" if service.disabled_reason else ""
@@ -358,7 +358,7 @@ def _why_service_is_out(service: objects.Service) -> str | None:
 
 
 def _name_config_files() -> str:
-    """The configuration files that were read, for people."""
+    """Return the names of the configuration files that were read, for people."""
     files: Iterable[str] = CONF.config_file or ()
     return ", ".join(files) or "nova.conf (none was found)"
 

@@ -106,12 +106,12 @@ def read_snapshot_host(
 def _without_shared_cpus(
     nodes: Sequence[HostNode], state: host_manager.HostState
 ) -> tuple[HostNode, ...]:
-    """The NUMA nodes with the dedicated CPUs in Placement's inventories.
+    """Return the NUMA nodes with the dedicated CPUs in Placement's inventories.
 
     Without ``[compute]cpu_dedicated_set`` Placement has no dedicated CPUs, but Nova's topology of
     the host counts its shared CPUs as dedicated, too (``_get_host_numa_topology`` of
-    nova/virt/libvirt/driver.py, releases 32 to 34). They count only if Nova queries Placement
-    a second time, for VCPU.
+    nova/virt/libvirt/driver.py, releases 32 to 34). They count only if Nova queries Placement a
+    second time, for VCPU.
     """
     if not has_no_dedicated_cpus(state.numa_topology):
         return tuple(nodes)
@@ -129,7 +129,10 @@ def has_no_dedicated_cpus(topology: objects.NUMATopology | None) -> bool:
 
 
 def _make_provider_unique(device: SnapshotDevice, node: SnapshotNode) -> SnapshotDevice:
-    """A device without a provider in Placement is named by its address, which nodes share."""
+    """Add the node's name to the provider of a device that has none in Placement.
+
+    Such a device is named by its address, which several nodes have.
+    """
     if uuidutils.is_uuid_like(device.provider):
         return device
     return attrs.evolve(device, provider=f"{node.name}: {device.provider}")
@@ -138,7 +141,7 @@ def _make_provider_unique(device: SnapshotDevice, node: SnapshotNode) -> Snapsho
 def _copy_with_all_free(
     state: host_manager.HostState, records: Sequence[objects.PciDevice]
 ) -> host_manager.HostState:
-    """The same node with all its devices free, for the filter's reader.
+    """Build the state of the same node with all its devices free, for the filter's reader.
 
     The node does not report pools whose devices are all in use. They are made again from Nova's
     records, which carry the tags of the device as long as this project's driver runs on the node.
@@ -154,7 +157,7 @@ def _copy_with_all_free(
 def _restore_pools(
     state: host_manager.HostState, records: Iterable[objects.PciDevice]
 ) -> list[dict[str, Any]]:
-    """The node's pools with the devices in use among them."""
+    """Return the node's PCI pools with the devices in use among them."""
     reported = state.pci_stats.pools if state.pci_stats else []
     pools = {pool.get("rp_uuid") or id(pool): dict(pool) for pool in reported}
     for record in records:
@@ -182,7 +185,7 @@ def _merge_devices(
     records: Iterable[objects.PciDevice],
     pools: Mapping[str, Mapping[str, Any]],
 ) -> tuple[SnapshotDevice, ...]:
-    """Free and used devices, by provider.
+    """Build the snapshot's devices of one host, free and used ones, in the order of providers.
 
     :param free_pools: pools with the devices that are free now.
     :param whole: the same pools as if all devices were free.
@@ -233,7 +236,7 @@ def _merge_devices(
 def _role_and_class_of_pool(
     pool: Mapping[str, Any] | None,
 ) -> tuple[str | None, str | None, frozenset[str]]:
-    """Role, resource class and traits of a pool; tags that cannot be read count as missing."""
+    """Return role, resource class and traits of a pool; unreadable tags count as missing."""
     if pool is None:
         return None, None, frozenset()
     try:
@@ -244,7 +247,7 @@ def _role_and_class_of_pool(
 
 
 def _public_metadata_of(metadata: Mapping[str, str]) -> dict[str, str]:
-    """The metadata of an aggregate without the entries that only operators may read."""
+    """Return the metadata of an aggregate without the entries that only operators may read."""
     return {key: value for key, value in metadata.items() if key != SALT_KEY}
 
 
@@ -256,7 +259,7 @@ def _zone_of_aggregates(aggregates: Iterable[objects.Aggregate]) -> str:
 def _read_servers_with_devices(
     context: Any, state: host_manager.HostState, records: Sequence[objects.PciDevice]
 ) -> list[Server]:
-    """The servers that have devices of the node."""
+    """Read the servers that have devices of the node; only the UUID is known of a missing one."""
     owners = {record.instance_uuid for record in records}
     if not owners:
         return []

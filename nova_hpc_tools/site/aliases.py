@@ -31,12 +31,11 @@ class _AliasKind:
 
 
 def build_aliases(specs: Iterable[DeviceSpec], product_names: bool = False) -> list[dict[str, str]]:
-    """The values of ``[pci]alias`` that name all offers of *specs*.
+    """Build the values of ``[pci]alias`` that name all offers of *specs*.
 
-    The name is the role if the role has only one kind of device, else the role
-    and the product id (``gpu-2330``). Aliases of physical functions need a
-    ``device_type``, or Nova leaves these devices out. Many GPUs are physical
-    functions, which their ids do not show.
+    The name is the role if the role has only one kind of device, else the role and the product id
+    (``gpu-2330``). Aliases of physical functions need a ``device_type``, or Nova leaves these
+    devices out. Many GPUs are physical functions, which their ids do not show.
     """
     kinds = sorted({kind for spec in specs for kind in _alias_kinds_of(spec)})
     alone = Counter(kind.role for kind in kinds)
@@ -98,7 +97,7 @@ def check_alias_roles(specs: Sequence[DeviceSpec]) -> None:
 
 
 def _identity_line(first: str, second: str | None, form: str) -> str:
-    """The line of a declaration that gives two roles the same form of identity."""
+    """Return the line of a declaration that gives two roles the same form of identity."""
     words = ", ".join(f"{role}: {{identity: {form}}}" for role in (first, second))
     return f"role_options: {{{words}}}"
 
@@ -117,7 +116,7 @@ def _check_networks(offers: Iterable[DeviceOffer]) -> None:
 
 
 def roles_of(alias: Mapping[str, Any], specs: Iterable[DeviceSpec]) -> list[str]:
-    """The roles whose devices match an alias, in order."""
+    """Return the roles whose devices match an alias, in order."""
     offers = (offer for spec in specs for offer in spec.offers if offer.network is None)
     return sorted({offer.tags.role or "" for offer in offers if alias_asks_for(alias, offer)})
 

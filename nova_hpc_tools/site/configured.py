@@ -101,7 +101,7 @@ class Configured:
 
 
 def losses_of_list(option: str, before: Iterable[str] | None, after: Sequence[str]) -> list[Loss]:
-    """A loss for each item that an option's list has now and would lose."""
+    """Return a loss for each item that an option's list has now and would lose."""
     gone = [name for name in before or () if name not in after]
     return [Loss(option, name, f"{option} would lose {name}") for name in gone]
 
@@ -109,13 +109,13 @@ def losses_of_list(option: str, before: Iterable[str] | None, after: Sequence[st
 def merge_aliases(
     configured: Configured, wanted: Sequence[Mapping[str, str]], again: bool = False
 ) -> tuple[list[str], list[Loss]]:
-    """The values of ``[pci]alias`` to write: the present ones, then the new ones.
+    """Return the values of ``[pci]alias`` to write: present ones, then the new ones; and losses.
 
     :param again: devices that already have an alias of ours get no second one.
 
-    An alias of another file is not written again: with PCI devices in Placement, Nova
-    refuses a name with two specifications, even if both are the same
-    (nova/pci/request.py, _validate_multispec).
+    An alias of another file is not written again: with PCI devices in Placement, Nova refuses a
+    name with two specifications, even if both are the same (nova/pci/request.py,
+    _validate_multispec).
     """
     theirs = {
         str(alias.get("name")): alias
@@ -145,7 +145,7 @@ def merge_aliases(
 
 
 def _devices_of_alias(alias: Mapping[str, Any]) -> dict[str, str]:
-    """The keys of an alias that select its devices."""
+    """Return the keys of an alias that select its devices, with their values in lower case."""
     return {
         key: str(value).lower() for key, value in alias.items() if key not in {"name", *_NO_DEVICES}
     }
@@ -155,7 +155,7 @@ def _devices_of_alias(alias: Mapping[str, Any]) -> dict[str, str]:
 
 
 def not_lowered(configured: Configured, option: str, limit: int) -> int:
-    """A limit that is at least the configured one; a configured limit below 0 means unlimited."""
+    """Return a limit that is at least the configured one; below 0 means unlimited and stays."""
     before = configured.limits.get(option)
     if before is None:
         return limit
@@ -163,7 +163,7 @@ def not_lowered(configured: Configured, option: str, limit: int) -> int:
 
 
 def driver_losses(configured: Configured, driver: str) -> list[Loss]:
-    """The loss of a compute driver that is neither Nova's nor this one, if one is set."""
+    """Return the loss of a compute driver neither Nova's nor this one; [] if none is set."""
     before = configured.driver
     if before in (None, "", STOCK_DRIVER, driver):
         return []
@@ -192,7 +192,7 @@ def parse_cpus(text: str) -> frozenset[int] | None:
 def device_losses(
     configured: Configured, node: Node, spec: DeviceSpec, told: Collection[str] = ()
 ) -> list[Loss]:
-    """The losses of devices: newly offered, offered on other terms, or no longer offered.
+    """Return the losses of devices: newly offered, offered on other terms, or no longer offered.
 
     :param told: addresses in the operator's list of devices that are left out.
     """
@@ -206,7 +206,7 @@ def device_losses(
 def _no_longer_offered(
     configured: Configured, spec: DeviceSpec, told: Collection[str]
 ) -> Iterator[Loss]:
-    """The offers of the node's own file that would end."""
+    """Yield a loss for each offer in the node's own file that would end."""
     offered = {address for offer in spec.offers for address in (offer.provider, *offer.functions)}
     reasons = {item.address: item.reason for item in spec.omitted}
     seen = set()
@@ -225,7 +225,7 @@ def _no_longer_offered(
 
 
 def _why_family(spec: DeviceSpec, provider: str) -> str | None:
-    """The reason why the virtual functions of *provider* are not offered; None if unknown."""
+    """Explain why the virtual functions of *provider* are not offered; None if unknown."""
     return next((omission.reason for omission in spec.omitted if omission.parent == provider), None)
 
 
@@ -251,7 +251,7 @@ def _given_now(configured: Configured, node: Node, spec: DeviceSpec) -> Iterator
 
 
 def _lost_wishes(configured: Configured, node: Node, spec: DeviceSpec) -> Iterator[Loss]:
-    """The operator's wishes for a device that would no longer be met."""
+    """Yield a loss for each of the operator's wishes for a device that would no longer be met."""
     before = {
         _entry_key_of(entry): entry
         for entry in map(spec_entries.read_spec_entry, configured.device_spec)
@@ -284,7 +284,7 @@ def _lost_wishes(configured: Configured, node: Node, spec: DeviceSpec) -> Iterat
 def _class_changed(
     configured: Configured, offer: DeviceOffer, functions: Sequence[PciFunction]
 ) -> Iterator[Loss]:
-    """The loss if a provider's resource class would change: impossible while it is in use."""
+    """Yield the loss if a provider's resource class would change: impossible while it is in use."""
     new_class = offer.tags.resource_class
     for entry in spec_entries.entries_of_functions(configured.device_spec, functions):
         if spec_entries.NETWORK in entry or offer.network is not None:
@@ -309,7 +309,7 @@ def _class_changed(
 
 
 def roles_told_by_ids(configured: Configured, node: Node, roles: Roles) -> list[str]:
-    """Roles with the identity of vendor and product, because a foreign entry names a device."""
+    """Return roles identified by vendor and product, because a foreign entry names a device."""
     stock = [
         text
         for text in configured.device_spec
@@ -332,7 +332,7 @@ def networks_of_roles(
     chosen: Mapping[str, str],
     remembered: Mapping[str, Mapping[str, str | None]],
 ) -> dict[str, str]:
-    """Role, or address of a function -> the physical network whose ports use it.
+    """Return role, or address of a function -> the physical network whose ports use it.
 
     :param chosen: role -> network, from the operator; other roles keep their networks.
     :param remembered: address -> keys of a removed entry, from the declaration.
@@ -351,10 +351,10 @@ def networks_of_roles(
 
 
 def keep_names(roles: Roles, node: Node, device_spec: Iterable[str]) -> Roles:
-    """The default roles, under the names that the node's devices have already.
+    """Return the default roles, under the names that the node's devices have already.
 
-    The default roles of later releases distinguish more devices. A node that was
-    configured before keeps the names of its entries until its operator changes them.
+    The default roles of later releases distinguish more devices. A node that was configured before
+    keeps the names of its entries until its operator changes them.
 
     :param roles: the default ones.
     """
@@ -381,10 +381,10 @@ def _functions_by_role(node: Node, roles: Roles) -> dict[str, list[PciFunction]]
 def identity_forms_of(
     configured: Configured, node: Node, roles: Roles, chosen: Mapping[str, Form]
 ) -> dict[str, Form]:
-    """Role -> the form of its identity: the operator's, or the configured one, or CLASS.
+    """Return role -> the form of its identity: the operator's, or the configured one, or CLASS.
 
-    The node's own entries decide. If they name no device of a role yet, the role's alias
-    decides. So a new node of an old cloud is like the other nodes.
+    The node's own entries decide. If they name no device of a role yet, the role's alias decides.
+    So a new node of an old cloud is like the other nodes.
 
     :param chosen: role -> form, from the operator.
     """

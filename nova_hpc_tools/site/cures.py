@@ -166,7 +166,10 @@ def place_option(
     called: str = "",
     host: str | None = None,
 ) -> OptionPlace:
-    """One option in the file that *services* read; by default nova-compute's."""
+    """Build the part of a cure that sets one option in the file that *services* read.
+
+    By default it is nova-compute's file.
+    """
     readers = services or (CuredService.COMPUTE,)
     return OptionPlace((CuredOption(section, name, value),), readers, host, called)
 

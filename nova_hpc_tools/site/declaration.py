@@ -110,24 +110,24 @@ class Declaration:
         return EVERY in self.whole or address in self.whole
 
     def class_of(self, role: str) -> str | None:
-        """The resource class of a role's devices; None for Nova's own class, made from the ids."""
+        """Return the resource class of a role's devices; None for Nova's own, made from ids."""
         own_class = self.resource_classes.get(role)
         return own_class or identity.resource_class(self.identity.get(role, Form.IDS), role)
 
     def own_traits(self, role: str, vendor_id: str, product_id: str) -> frozenset[str]:
-        """The traits that distinguish a role's devices from others."""
+        """Return the traits that distinguish a role's devices from others."""
         form = self.identity.get(role, Form.IDS)
         if form is Form.CLASS and role in self.resource_classes:
             return frozenset()  # the operator's class stands for all products
         return identity.traits_of_role(form, role, vendor_id, product_id)
 
     def network_of(self, role: str, address: str) -> str | None:
-        """The physical network whose ports use a function; None if the function is for aliases."""
+        """Return the physical network whose ports use a function; None if it is for aliases."""
         own_network = self.networks.get(address)
         return self.networks.get(role) if own_network is None else own_network
 
     def refuses(self, function: PciFunction, role: str) -> str | None:
-        """The reason not to offer a *function* of this role; None if it may be offered."""
+        """Return the reason not to offer a *function* of this role; None if it may be offered."""
         if {function.address, function.physical_function} & self.left_out:
             return "it is left out (left_out of the declaration)"
         if function.address in self.withheld:

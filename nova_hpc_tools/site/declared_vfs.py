@@ -35,7 +35,7 @@ class FirmwareSriov:
 def count_declared_vfs(
     wishes: NodeWishes, roles: Roles, node: Node, function: PciFunction
 ) -> int | None:
-    """The declared number of virtual functions of a function; None if no number is declared.
+    """Return the declared number of virtual functions of a function; None if no number is declared.
 
     An adapter whose firmware has SR-IOV off is found by the role that it would have with SR-IOV.
     """
@@ -59,7 +59,7 @@ def count_declared_vfs(
 
 
 def list_declared_vfs(wishes: NodeWishes, roles: Roles, node: Node) -> dict[str, int]:
-    """Address -> declared number, of each adapter for which virtual functions are declared."""
+    """Map the address of each adapter with declared virtual functions to their number."""
     counts = {
         function.address: count_declared_vfs(wishes, roles, node, function)
         for function in node.functions
@@ -70,7 +70,12 @@ def list_declared_vfs(wishes: NodeWishes, roles: Roles, node: Node) -> dict[str,
 def list_short_adapters(
     node: Node, roles: Roles, wishes: NodeWishes
 ) -> Iterator[tuple[PciFunction, int]]:
-    """Yield adapters whose firmware does not allow the declared number of virtual functions."""
+    """Yield adapters whose firmware allows fewer virtual functions than the declaration requests.
+
+    Unreadable adapters are left out.
+
+    :returns: pairs of the adapter's physical function and the declared number of virtual functions.
+    """
     for address, count in list_declared_vfs(wishes, roles, node).items():
         function = node.function(address)
         if function is None or function.unknown is not None:

@@ -93,14 +93,14 @@ class DeviceSpec:
     mixed: tuple[str, ...] = ()
 
     def lines(self) -> Iterator[str]:
-        """The values of ``[pci]device_spec``, one JSON object each."""
+        """Yield the values of ``[pci]device_spec``, one JSON object each."""
         for offer in self.offers:
             for entry in offer.entries:
                 yield json.dumps(entry)
 
 
 def format_omitted_lines(omitted: Iterable[Omitted]) -> Iterator[str]:
-    """The devices that are not offered, one line for each role and reason."""
+    """Yield the devices that are not offered, one line for each role and reason."""
     alike: dict[tuple[str, str], list[str]] = defaultdict(list)
     for item in omitted:
         alike[item.role, item.reason].append(item.address)
@@ -110,7 +110,7 @@ def format_omitted_lines(omitted: Iterable[Omitted]) -> Iterator[str]:
 
 @attrs.frozen
 class _OfferPool:
-    """Functions that will become one offer."""
+    """PCI functions that will become one offer, with their role and their provider's address."""
 
     role: str
     provider: str
@@ -210,7 +210,7 @@ def _find_contradicting_offers(
 
 
 class _Sieve:
-    """Sorts the functions of a node into pools and omissions."""
+    """Sorter of a node's functions into pools to offer, and into omissions with reasons."""
 
     def __init__(self, node: Node, roles: Roles, declaration: Declaration) -> None:
         self.omitted: list[Omitted] = []
@@ -229,7 +229,7 @@ class _Sieve:
         self.omitted.append(Omitted(function.address, role, reason, parent, unerased))
 
     def pools(self) -> list[_OfferPool]:
-        """The pools to offer, judged only by single functions and adapters."""
+        """Return the pools to offer, judged only by single functions and adapters."""
         able = []
         # Physical function -> one of its virtual functions that is not given.
         kept: dict[str | None, str] = {}
@@ -286,7 +286,7 @@ class _Sieve:
         return self._declaration.kept.get(function.address, {})
 
     def _alike(self, role: str, functions: Iterable[PciFunction]) -> Iterator[list[PciFunction]]:
-        """Virtual functions of one adapter, grouped by their network and their kept keys."""
+        """Yield the virtual functions of one adapter, grouped by network and kept keys."""
         groups: dict[object, list[PciFunction]] = defaultdict(list)
         for function in functions:
             network = self._declaration.network_of(role, function.address)
@@ -295,7 +295,7 @@ class _Sieve:
         yield from groups.values()
 
     def _family_unfit(self, functions: list[PciFunction]) -> str | None:
-        """The reason why the virtual functions of one adapter cannot be one provider."""
+        """Explain why the virtual functions of one adapter cannot be one provider, else None."""
         if len({(f.vendor_id, f.product_id) for f in functions}) > 1:
             return "the virtual functions of one adapter have different ids"
         roles = sorted({self._role[f.address] for f in functions})
@@ -305,7 +305,7 @@ class _Sieve:
 
 
 def _why_never_given(function: PciFunction) -> str | None:
-    """The reason why Nova could never give this function."""
+    """Return the reason why Nova could never give this function; None if it could."""
     if function.unknown is not None:
         return function.unknown
     if function.vendor_id is None or function.product_id is None:
@@ -316,7 +316,10 @@ def _why_never_given(function: PciFunction) -> str | None:
 
 
 def _iommu_units_of(pools: Iterable[_OfferPool]) -> dict[str, str]:
-    """Address of each offered function -> its IOMMU unit, if it has one."""
+    """Return address of each offered function -> its IOMMU unit, if it has one.
+
+    The unit's name is the lowest address of the functions that can only be given together.
+    """
     members: dict[int, list[str]] = defaultdict(list)
     for pool in pools:
         for function in pool.functions:
@@ -341,7 +344,7 @@ def _offer_of_pool(
     links: Mapping[str, str],
     declaration: Declaration,
 ) -> DeviceOffer | str:
-    """The offer of one pool, or the reason to omit it."""
+    """Build the offer of one pool, or return the reason to omit it."""
     first = pool.functions[0]
     # _why_never_given() has refused functions without ids. This is for the type checker.
     assert first.vendor_id is not None
@@ -386,9 +389,11 @@ def _offer_of_pool(
 def _offer_of_ports(
     node: Node, pool: _OfferPool, unit: str | None, network: str
 ) -> DeviceOffer | str:
-    """The offer of devices for Neutron's ports, which only their network distinguishes.
+    """Build the offer of devices for Neutron's ports, which only their network distinguishes.
 
     It adds no ``managed``: libvirt rebinds the device of a port whatever the entry has.
+
+    :returns: the offer, or the reason to omit it.
     """
     theirs = dict(pool.kept)
     name, words = theirs.get("resource_class"), theirs.get("traits")
@@ -411,7 +416,7 @@ def _offer_of_ports(
 def _write_offer(
     node: Node, pool: _OfferPool, tags: Tags, common: Mapping[str, str | None]
 ) -> DeviceOffer | str:
-    """The offer of a pool with *common* and the tags in each entry, or the reason to omit it."""
+    """Build the offer of a pool with *common* and each entry's tags, or explain its omission."""
     first = pool.functions[0]
     assert first.vendor_id is not None
     assert first.product_id is not None
@@ -435,7 +440,7 @@ def _write_offer(
 
 
 def _location_of_pool(node: Node, pool: _OfferPool) -> Location:
-    """The place of a pool: that of its functions if all agree, else of its physical function."""
+    """Return the place of a pool: its functions' if all agree, else the physical one's."""
     places = Counter(function.location for function in pool.functions)
     if len(places) == 1:
         return next(iter(places))

@@ -23,7 +23,7 @@ _MOST: Final = 4
 
 @attrs.frozen
 class DeviceUsers:
-    """The processes that have one device open."""
+    """The processes that have one device open, or the reason why they are unknown."""
 
     #: ``process 1123 (nvidia-persiste) has /dev/nvidia0 open``.
     processes: tuple[str, ...] = ()
@@ -44,9 +44,10 @@ class DeviceUsers:
 def find_device_users(
     root: Path | None, functions: Iterable[PciFunction]
 ) -> Mapping[str, DeviceUsers]:
-    """Address -> users, of functions on NVIDIA's driver, a DRM driver or a driver of disks.
+    """Find the processes with devices open of NVIDIA's driver, a DRM driver or a driver of disks.
 
     :param root: the folder with ``proc`` and ``sys``; None if unknown, with an empty result.
+    :returns: address -> users, of functions on such a driver.
     """
     if root is None:
         return {}
@@ -77,7 +78,7 @@ def find_device_users(
 def _device_nodes(
     tree: FileTree, function: PciFunction, blocks: Mapping[str, frozenset[str]] | None
 ) -> list[str] | None:
-    """The files in /dev of a function; None if they cannot be read.
+    """Return the files in /dev of a function; None if they cannot be read.
 
     :param blocks: block device -> its functions; None if unknown.
     """

@@ -33,7 +33,7 @@ class KeyLoss:
 def losses_of_functions(
     before: Iterable[str], after: Iterable[str], node: Node
 ) -> Iterator[KeyLoss]:
-    """The settings that functions lose when foreign device_spec entries are replaced.
+    """Yield the settings that functions lose when foreign device_spec entries are replaced.
 
     :param before: one entry each, interfaces translated.
     :param after: the same after the removal.
@@ -82,12 +82,12 @@ def _keeps_value(entry: Mapping[str, Any], key: str, value: object, function: Pc
 
 
 def format_value(value: object) -> str:
-    """A value of a device_spec entry as text for people."""
+    """Format a value of a device_spec entry as text for people."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
 def as_tag(value: object) -> str | None:
-    """A value of a foreign entry as text, because Nova's tags are texts or null."""
+    """Convert a value of a foreign entry to text or None, because Nova's tags are texts or null."""
     if value is None or isinstance(value, str):
         return value
     return json.dumps(value)
@@ -136,7 +136,7 @@ def _losses_between(before: Iterable[str], after: Iterable[str], node: Node) -> 
 def kept_keys(
     lines: Iterable[str], node: Node, remembered: Mapping[str, Mapping[str, str | None]]
 ) -> dict[str, dict[str, str | None]]:
-    """Address -> settings from the foreign entry that counts now, which the new entry keeps.
+    """Return address -> settings from the foreign entry that counts now, which the new entry keeps.
 
     :param lines: the configured entries, one each, interfaces translated.
     :param remembered: the keys of removed entries, from the declaration.

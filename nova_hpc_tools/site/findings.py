@@ -244,7 +244,7 @@ CHECKS: Final[Mapping[str, DoctorCheck]] = {
 
 
 def join_first_few(names: Iterable[str]) -> str:
-    """The first names of a list, and the number of the others, as text."""
+    """Join the first names of a list, and the number of the others, as text."""
     return join_first(list(names), _NAMES)
 
 
@@ -273,5 +273,5 @@ class DoctorFinding:
 
 
 def exit_status_of(findings: Iterable[DoctorFinding]) -> int:
-    """The exit status of the worst finding; 0 without findings."""
+    """Return the exit status of the worst finding; 0 without findings."""
     return max((finding.severity.value for finding in findings), default=0)

@@ -55,17 +55,17 @@ class Form(enum.Enum):
 
 
 def class_of_role(role: str) -> str:
-    """The resource class of a role in form ``class``, e.g. ``CUSTOM_HPC_VF``."""
+    """Return the resource class of a role in form ``class``, e.g. ``CUSTOM_HPC_VF``."""
     return _PREFIX + re.sub(r"[^A-Z0-9]", "_", role.upper())
 
 
 def trait_of_role(role: str) -> str:
-    """The trait of a role in form ``trait``, e.g. ``CUSTOM_HPC_ROLE_VF``."""
+    """Return the trait of a role in form ``trait``, e.g. ``CUSTOM_HPC_ROLE_VF``."""
     return f"{_PREFIX}ROLE_" + re.sub(r"[^A-Z0-9]", "_", role.upper())
 
 
 def product_class(vendor_id: str, product_id: str) -> str:
-    """Nova's own resource class of a product, and its trait in form ``class``.
+    """Return Nova's own resource class of a product, which is also its trait in form ``class``.
 
     The same as nova/compute/pci_placement_translator.py, get_resource_class (32 to 34).
     """
@@ -73,7 +73,7 @@ def product_class(vendor_id: str, product_id: str) -> str:
 
 
 def class_as_nova_has_it(name: object) -> str:
-    """The resource class that Nova makes of any text.
+    """Return the resource class that Nova makes of any text.
 
     The same as nova/compute/pci_placement_translator.py, _normalize_resource_class (32 to 34).
     """
@@ -82,7 +82,7 @@ def class_as_nova_has_it(name: object) -> str:
 
 
 def traits_as_nova_has_them(names: object) -> frozenset[str]:
-    """The traits that Nova makes of any text with commas (get_traits in the same file)."""
+    """Return the traits that Nova makes of any text with commas (get_traits in the same file)."""
     words = str(names).split(",") if names else []
     return frozenset(
         word if _STANDARD.fullmatch(word) else _custom_name_of(word.upper()) for word in words
@@ -90,26 +90,24 @@ def traits_as_nova_has_them(names: object) -> frozenset[str]:
 
 
 def _custom_name_of(text: str) -> str:
-    """The same as normalize_name of os-traits and os-resource-classes."""
+    """Convert a text like normalize_name of os-traits and os-resource-classes."""
     return text if text.startswith("CUSTOM_") else f"CUSTOM_{re.sub(r'[^0-9A-Z]+', '_', text)}"
 
 
 def resource_class(form: Form, role: str) -> str | None:
-    """The resource class for devices of *role*; None for Nova's own."""
+    """Return the resource class for devices of *role*; None for Nova's own."""
     return class_of_role(role) if form is Form.CLASS else None
 
 
 def traits_of_role(form: Form, role: str, vendor_id: str, product_id: str) -> frozenset[str]:
-    """The traits that distinguish the devices of a role. The role's alias requires the same
-    traits.
-    """
+    """Return the traits that distinguish the devices of a role, as its alias requires."""
     if form is Form.CLASS:
         return frozenset({product_class(vendor_id, product_id)})
     return frozenset({trait_of_role(role)} if form is Form.TRAIT else ())
 
 
 def form_written_in(pairs: Mapping[str, Any], role: str) -> Form:
-    """The form in which an entry of ``device_spec`` or ``alias`` is written.
+    """Return the form in which an entry of ``device_spec`` or ``alias`` is written.
 
     An entry with any other resource class has the form ``ids``: it has no mark of ours.
     """
@@ -123,6 +121,6 @@ def form_written_in(pairs: Mapping[str, Any], role: str) -> Form:
 
 
 def oldest_form(forms: Iterable[Form]) -> Form | None:
-    """The form of the earliest release among *forms*; None without forms."""
+    """Return the form of the earliest release among *forms*; None without forms."""
     present = set(forms)
     return next((form for form in (Form.IDS, Form.TRAIT, Form.CLASS) if form in present), None)

@@ -37,7 +37,7 @@ class FileChange:
     mode: int = _MODE
 
     def diff(self) -> str:
-        """The change as a unified diff."""
+        """Format the change as a unified diff."""
         lines = difflib.unified_diff(
             (self.old or "").splitlines(),
             (self.new or "").splitlines(),
@@ -50,7 +50,7 @@ class FileChange:
 
 
 def mark_as_owned(text: str) -> str:
-    """Put the project's mark in front of *text*."""
+    """Put the comment that marks a file as this project's in front of *text*."""
     return f"{MARKER}\n{text}"
 
 
@@ -104,7 +104,7 @@ def write_file_changes(changes: list[FileChange]) -> None:
 
 
 def read_plain_file(path: Path) -> str | None:
-    """The text of a plain file; None if it does not exist.
+    """Read the text of a plain file; None if it does not exist.
 
     :raises IncludeError: it is not a plain file, or cannot be read.
     """
@@ -120,7 +120,7 @@ def read_plain_file(path: Path) -> str | None:
 
 
 def read_text_or_empty(path: Path) -> str:
-    """The text of a plain file; "" if it does not exist or cannot be read."""
+    """Read the text of a plain file; "" if it does not exist or cannot be read."""
     try:
         return read_plain_file(path) or ""
     except IncludeError:
@@ -128,7 +128,10 @@ def read_text_or_empty(path: Path) -> str:
 
 
 def _write_draft(change: FileChange, leftovers: contextlib.ExitStack) -> Path | None:
-    """A file with the new content in the same folder; None if the file has to be removed."""
+    """Write the new content to a draft in the same folder; None if the file has to be removed.
+
+    :param leftovers: removes the draft later if it was not renamed.
+    """
     if change.new is None:
         return None
     folder = change.path.parent

@@ -64,12 +64,12 @@ class KernelOptions:
     unread: tuple[str, ...] = ()
 
     def named(self, name: str) -> list[KernelOption]:
-        """The options of that name, in the order in which the kernel reads them."""
+        """Return the options of that name, in the order in which the kernel reads them."""
         return [option for option in self.options if option.name == name]
 
 
 def split_command_line(text: str) -> list[str]:
-    """The words of a command line: quotes keep spaces, and ``--`` ends the kernel's words."""
+    """Split a command line into words: quotes keep spaces, and ``--`` ends the kernel's words."""
     words: list[str] = []
     for match in re.finditer(r'(?:"[^"]*"?|[^\s"])+', text):
         if match[0] == "--":

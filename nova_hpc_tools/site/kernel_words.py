@@ -111,7 +111,7 @@ EXCLUSIONS: Final[Mapping[str, tuple[Exclusion, ...]]] = {
 
 
 def find_exclusion(word: str, kernel: KernelOptions) -> str | None:
-    """The reason not to add *word*, as a clause with its source; None if it may be added.
+    """Return the reason not to add *word*, as a clause with its source; None if it may be added.
 
     :raises KeyError: the table does not have the word.
     """
@@ -132,7 +132,7 @@ def find_exclusion(word: str, kernel: KernelOptions) -> str | None:
 
 
 def choose_words(wanted: Sequence[str], kernel: KernelOptions) -> tuple[list[str], list[str]]:
-    """The words of *wanted* that may be added, and a sentence about each of the others."""
+    """Return the words of *wanted* that may be added, and a sentence about each of the others."""
     kept: list[str] = []
     notes: list[str] = []
     size_excluded = False
@@ -150,7 +150,7 @@ def choose_words(wanted: Sequence[str], kernel: KernelOptions) -> tuple[list[str
 
 
 def advise_words(wanted: Iterable[str], kernel: KernelOptions) -> str:
-    """The words of *wanted* that may be advised, joined by "and"; "" if there are none."""
+    """Return the words of *wanted* that may be advised, joined by "and"; "" if there are none."""
     return " and ".join(word for word in wanted if find_exclusion(word, kernel) is None)
 
 

@@ -94,7 +94,7 @@ _UNITS: Final[Mapping[CuredService, str]] = {
 
 
 def render_cure(cure: DoctorCure, layout: str = PLAIN, node: str | None = None) -> str:
-    """The text of a cure, in the words of a deployment tool.
+    """Render the text of a cure, in the words of a deployment tool.
 
     :param node: the examined machine; None if unknown.
     """
@@ -180,7 +180,7 @@ def explain_removal(
 
 
 def _file_of(services: Sequence[CuredService], layout: str, host: str | None) -> str:
-    """The file of the site that sets options of services."""
+    """Return the file of the site that sets options of services."""
     folder = _FOLDERS[layout]
     if set(services) == set(NOVA):
         return f"every file below {folder} that has it"
@@ -225,7 +225,7 @@ def _restart_alone(services: Sequence[CuredService], layout: str) -> str:
 
 
 def _deployment_of(services: Sequence[CuredService], layout: str, hosts: Sequence[str]) -> str:
-    """The command that deploys the files of services and restarts services with changed files."""
+    """Return the command that deploys the files of services and restarts those that changed."""
     kolla = layout == KOLLA
     if CuredService.PLACEMENT in services:
         playbook = "os-placement-install.yml"

@@ -46,7 +46,7 @@ class LayoutFile:
 
 
 def overrides_of_layout(layout: str, hostname: str) -> tuple[LayoutFile, ...]:
-    """The files of a deployment tool, below the directory that the tool reads."""
+    """Return the files of a deployment tool, below the directory that the tool reads."""
     common, controller = settings.COMMON, settings.CONTROLLER
     if layout == KOLLA:
         return (
@@ -67,7 +67,7 @@ def overrides_of_layout(layout: str, hostname: str) -> tuple[LayoutFile, ...]:
 
 
 def render_override(override: LayoutFile, parts: Mapping[str, Sections], others: Sections) -> str:
-    """The text of one file of a deployment tool.
+    """Render one file of a deployment tool.
 
     :param parts: part -> its options, made by
         :func:`nova_hpc_tools.site.settings.render_settings`.
@@ -95,8 +95,9 @@ def render_override(override: LayoutFile, parts: Mapping[str, Sections], others:
 
 
 def own_lines_of(text: str, override: LayoutFile) -> str:
-    """The options that ``configure`` wrote to a file, in oslo.config's format; "" if it is
-    broken.
+    """Return the options that ``configure`` wrote to a file, in oslo.config's format.
+
+    "" if the file is broken.
     """
     try:
         theirs = _read_repeated(text)
@@ -141,7 +142,7 @@ def _read_repeated(text: str) -> dict[tuple[str, str], list[str]]:
 
 
 def _read_sections(text: str) -> dict[str, dict[str, list[str]]]:
-    """The lines that :func:`_format_sections` writes."""
+    """Parse the lines that :func:`_format_sections` writes: group -> option -> values."""
     sections: dict[str, dict[str, list[str]]] = {}
     section: dict[str, list[str]] = {}
     for line in text.splitlines():
@@ -161,8 +162,11 @@ def _format_sections(sections: Sections) -> Iterator[str]:
 
 
 def _format_variables(variable: str, sections: Sections) -> str:
-    """An option with several values becomes a mapping to null: config_template would join
-    a list by commas."""
+    """Format options as the YAML of one Ansible variable.
+
+    An option with several values becomes a mapping to null: config_template would join a list by
+    commas.
+    """
     body: dict[str, Any] = {
         group: {
             name: dict.fromkeys(values) if name in SEVERAL else values[-1]

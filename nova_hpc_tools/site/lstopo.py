@@ -94,10 +94,10 @@ def read_lstopo_file(path: Path) -> Node:
 
 
 def parse_file(path: Path) -> etree._Element:
-    """The root element of a topology that lstopo wrote.
+    """Parse a topology that lstopo wrote; return its root element.
 
-    The file may come from anywhere: no entity is expanded, nothing is fetched,
-    and libxml2's limits on depth and size stay on.
+    The file may come from anywhere: no entity is expanded, nothing is fetched, and libxml2's limits
+    on depth and size stay on.
 
     :raises InventoryError: no such file, not XML, or no topology in it.
     """
@@ -255,7 +255,7 @@ class _LstopoReader:
         )
 
     def pci(self, item: etree._Element, around: _Around) -> _Around:
-        """A host bridge, a bridge or a function; objects below it inherit its place."""
+        """Read a host bridge, a bridge or a function; return the place for objects below it."""
         bridge = item.get("type") == "Bridge"
         match = _BUSES.fullmatch(item.get("bridge_pci", ""))
         buses = (int(match[2], 16), int(match[3], 16)) if match else None

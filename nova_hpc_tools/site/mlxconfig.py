@@ -36,7 +36,9 @@ def parse_sriov_answer(text: str) -> FirmwareSriov | None:
 
 
 def read_firmware_sriov(root: Path | None, addresses: Iterable[str]) -> dict[str, FirmwareSriov]:
-    """Address -> settings, of the adapters of this machine that report them. Never raises.
+    """Run mlxconfig on this machine's adapters; return address -> SR-IOV settings. Never raises.
+
+    Adapters that do not report them are left out.
 
     :param root: the folder with the node's files; the result is empty unless it is ``/``.
     """

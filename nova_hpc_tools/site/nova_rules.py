@@ -47,7 +47,7 @@ class NovaRefusal:
 
 
 def placement_refusals_of(lines: Iterable[str], node: Node) -> list[NovaRefusal]:
-    """The entries that Nova refuses if it reports to Placement.
+    """Return the entries that Nova refuses if it reports to Placement, with the reasons.
 
     :param lines: one entry each, see :func:`nova_hpc_tools.site.spec_entries.split_entries`.
     """
@@ -56,7 +56,7 @@ def placement_refusals_of(lines: Iterable[str], node: Node) -> list[NovaRefusal]
 
 
 def driver_refusals(lines: Iterable[str], node: Node) -> list[NovaRefusal]:
-    """The entries with which this project's own driver does not start.
+    """Return the entries with which this project's own driver does not start, with the reasons.
 
     They give virtual functions of one adapter different tags, or tags only to some of them
     (virt_driver_patches/driver/contract.py). Nova reports these functions as one provider.

@@ -137,14 +137,13 @@ def check_nvlink_sets(sets: Iterable[NvlinkSet], node: Node, roles: Roles) -> No
 
 
 def default_nvlink_sets(node: Node, roles: Roles) -> tuple[NvlinkSet, ...]:
-    """The NVLink sets that the inventory shows: GPUs on a board with NVSwitches, and xGMI hives.
+    """Find NVLink sets of the inventory: GPUs on a board with NVSwitches, and xGMI hives.
 
     GPUs on a board with NVSwitches have the vendor of the switches and one product. A card in
-    another slot has another product. If two products have equally many GPUs, the inventory does
-    not show the set, and the operator has to declare it. GPUs that are linked by xGMI report
-    their hive while the host's driver has them. GPUs that cannot be given are members, too: a set
-    that lacks one of its members is not whole. The inventory does not show NVLink bridges between
-    cards.
+    another slot has another product. If two products have equally many GPUs, the inventory does not
+    show the set, and the operator has to declare it. GPUs that are linked by xGMI report their hive
+    while the host's driver has them. GPUs that cannot be given are members, too: a set that lacks
+    one of its members is not whole. The inventory does not show NVLink bridges between cards.
     """
     vendors = {
         function.vendor_id
@@ -168,7 +167,7 @@ def default_nvlink_sets(node: Node, roles: Roles) -> tuple[NvlinkSet, ...]:
 
 
 def _sets_of_hives(node: Node, roles: Roles) -> Iterator[NvlinkSet]:
-    """One set for each hive, named after the lowest address in it."""
+    """Yield one set for each xGMI hive, named after the lowest address in it."""
     hives: dict[str, set[str]] = {}
     for function in node.functions:
         if function.hive is not None and function.physical_function is None:
@@ -185,7 +184,7 @@ def _sets_of_hives(node: Node, roles: Roles) -> Iterator[NvlinkSet]:
 
 
 def nvlink_tags_of(sets: Iterable[NvlinkSet]) -> Mapping[str, str]:
-    """Address of each GPU -> value of the tag ``hpc_nvlink``."""
+    """Return address of each GPU -> value of the tag ``hpc_nvlink``."""
     memberships: dict[str, dict[str, int]] = {}
     for nvlink_set in sets:
         for address in nvlink_set.devices:

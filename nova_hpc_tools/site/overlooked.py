@@ -84,7 +84,7 @@ def _check_numa_nodes(node: Node, offered: Iterable[PciFunction]) -> Iterator[Do
 def list_offered_gpus(
     node: Node, roles: Roles, offered: Iterable[PciFunction]
 ) -> list[PciFunction]:
-    """The GPUs among the devices that servers can be given."""
+    """Return the GPUs among the devices that servers can be given."""
     return [gpu for gpu in offered if roles.role_of(gpu, node) == nvlink_sets.GPU_ROLE]
 
 
@@ -148,7 +148,7 @@ def _kind_word_of(function: PciFunction) -> str | None:
 
 
 def _part_for_servers(node: Node, function: PciFunction) -> PciFunction:
-    """The part of it that servers would get: its first virtual function, or the function itself."""
+    """Return the part of a device that servers would get: its first virtual function, or itself."""
     for address in function.virtual_functions:
         virtual_function = node.function(address)
         if virtual_function is not None:

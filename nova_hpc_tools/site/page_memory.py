@@ -16,7 +16,7 @@ _KEPT_PART: Final = 8
 
 
 def explain_excess(numa: NumaNode, declared: Mapping[str, int]) -> str | None:
-    """The reason why a NUMA node cannot have its huge pages; None if it can, or if unknown.
+    """Explain why a NUMA node cannot have its hugepages; None if it can, or if unknown.
 
     :param declared: size -> pages; pages of other sizes keep their present number.
     """

@@ -70,7 +70,7 @@ def is_chipset(class_code: str | None) -> bool:
 
 
 def class_name_of(class_code: str | None) -> str:
-    """The name of a class; ``class 1300`` for one without a name.
+    """Return the name of a PCI class; ``class 1300`` for one without a name.
 
     :param class_code: the class in hexadecimal digits; None if unknown.
     """

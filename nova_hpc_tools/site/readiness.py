@@ -62,7 +62,7 @@ def check_readiness(
 
 
 def offered_functions_of(node: Node, spec: DeviceSpec) -> list[PciFunction]:
-    """The functions that servers can get."""
+    """Return the PCI functions that servers can get."""
     return [
         function
         for offer in spec.offers
@@ -106,7 +106,10 @@ def _check_drivers(
     ports: set[str],
     users: Mapping[str, DeviceUsers],
 ) -> Iterator[DoctorFinding]:
-    """libvirt itself changes the driver of devices for Neutron's ports, so these are no fault."""
+    """Find offered functions that no VFIO driver has.
+
+    libvirt itself changes the driver of devices for Neutron's ports, so these are no fault.
+    """
     wrong: dict[tuple[str, str, bool], list[str]] = defaultdict(list)
     for function in offered:
         if function.address not in ports and not function.on_vfio:
@@ -255,7 +258,10 @@ def _total_pages_of_size(pools: Iterable[HugePages], size_kib: int) -> int:
 
 
 def pages_now(nodes: Iterable[NumaNode]) -> Mapping[str, int]:
-    """Size -> pages of a NUMA node with CPUs, if all such nodes have the same number."""
+    """Map page size to the number of pages on each NUMA node with CPUs, such as ``1G`` to 64.
+
+    A size is left out if the NUMA nodes have different numbers, or none.
+    """
     counts_by_size: dict[int, set[int]] = defaultdict(set)
     for numa in nodes:
         for pool in numa.hugepages if numa.cpus else ():

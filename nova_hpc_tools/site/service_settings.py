@@ -79,7 +79,7 @@ def config_files_of(
     project: str = "nova",
     more: Iterable[Path] = (),
 ) -> tuple[Path, ...]:
-    """The configuration files that a service reads, in its order: a later one wins.
+    """Return the configuration files that a service reads, in its order: a later one wins.
 
     :param words: ``--config-file=`` and ``--config-dir=`` of its command line.
     :param prog: the name of the service: nova-compute also reads ``nova-compute.conf``.
@@ -107,7 +107,7 @@ def config_files_of(
 
 
 def _config_files_in(folder: Path, more: Iterable[Path] = ()) -> list[Path]:
-    """The files of a directory that oslo.config reads: all ``*.conf`` but hidden ones."""
+    """Return the files of a directory that oslo.config reads: all ``*.conf`` but hidden ones."""
     resolved_folder = folder.resolve()
     names = {path.name for path in more if path.parent.resolve() == resolved_folder}
     there = {*folder.glob("*.conf"), *(folder / name for name in names)}
@@ -148,8 +148,7 @@ def read_node_options(words: Sequence[str], needed: Iterable[str]) -> cfg.Config
 
 
 def role_table_of(entries: Sequence[str], node: Node, device_spec: Iterable[str] | None) -> Roles:
-    """The table of roles for *node*. The default roles keep the names that its devices have
-    already.
+    """Build the table of roles for *node*. Default roles keep the names that its devices have.
 
     :param entries: ``[hpc]device_role``.
     :param device_spec: the present entries of ``[pci]device_spec``.
@@ -182,7 +181,11 @@ def _build_config_error(error: Exception) -> ConfigError:
 
 @attrs.frozen
 class ServiceSettings:
-    """The present settings of the services on this machine."""
+    """The options of this machine's Nova services to which ``nova-hpc configure`` adds values.
+
+    They are read from the services' configuration files. The file set by an operator and the file
+    written by ``configure`` are kept apart.
+    """
 
     #: ``[hpc]device_role`` without a declaration: *other_roles*, else the default. The roles in
     #: files of ``configure`` come from the declaration, so they do not count here.
@@ -229,7 +232,7 @@ def read_service_settings(
 def _read_settings_of_files(
     words: Sequence[str], folder: Path | None, placement: bool, is_merged: bool = False
 ) -> ServiceSettings:
-    """Read our files, the files of others, and all together.
+    """Read the services' options three times: from our files, from the others, and from all.
 
     Options with one value come from all files together, because the last file wins. Options with
     several values are also read separately, so that ours are not taken for values of others.
@@ -321,7 +324,7 @@ def switches_cpus_off(options: cfg.ConfigOpts) -> bool:
 
 
 def foreign_config_files(words: Sequence[str], folder: Path | None) -> list[Path]:
-    """The configuration files of nova-compute that ``configure`` did not write.
+    """Return the configuration files of nova-compute that ``configure`` did not write.
 
     :param folder: the folder with files of this project.
     """
@@ -334,7 +337,7 @@ def foreign_config_files(words: Sequence[str], folder: Path | None) -> list[Path
 
 
 def _values_without(theirs: Iterable[str] | None, ours: Iterable[str] | None) -> tuple[str, ...]:
-    """The values of others, without ours: files that a deployment tool has merged have both."""
+    """Return the values of others, without ours: files merged by a tool have both."""
     return tuple(value for value in theirs or () if value not in (ours or ()))
 
 
@@ -353,7 +356,7 @@ def _load_checked_options(files: Sequence[Path]) -> cfg.ConfigOpts:
 
 
 def _read_cache_size(options: cfg.ConfigOpts) -> int | None:
-    """``[hpc]cache_size`` from a file; None if no file sets it."""
+    """Return ``[hpc]cache_size`` from a file; None if no file sets it."""
     where = options.get_location(settings.CACHE, "hpc")
     if where is None or not where.location.is_user_controlled:
         return None
@@ -362,7 +365,10 @@ def _read_cache_size(options: cfg.ConfigOpts) -> int | None:
 
 
 def _read_placement_limit(own: Iterable[Path]) -> int | None:
-    """Placement's limit, from the files that its API reads (placement/wsgi, _get_config_files)."""
+    """Read Placement's limit from the files that its API reads (placement/wsgi, _get_config_files).
+
+    None if it is not set.
+    """
     folder = os.environ.get("OS_PLACEMENT_CONFIG_DIR", "").strip()
     words = [f"--config-file={folder}/placement.conf"] if folder else []
     paths = config_files_of(words, "placement", "placement")
@@ -373,7 +379,7 @@ def _read_placement_limit(own: Iterable[Path]) -> int | None:
 
 
 def _is_written_by_configure(path: Path) -> bool:
-    """Whether ``configure`` wrote this file."""
+    """Return whether ``nova-hpc configure`` wrote this file, by its name and its mark."""
     if path.name not in _FILES:
         return False
     try:
@@ -386,7 +392,10 @@ def _is_written_by_configure(path: Path) -> bool:
 def _merge_list_option(
     theirs: cfg.ConfigOpts, ours: cfg.ConfigOpts, name: str
 ) -> tuple[str, ...] | None:
-    """The list of others joined with the list of ``configure``: the last file hides the first."""
+    """Join the list of others with the list of ``configure``: the last file hides the first.
+
+    None if neither sets the option.
+    """
     first, second = theirs.filter_scheduler[name], ours.filter_scheduler[name]
     if first is None or second is None:
         values = first if second is None else second

@@ -99,7 +99,7 @@ class SettingsOptions:
 
 @attrs.frozen
 class NovaSettings:
-    """The texts of the include files, with remarks and losses."""
+    """The texts of the include files by part, with remarks for the operator and losses."""
 
     #: Part -> text.
     files: Mapping[str, str] = attrs.field(hash=False)
@@ -112,7 +112,7 @@ class NovaSettings:
 
 
 def file_name(part: str) -> str:
-    """Name of the include file of a part, e.g. ``nova-hpc-compute.conf``."""
+    """Return the name of the include file of a part, e.g. ``nova-hpc-compute.conf``."""
     return f"nova-hpc-{part}.conf"
 
 
@@ -125,7 +125,7 @@ def limit_of_candidates(hosts: int) -> int:
 
 
 def results_of(hosts: int) -> int:
-    """The value of ``[hpc]cache_size`` that suffices for *hosts* unlike hosts."""
+    """Return the value of ``[hpc]cache_size`` that suffices for *hosts* unlike hosts."""
     return max(FEWEST_RESULTS, RESULTS_OF_HOST * hosts)
 
 
@@ -162,7 +162,7 @@ def render_settings(
 
 
 def place_own_filters(enabled: Sequence[str]) -> list[str]:
-    """Nova's (or the deployment's) filters with the project's filters added.
+    """Return Nova's (or the deployment's) filters with the project's filters added.
 
     FABRIC_FILTER is the last: it counts the hosts that all others leave.
     """
@@ -177,7 +177,7 @@ def place_own_filters(enabled: Sequence[str]) -> list[str]:
 
 @attrs.define
 class _Files:
-    """Builds the include files of one node, and remarks about them."""
+    """Builder of the include files of one node, and of remarks about them."""
 
     node: Node
     spec: DeviceSpec
@@ -304,14 +304,14 @@ class _Files:
         return lines
 
     def _limit(self, option: str) -> int:
-        """The limit, never below Nova's default, so that other flavors keep their choice."""
+        """Return the limit, never below Nova's default, so that other flavors keep their choice."""
         limit = limit_of_candidates(self.options.hosts)
         if option in self.options.replace:
             return limit
         return configured.not_lowered(self.before, option, limit)
 
     def _cache(self) -> list[str]:
-        """``[hpc]cache_size``, if neither the default nor the operator's value is enough."""
+        """Return the lines of ``[hpc]cache_size``, if neither default nor set value suffices."""
         need = RESULTS_OF_HOST * self.options.hosts
         wanted: int | None
         stays: int | None
@@ -371,7 +371,7 @@ class _Files:
     def _derive_cpus(
         self, housekeeping: int
     ) -> tuple[frozenset[int] | None, frozenset[int] | None]:
-        """Host CPUs and CPUs for servers; None if the cores cannot be read."""
+        """Choose the CPUs for the host and the CPUs for servers; None if the cores are unknown."""
         if not (self.before.switches_cpus_off and self.node.offline_cpus):
             return _split_cpus(self.node, housekeeping, self.remarks)
         own = [configured.parse_cpus(self.before.own_cpu_sets.get(name, "")) for name in CPU_SETS]
@@ -406,7 +406,7 @@ def _escape_dollars(text: str) -> str:
 def _split_cpus(
     node: Node, housekeeping: int, remarks: list[str]
 ) -> tuple[frozenset[int], frozenset[int]]:
-    """Host CPUs and CPUs for servers; a core's threads are never separated.
+    """Split CPUs into those for the host and those for servers; a core's threads stay together.
 
     A CPU that is offline and that Nova does not switch on is for neither: nova-compute refuses it.
     """

@@ -34,7 +34,7 @@ def is_expressible_address(function: PciFunction) -> bool:
 def address_forms_of(
     node: Node, functions: Sequence[PciFunction]
 ) -> Iterator[str | dict[str, str]]:
-    """Values of ``address`` that match *functions* and no others.
+    """Yield values of ``address`` that match *functions* and no others.
 
     :param functions: a single device, or virtual functions with the same ids
         of one physical function. The entry must also have these ids.
@@ -62,11 +62,11 @@ def _differ_by_ids(parent: PciFunction | None, functions: Sequence[PciFunction])
 
 
 def _address_patterns(addresses: Iterable[str]) -> Iterator[dict[str, str]]:
-    """The fewest products of domain, bus, slots and functions that cover exactly *addresses*.
+    """Yield the fewest products of domain, bus, slots and functions that cover exactly *addresses*.
 
-    Nova treats an expression without any special character as an address, and
-    an address of a physical function stands for all of its virtual functions:
-    hence the brackets. Fields have a fixed width, so no anchors are needed.
+    Nova treats an expression without any special character as an address, and an address of a
+    physical function stands for all of its virtual functions: hence the brackets. Fields have a
+    fixed width, so no anchors are needed.
 
     Functions 2 and 3 of slots 00 and 01 on bus 3b become one product: domain ``0000``, bus ``3b``,
     slot ``00|01``, function ``[23]``.

@@ -54,12 +54,12 @@ def _parse_json_or_none(text: str) -> object:
 
 
 def split_entries(values: Iterable[str]) -> tuple[str, ...]:
-    """Each device_spec entry of these values as a text of its own, each once."""
+    """Split these values into device_spec entries; return each as a text of its own, each once."""
     return tuple(dict.fromkeys(entry for value in values for entry in entries_of_value(value)))
 
 
 def entries_of_value(value: str) -> list[str]:
-    """The entries in one value of ``[pci]device_spec``: a JSON list or a single object."""
+    """Return the entries in one value of ``[pci]device_spec``: a JSON list or a single object."""
     several = _parse_json_or_none(value)
     if isinstance(several, list) and all(isinstance(entry, dict) for entry in several):
         return [json.dumps(entry) for entry in several]
@@ -67,12 +67,12 @@ def entries_of_value(value: str) -> list[str]:
 
 
 def is_own_entry(entry: Mapping[str, Any]) -> bool:
-    """Whether ``configure`` wrote the entry."""
+    """Return whether ``nova-hpc configure`` wrote the entry: it has the tag of a role."""
     return tags.ROLE in entry
 
 
 def carried_keys_of(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of an entry, without the keys that name its devices and nova-hpc's tags."""
+    """Return settings of an entry, without the keys that name its devices and nova-hpc's tags."""
     return {
         key: value
         for key, value in entry.items()
@@ -84,7 +84,7 @@ def carried_keys_of(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def entry_by_address(entry: Mapping[str, Any], node: Node) -> Mapping[str, Any]:
-    """The entry with a PCI address in place of its interface, if this node has the interface.
+    """Replace the interface in an entry by its PCI address, if this node has the interface.
 
     For Nova the address names the same devices: in both forms a physical function stands for its
     virtual ones.
@@ -102,7 +102,7 @@ def entry_by_address(entry: Mapping[str, Any], node: Node) -> Mapping[str, Any]:
 
 
 def translate_interfaces(texts: Iterable[str], node: Node) -> tuple[str, ...]:
-    """Entries as texts, with PCI addresses in place of interface names."""
+    """Return entries as texts, with PCI addresses in place of interface names, each once."""
     translated_texts = []
     for text in texts:
         entry = read_spec_entry(text)
@@ -141,7 +141,7 @@ def entry_matches(entry: Mapping[str, Any], function: PciFunction) -> bool:
 
 
 def _address_fields(address: Any) -> list[str] | None:
-    """Domain, bus, slot and function of an entry as expressions; None if Nova refuses it."""
+    """Return domain, bus, slot and function of an entry as expressions; None if Nova refuses it."""
     if isinstance(address, dict):
         names = ("domain", "bus", "slot", "function")
         return [str(address.get(name, ".*")) for name in names]
@@ -170,14 +170,14 @@ def _fits_address(wanted: Sequence[str], address: str) -> bool:
 def first_matching_entry(
     entries: Iterable[Mapping[str, Any]], function: PciFunction
 ) -> Mapping[str, Any] | None:
-    """The entry that counts for *function* (whitelist.py, Whitelist.get_devspec)."""
+    """Find the entry for *function* (whitelist.py, Whitelist.get_devspec); else None."""
     return next((entry for entry in entries if entry_matches(entry, function)), None)
 
 
 def entries_of_functions(
     device_spec: Iterable[str], functions: Iterable[PciFunction]
 ) -> Iterator[Mapping[str, Any]]:
-    """The first matching entry for each of *functions* that has one."""
+    """Yield the first matching entry for each of *functions* that has one."""
     entries = [read_spec_entry(text) for text in device_spec]
     for function in functions:
         entry = first_matching_entry(entries, function)
@@ -186,7 +186,7 @@ def entries_of_functions(
 
 
 def hidden_addresses_of(device_spec: Iterable[str], node: Node) -> dict[str, list[str]]:
-    """Foreign entry -> addresses that a later entry of nova-hpc names, too."""
+    """Return foreign entry -> addresses that a later entry of nova-hpc names, too."""
     texts = list(device_spec)
     entries = [read_spec_entry(text) for text in texts]
     addresses: dict[str, list[str]] = {}
@@ -200,7 +200,7 @@ def hidden_addresses_of(device_spec: Iterable[str], node: Node) -> dict[str, lis
 
 
 def addresses_of_entry(entry: Mapping[str, Any]) -> list[str]:
-    """The addresses that an entry of nova-hpc names.
+    """Return the PCI addresses that an entry of nova-hpc names.
 
     See :mod:`nova_hpc_tools.site.spec_address`.
     """

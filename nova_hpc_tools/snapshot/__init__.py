@@ -38,7 +38,7 @@ class SnapshotError(Exception):
 
 
 def make_printable_text(text: str) -> str:
-    """A text of users or nodes in a form that is safe for a terminal; ``?`` instead of nothing."""
+    """Make a text of users or nodes safe for a terminal; return ``?`` instead of nothing."""
     return text_of_others.printable_text(text) or "?"
 
 
@@ -149,7 +149,7 @@ class SnapshotDevice:
 
 @attrs.frozen
 class SnapshotNode:
-    """A compute node in a snapshot."""
+    """A compute node in a snapshot: its free resources, its devices and their users."""
 
     host: str
     node: str
@@ -237,7 +237,7 @@ class Snapshot:
 
 
 def flavor_with_ports(cloud: Snapshot, flavor: Flavor, ports: Iterable[DirectPorts]) -> Flavor:
-    """*flavor* for a server with these direct ports."""
+    """Return a copy of *flavor* for a server with these direct ports."""
     return attrs.evolve(
         flavor, ports=direct_ports.merge_equal_ports(ports), port_roles=cloud.port_roles
     )
@@ -254,7 +254,7 @@ def request_of_flavor(flavor: Flavor, hosts: Iterable[SnapshotNode]) -> Request:
 
 
 def roles_of_wants(hosts: Iterable[SnapshotNode], wants: Sequence[Want]) -> dict[str, str]:
-    """``Want.key`` -> role, as the scheduler finds it on these hosts.
+    """Return ``Want.key`` -> role, as the scheduler finds it on these hosts.
 
     :raises nova_hpc.placement.roles.RoleConflictError: an alias has devices of several roles, and
         its name is none of them.
@@ -274,7 +274,7 @@ def roles_of_wants(hosts: Iterable[SnapshotNode], wants: Sequence[Want]) -> dict
 
 
 def mixed_aliases(hosts: Iterable[SnapshotNode]) -> tuple[str, ...]:
-    """A warning for each alias that matches devices of several roles."""
+    """Return a warning for each alias that matches devices of several roles."""
     roles_by_alias: dict[str, set[str]] = {}
     for device in (device for host in hosts for device in host.devices):
         for alias in device.aliases if device.role is not None else ():
@@ -294,7 +294,7 @@ def engine_host(
     roles: Mapping[str, str] | None = None,
     ports: Sequence[DirectPorts] = (),
 ) -> FreeHost:
-    """The free resources of a node in the placement engine's model.
+    """Build the placement engine's model of the free resources of a node.
 
     :param roles: ``Want.key`` -> the role that its devices must have.
     :param ports: direct ports of the server.
@@ -329,7 +329,7 @@ def engine_host(
 def take_from_node(
     node: SnapshotNode, devices: DeviceSet, cells: Iterable[WantedCell], server: str
 ) -> SnapshotNode:
-    """The node after *server* got these devices, CPUs and pages."""
+    """Return a copy of the node after *server* got these devices, CPUs and pages."""
     taken = collections.Counter(pick.pool for pick in devices.picks)
     return attrs.evolve(
         node,
@@ -356,7 +356,7 @@ def take_from_node(
 
 
 def release_from_node(node: SnapshotNode, server: Server) -> SnapshotNode:
-    """The node after *server* left; faulty devices do not become free."""
+    """Return a copy of the node after *server* left; faulty devices do not become free."""
     devices = []
     # During a move, a server may hold devices here, while its CPUs are on its own host.
     home = (server.host, server.node) == (node.host, node.node)

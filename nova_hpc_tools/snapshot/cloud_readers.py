@@ -90,7 +90,7 @@ def read_health(config: Sequence[str] = ()) -> Sequence[NodeHealth]:
 
 
 def records_reader(config: Sequence[str]) -> Callable[[Track], CloudRecords]:
-    """A function that reads all records of the cloud in Nova's databases and Placement.
+    """Return a function that reads all records of the cloud in Nova's databases and Placement.
 
     :raises SnapshotError: the records cannot be read; the text names the cure. The returned
         function raises it, too.

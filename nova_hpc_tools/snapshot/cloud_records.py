@@ -22,7 +22,7 @@ class RecordedDevice:
 
 @attrs.frozen
 class PciProvider:
-    """A resource provider of PCI devices in Placement."""
+    """A resource provider of PCI devices in Placement, with its amounts."""
 
     uuid: str
     #: Name of the node and PCI address, both from the provider's own name.
@@ -54,7 +54,7 @@ class Leftover:
 
 @attrs.frozen
 class RecordedHost:
-    """A compute node in the records of Nova."""
+    """A compute node in the records of Nova, with its PCI devices and settings."""
 
     #: Its name in Nova's services and aggregates (host), and in Placement (node).
     host: str
@@ -80,7 +80,7 @@ class RecordedHost:
 
 @attrs.frozen
 class ServiceAlias:
-    """A PCI alias in the settings of this machine's services."""
+    """A PCI alias in the settings of this machine's services, with its resource class."""
 
     name: str
     resource_class: str

@@ -62,12 +62,12 @@ def _lower_network(network: str | None) -> str | None:
 
 
 def direct_port_key_of(number: int) -> str:
-    """The key of ports in a request, by their index in the list."""
+    """Return the key of ports in a request, by their index in the list."""
     return f"{PORT} {number}"
 
 
 def ports_for_engine(ports: Sequence[DirectPorts], entries: Iterable[str]) -> tuple[Ports, ...]:
-    """The direct ports in the placement engine's model.
+    """Convert the direct ports to the placement engine's model.
 
     :param entries: the entries of ``[hpc]port_roles``.
     """
@@ -84,7 +84,7 @@ def ports_for_engine(ports: Sequence[DirectPorts], entries: Iterable[str]) -> tu
 
 
 def served_port_keys(ports: Sequence[DirectPorts], adapter: PortAdapter) -> frozenset[str]:
-    """Keys of the ports that an adapter would serve."""
+    """Return keys of the ports that an adapter would serve."""
     return frozenset(
         direct_port_key_of(number)
         for number, port_group in enumerate(ports)
@@ -102,7 +102,7 @@ def merge_equal_ports(ports: Iterable[DirectPorts]) -> tuple[DirectPorts, ...]:
 
 
 def adapter_of(pool: Mapping[str, object]) -> PortAdapter | None:
-    """The adapter behind a PCI pool of Nova; None if the pool is for flavors.
+    """Return the adapter behind a PCI pool of Nova; None if the pool is for flavors.
 
     :param pool: a pool with Nova's keys, which are the same in ``[pci]device_spec``.
     """
@@ -118,7 +118,7 @@ def adapter_of(pool: Mapping[str, object]) -> PortAdapter | None:
 
 
 def direct_ports_of_spec(spec: Mapping[str, object], count: int = 1) -> DirectPorts:
-    """The direct ports of one PCI request of Nova.
+    """Build the direct ports of one PCI request of Nova.
 
     :param spec: a spec of the request, with the same keys as for :func:`adapter_of`.
     """

@@ -50,12 +50,12 @@ _PLACE: Final = tuple(field.name for field in attrs.fields(Location))
 
 
 def dump_cloud_snapshot(snapshot: Snapshot) -> str:
-    """The snapshot as JSON text: ASCII, indented, with a newline at the end."""
+    """Dump the snapshot as JSON text: ASCII, indented, with a newline at the end."""
     return json.dumps(build_snapshot_document(snapshot), indent=1) + "\n"
 
 
 def build_snapshot_document(snapshot: Snapshot) -> dict[str, Any]:
-    """The snapshot as JSON objects."""
+    """Return the snapshot as a JSON object."""
     return {**SNAPSHOT.head(), **_CONVERTER.unstructure(snapshot)}
 
 
@@ -105,7 +105,7 @@ def _add_withheld(body: dict[str, Any]) -> None:
 
 
 def _find_contradictions(snapshot: Snapshot) -> Iterator[str]:
-    """A sentence for each object with two owners, and for each name of a missing object."""
+    """Yield a sentence for each object with two owners, and for each name of a missing object."""
     if not snapshot.hosts:
         yield (
             "it has no hosts; take it again where Nova's cells are mapped "
@@ -166,7 +166,10 @@ def _structure_level(value: Any, kind: Any) -> Level:
 
 
 def _structure_pages(value: Any, _: Any) -> dict[int, int]:
-    """Page size in KiB, a text in JSON -> the number of pages."""
+    """Read page size in KiB, a text in JSON -> the number of pages.
+
+    :raises WrongError: a size or a number has another form.
+    """
     for size in value if isinstance(value, dict) else ():
         if not (size.isascii() and size.isdigit() and len(size) <= 15 and int(size)):
             raise WrongError(f"has the size {show_json_value(size)}, not a number of KiB above 0")

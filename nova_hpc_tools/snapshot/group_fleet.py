@@ -44,7 +44,7 @@ class DomainFleet:
 
 @attrs.frozen
 class GroupLine:
-    """A server group with its fabric domain, as operators see it."""
+    """A server group with its fabric domain and numbers of members, as operators see it."""
 
     #: The server group's UUID.
     group: str
@@ -63,7 +63,7 @@ class GroupLine:
 
 
 def list_group_lines(fleet: DomainFleet, dead: Collection[str]) -> tuple[GroupLine, ...]:
-    """One line for each room, sorted by domain and group.
+    """List one line for each room (a group's reservation in a domain), sorted by domain and group.
 
     :param dead: tickets of deleted servers, from
         :func:`nova_hpc.cluster.group_domain.records.find_dead_tickets`.

@@ -25,9 +25,10 @@ _MOST_KINDS: Final = 4096
 
 
 def measure_largest_sets(host: FreeHost, role: str) -> Mapping[Level, int]:
-    """Level -> the greatest number of devices of *role* that one server can get at that level.
+    """Measure the greatest number of devices of *role* that one server can get at each level.
 
     :param host: the roles of its pools are used; the requests that they serve do not matter.
+    :returns: level -> number of devices.
     :raises ValueError: the host contradicts itself (see ``choose_device_sets``).
     """
     pools = sorted(host.pools, key=lambda pool: (pool.name, pool.id))
@@ -61,7 +62,7 @@ def _measure_plain_host(host: FreeHost, role: str) -> Mapping[Level, int]:
 
 
 def _bound_set_size(host: FreeHost, level: Level) -> int:
-    """An upper bound of the largest set: the free devices in the fullest domain of the level."""
+    """Return an upper bound of the largest set: the free devices in the level's fullest domain."""
     amounts: dict[tuple[str, ...], int] = {}
     alone = 0
     for pool in host.pools:

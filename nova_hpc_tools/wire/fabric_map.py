@@ -34,7 +34,7 @@ _LONGEST: Final = 1000
 
 
 def build_fabric_document(fabric: FabricMap) -> dict[str, Any]:
-    """The fabric map as JSON objects; unknown values are left out."""
+    """Return the fabric map as a JSON object; unknown values are left out."""
     return {
         **FABRIC_MAP.head(),
         "name": fabric.name,
@@ -48,7 +48,7 @@ def build_fabric_document(fabric: FabricMap) -> dict[str, Any]:
 
 
 def write_fabric_map(fabric: FabricMap) -> str:
-    """The fabric map as JSON text with one line per host, switch and link."""
+    """Format the fabric map as JSON text with one line per host, switch and link."""
     document = build_fabric_document(fabric)
     lists = {key: document.pop(key) for key in ("hosts", "switches", "links")}
     head = json.dumps(document)[:-1]
@@ -77,7 +77,7 @@ def read_fabric_map(text: object) -> FabricMap:
 
 
 def _stated_fields_of(value: Any) -> dict[str, Any]:
-    """The fields of an object that are set."""
+    """Return name -> value of the fields of an object that are set."""
     stated = attrs.asdict(
         value, filter=lambda _, field_value: field_value is not None and field_value != ()
     )

@@ -52,7 +52,7 @@ _CONVERTER: Final = strict.make_strict_converter(
 
 
 def write_findings(document: Findings) -> str:
-    """The findings of a node as JSON text, which ends with a newline."""
+    """Format the findings of a node as JSON text, which ends with a newline."""
     body = {
         **FINDINGS.head(),
         "node": document.node,

@@ -38,7 +38,7 @@ def build_inventory(
     wish: PeerWish = PeerWish.KEEP,
     servers: Mapping[str, ServersPart] | None = None,
 ) -> dict[str, Any]:
-    """The inventory of a node as JSON objects.
+    """Return the inventory of a node as a JSON object.
 
     :param wish: the node's ``[hpc]peer_to_peer``.
     :param servers: address -> role and offer, for functions that have one; None if not judged.
@@ -75,7 +75,7 @@ def write_inventory(
     wish: PeerWish = PeerWish.KEEP,
     servers: Mapping[str, ServersPart] | None = None,
 ) -> str:
-    """The inventory of a node as JSON text: indented, ends with a newline."""
+    """Format the inventory of a node as JSON text: indented, ends with a newline."""
     return json.dumps(build_inventory(node, wish, servers), indent=2) + "\n"
 
 

@@ -57,7 +57,7 @@ class DeclaredDevice:
 
 @attrs.frozen
 class RoleWish:
-    """The declared settings for the devices of one role."""
+    """The operator's declared settings for the devices of one role; None for the default."""
 
     identity: str | None = None
     resource_class: str | None = None
@@ -68,14 +68,14 @@ class RoleWish:
 
 @attrs.frozen
 class Cpus:
-    """The declared number of CPUs that the host keeps."""
+    """The declared number of CPU cores that the host keeps for itself."""
 
     housekeeping_cores: int | None = None
 
 
 @attrs.frozen
 class DeclaredLimits:
-    """The declared size of the cloud."""
+    """The declared size of the cloud: its number of hosts."""
 
     hosts: int | None = None
 
@@ -124,7 +124,7 @@ class NodeDeclaration:
 
 
 def page_kib(size: str) -> int:
-    """The size of a huge page in KiB: 1048576 for ``1G``."""
+    """Convert the size of a hugepage to KiB: 1048576 for ``1G``."""
     return int(size[:-1]) * _UNITS[size[-1]]
 
 
@@ -201,7 +201,7 @@ def _check_host_name(name: object) -> str:
 
 
 def _read_wishes(data: object, where: str) -> NodeWishes:
-    """One set of wishes, with the short forms that operators may write.
+    """Read one set of the operator's wishes, with the short forms that operators may write.
 
     :param where: the beginning of errors, like ``"nodes: cn17: "``.
     """
@@ -225,7 +225,7 @@ def _read_wishes(data: object, where: str) -> NodeWishes:
 
 
 def _numbers_as_texts(entry: object) -> object:
-    """An entry of ``roles``: a number such as ``product_id: 1021`` becomes its text."""
+    """Convert numbers in an entry of ``roles`` to texts, such as ``product_id: 1021``."""
     if not isinstance(entry, dict):
         return entry
     return {key: str(value) if type(value) is int else value for key, value in entry.items()}
@@ -272,7 +272,7 @@ def _check_wishes(wishes: NodeWishes) -> NodeWishes:
 
 
 def _check_device(key: str, device: DeclaredDevice) -> DeclaredDevice:
-    """The entry of *key* with its address in the usual spelling.
+    """Return the entry of *key* with its address in the usual spelling.
 
     :raises ValueError: it names no device, or its address is malformed.
     """
@@ -327,7 +327,7 @@ class _Loader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
-        """Refuse a repeated key, because its value is ambiguous."""
+        """Build a YAML mapping; refuse a repeated key, because its value is ambiguous."""
         seen = set()
         for key, _ in node.value:
             name = self.construct_object(key, deep=True)
@@ -432,7 +432,7 @@ _COMMENTS: Final[Mapping[str, tuple[str, str]]] = {
 
 
 def build_declaration(declaration: NodeDeclaration) -> dict[str, Any]:
-    """The declaration as plain objects; settings without a value are left out."""
+    """Return the declaration as plain objects; settings without a value are left out."""
     document = {**NODE_DECLARATION.head(), **_stated_items_of(declaration.wishes)}
     if declaration.hosts:
         document["for"] = list(declaration.hosts)
@@ -444,7 +444,7 @@ def build_declaration(declaration: NodeDeclaration) -> dict[str, Any]:
 
 
 def write_declaration(declaration: NodeDeclaration) -> str:
-    """The text of a declaration file, with a comment for every key."""
+    """Format the text of a declaration file, with a comment for every key."""
     document = build_declaration(declaration)
     lines = [_HEAD]
     lines += [f"{key}: {document[key]}\n" for key in NODE_DECLARATION.head()]

@@ -37,7 +37,7 @@ class RailWish:
 
 
 def rails_as_lists(data: dict[str, Any]) -> dict[str, Any]:
-    """``rails`` with a list for each rail: one adapter may stand without brackets."""
+    """Return ``rails`` with a list for each rail: one adapter may stand without brackets."""
     rails = data.get("adapters")
     if not isinstance(rails, list):
         return data

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Images that diskimage-builder makes of this project's elements, on Debian 12.
 
-They have no partitions, for which diskimage-builder needs the kernel's device mapper, and a
+They have no partitions: diskimage-builder needs the kernel's device mapper to make these, and a
 container has none of that.
 """
 

@@ -2,7 +2,7 @@
 """Devices of running members fail: the owner reads the word within a minute, and heals.
 
 The node's own QEMU takes a GPU off its bus while a guest has it, as hardware that fails does. A
-link narrows in the file by which the kernel shows it: QEMU cannot change a link.
+link narrows in the file that shows it, written by the kernel: QEMU cannot change a link.
 """
 
 import json

@@ -40,7 +40,7 @@ class NotLetGo(exception.PciDeviceDetachFailed):
 
 
 class PlacedDevice:
-    """A device to attach, with the interface that Nova's ``Guest.attach_device`` needs."""
+    """Wrap a device's XML element, so that Nova's ``Guest.attach_device`` can attach it."""
 
     def __init__(self, element: etree._Element) -> None:
         self._element = element
@@ -90,7 +90,7 @@ def _source_of(config: Any) -> str | None:
 
 
 class PlacingGuest:
-    """Nova's guest, but it attaches passed-through devices at their places."""
+    """Wrap Nova's ``Guest``; attach each PCI device at the guest address in the stored domain."""
 
     def __init__(self, guest: Any, placed: Mapping[str, etree._Element]) -> None:
         self._guest = guest
@@ -143,7 +143,7 @@ def detach_all_or_none(guest: Any, devices: Mapping[str, Any], limit: float) -> 
 
 
 def list_attached_addresses(guest: Any) -> set[str]:
-    """Return the host addresses of the running guest's devices."""
+    """Return the PCI addresses on the host of the devices that the running guest has."""
     return {address for address, _ in GuestDomainXml(guest.get_xml_desc()).passed_through()}
 
 

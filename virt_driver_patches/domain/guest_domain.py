@@ -46,7 +46,7 @@ class GuestDomainXml:
 
     @property
     def root(self) -> etree._Element:
-        """The ``<domain>``, for reading."""
+        """The ``<domain>`` element, to be read and not to be changed."""
         return self._root
 
     def edit(self) -> etree._Element:
@@ -108,7 +108,7 @@ class GuestDomainXml:
         return functions
 
     def macs(self) -> dict[str, str]:
-        """Address of a device that is passed through as an interface -> its MAC address."""
+        """Map the PCI address of a device passed through as an interface to its MAC address."""
         macs = {}
         for address, device in self.passed_through():
             mac = device.find("mac")
@@ -117,7 +117,7 @@ class GuestDomainXml:
         return macs
 
     def placed(self) -> dict[str, etree._Element]:
-        """Host address -> element, of the functions that this project has placed."""
+        """Map host address to XML element, of the PCI functions with this project's alias."""
         return {
             address: element
             for address, element in self.passed_through()

@@ -155,7 +155,7 @@ def _seat_one_device(element: etree._Element, port: int, name: str) -> str:
 def _set_guest_address(
     element: etree._Element, bus: int, slot: int, function: int
 ) -> etree._Element:
-    """Give *element* a place in the guest; *bus* is the number of a controller."""
+    """Add a guest PCI address below *element*, and return it; *bus* is a controller's number."""
     return etree.SubElement(
         element,
         "address",

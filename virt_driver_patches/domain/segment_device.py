@@ -16,7 +16,7 @@ from virt_driver_patches.domain.guest_domain import GuestDomainXml
 
 
 class SegmentDeviceError(Exception):
-    """The domain cannot have a segment; the text names the cure."""
+    """Raised if a segment cannot be added to the domain; the message names the cure."""
 
 
 def add_segment_device(domain: GuestDomainXml, path: str, size: int, part: int) -> None:
@@ -61,6 +61,6 @@ def _raise_memory_limit(root: etree._Element, kib: int) -> None:
 
 
 def has_segment_device(domain: GuestDomainXml) -> bool:
-    """Whether the guest has a segment."""
+    """Return whether the domain has an NVDIMM for a segment, which its alias shows."""
     aliases = domain.root.iterfind("devices/memory/alias")
     return any((alias.get("name") or "").startswith(DEVICE_NAME) for alias in aliases)

@@ -79,7 +79,7 @@ def check_segment_options(conf: Any) -> None:
 
 
 def check_devices(offers: _Offers, node: Node) -> None:
-    """Check the entries against the node's devices.
+    """Refuse entries of ``device_spec`` that give the VFs of one PF different ``hpc_*`` tags.
 
     :raises nova.exception.InvalidConfiguration: VFs of one PF differ in tags.
     """

@@ -172,9 +172,10 @@ def _judge_claim(claim: ServerClaim, reading: NodeReading) -> tuple[Request, Cho
 
 
 def claimed_groups_of(claim: ServerClaim, reading: NodeReading) -> dict[str, int]:
-    """Address of a claimed device -> number of its group; {} if the devices satisfy no group.
+    """Map the address of each claimed device to the number of its group in the flavor.
 
-    The result is the same at every start: the first of equal assignments of ports is taken.
+    The result is {} for a flavor without keys of this project, and if the devices satisfy no group.
+    It is the same at every start: the first of equal assignments of ports is taken.
     """
     if not flavor.has_hpc_keys(claim.server.extra_specs):
         return {}
@@ -199,7 +200,10 @@ def is_host_forced(context: nova_context.RequestContext, instance: objects.Insta
 
 
 def claimed_places_of(claim: ServerClaim, reading: NodeReading) -> dict[str, Tags]:
-    """Role and place of the claimed devices, from the node itself."""
+    """Map the address of each claimed device to its tags: its role, and its place on the fabric.
+
+    They are read from the node itself. Of a device that is missing, no place is returned.
+    """
     offers = reading.offers()
     places = {}
     for address in claim.addresses:

@@ -27,7 +27,10 @@ LOG = logging.getLogger(__name__)
 
 
 class ProviderGenerations:
-    """Keeps the client's generations fresh; used under the resource tracker's lock."""
+    """Renews the generations of providers that Nova's Placement client has cached.
+
+    It is used under the resource tracker's lock.
+    """
 
     def __init__(self) -> None:
         self._client: Any = None

@@ -95,7 +95,7 @@ def record_guest_abi(instance: objects.Instance, abi: Abi | None) -> None:
 
 @attrs.frozen
 class GuestLimits:
-    """Limits of the guests of this node."""
+    """Limits that this node's processors and libvirt set for its guests."""
 
     #: Width of their processors' physical addresses, in bits; None if it is unknown, or
     #: as large as needed.

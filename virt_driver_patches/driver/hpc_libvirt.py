@@ -156,7 +156,10 @@ class HpcLibvirtDriver(LibvirtDriver):
         self.hpc_node.report_providers(provider_tree, nodename)
 
     def emit_event(self, event: Any) -> None:
-        """Also handle a device that left a guest unexpectedly; Nova ignores it."""
+        """Handle the event as Nova does; for a removed device, also check the guest in a thread.
+
+        Nova ignores a device that leaves a guest unexpectedly.
+        """
         super().emit_event(event)
         if isinstance(event, libvirtevent.DeviceRemovedEvent) and self.hpc_node.active:
             # This thread must not delay libvirt's other events.
@@ -165,7 +168,7 @@ class HpcLibvirtDriver(LibvirtDriver):
             ).start()
 
     def _hpc_early_checks(self) -> dict[str, refuse_early.Check]:
-        """Method of the compute manager -> check that is called before it."""
+        """Map each method of Nova's compute manager to the check that is called before it."""
         restart = self._hpc_check_restart
         return {
             "reboot_instance": restart,
@@ -248,10 +251,9 @@ class HpcLibvirtDriver(LibvirtDriver):
     def _hard_reboot(
         self, context: RequestContext, instance: objects.Instance, *args: Any, **kwargs: Any
     ) -> None:
-        """Check before the old domain is destroyed.
+        """Check the server's devices before Nova destroys the old domain, then reboot.
 
-        ``power_on``, ``resume_state_on_host_boot`` and a failed soft reboot
-        also call this method.
+        ``power_on``, ``resume_state_on_host_boot`` and a failed soft reboot also call this method.
         """
         self.hpc_admission.restart(instance)
         with self.hpc_watch.restarting(instance), self.hpc_segments.starting(instance, anew=False):
@@ -333,7 +335,7 @@ class HpcLibvirtDriver(LibvirtDriver):
         attach.detach_all_or_none(guest, devices, limit)
 
     def _attach_pci_devices(self, guest: Any, pci_devs: Any) -> None:
-        """Attach each device at its former place after a suspend or a snapshot."""
+        """Attach each PCI device at its former guest address, after a suspend or a snapshot."""
         super()._attach_pci_devices(
             attach.wrap_placing_guest(guest) if pci_devs else guest, pci_devs
         )
@@ -384,7 +386,7 @@ class HpcLibvirtDriver(LibvirtDriver):
     def migrate_disk_and_power_off(
         self, context: RequestContext, instance: objects.Instance, *args: Any, **kwargs: Any
     ) -> Any:
-        """On the source: reset its adapters' settings of a server that moves elsewhere."""
+        """On the source of a move: run Nova's step, then reset the settings of its adapters."""
         disks = super().migrate_disk_and_power_off(context, instance, *args, **kwargs)
         self.hpc_segments.keeper.put_in_order()
         self.hpc_node.tenancy.rest(instance, self.hpc_node.source)
@@ -398,7 +400,7 @@ class HpcLibvirtDriver(LibvirtDriver):
         *args: Any,
         **kwargs: Any,
     ) -> None:
-        """On the destination: the full check, with a fresh reading."""
+        """On the destination of a move: check the server's devices afresh, then run Nova's step."""
         self.hpc_admission.start(context, instance)
         with self.hpc_watch.restarting(instance), self.hpc_segments.starting(instance, anew=True):
             position.write_position_metadata(instance, self.hpc_node)

@@ -148,7 +148,11 @@ class GuestComparison:
     # -- looking ------------------------------------------------------------------
 
     def _texts(self, host: str, nodename: str) -> dict[str, str]:
-        """Address -> difference."""
+        """Compare the guests with Nova's records; map a device's address to the difference as text.
+
+        Devices that a marked server's guest has lost are attached again before the result is made.
+        If the guests' domains cannot be read, the former differences are returned.
+        """
         guests = self._domains()
         if guests.problem is not None:
             LOG.warning("The guests' devices are not compared: %s", guests.problem)
@@ -202,7 +206,7 @@ class GuestComparison:
     # -- putting back ----------------------------------------------------------------
 
     def _put_back(self, server: str) -> None:
-        """Attach the devices that the server's guest has lost, at their former places."""
+        """Attach the PCI devices that a server's guest lost, at their former guest addresses."""
 
         # Nova also holds this lock while it stops, starts or deletes a server.
         @utils.synchronized(server)

@@ -78,7 +78,7 @@ class HpcNode:
         return NodeProviders.of(self.source.ledger, CONF.hpc.keep_vanished, CONF.hpc.clean_devices)
 
     def whereabouts(self, instance: objects.Instance) -> FabricPosition:
-        """This node's place on the fabric, in the names of the server's project."""
+        """Read this node's position on the fabric, in the names that the project may see."""
         return fabric_position.read_fabric_position(self._host, instance.project_id)
 
     @property
@@ -131,9 +131,9 @@ class HpcNode:
         return self.providers.look(reading.node, entries, reported, withheld, self._host)
 
     def report_providers(self, provider_tree: Any, nodename: str) -> None:
-        """Before Nova's own step: free clean one-time-use devices in Placement.
+        """Free the clean one-time-use devices in Placement, before Nova's own update of it.
 
-        If this project is no longer in use, lift its reservations.
+        If this project is not in use on the node any more, lift its reservations instead.
         """
         if self.active:
             held = self.providers.reserver.held()

@@ -38,7 +38,7 @@ _Key = TypeVar("_Key", str, tuple[str, str])
 
 
 class _HpcPayload(base.NotificationPayloadBase):
-    """A payload that is created from the values of its fields."""
+    """Base of the payloads: each is created from the values of its fields, given by name."""
 
     def __init__(self, **values: Any) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class _HpcPayload(base.NotificationPayloadBase):
 
 @nova_base.NovaObjectRegistry.register_notification
 class HpcDeviceStatePayload(_HpcPayload):
-    """A device of a node, before and now."""
+    """Payload of a change of a device's state, with the state before and the state now."""
 
     # Version 1.0: Initial version
     VERSION = "1.0"
@@ -73,7 +73,7 @@ class HpcDeviceStatePayload(_HpcPayload):
 
 @nova_base.NovaObjectRegistry.register_notification
 class HpcDeviceStateNotification(base.NotificationBase):
-    """``hpc_device.update``."""
+    """The versioned notification ``hpc_device.update``: a device's state has changed."""
 
     # Version 1.0: Initial version
     VERSION = "1.0"
@@ -82,7 +82,7 @@ class HpcDeviceStateNotification(base.NotificationBase):
 
 @nova_base.NovaObjectRegistry.register_notification
 class HpcGuestDevicePayload(_HpcPayload):
-    """A device that a server lacks, or must not have."""
+    """Payload of a device that a server's guest lacks, or has although it must not."""
 
     # Version 1.0: Initial version
     VERSION = "1.0"
@@ -102,7 +102,7 @@ class HpcGuestDevicePayload(_HpcPayload):
 
 @nova_base.NovaObjectRegistry.register_notification
 class HpcGuestDeviceNotification(base.NotificationBase):
-    """``hpc_guest_device.update``."""
+    """The versioned notification ``hpc_guest_device.update``: a guest's devices differ."""
 
     # Version 1.0: Initial version
     VERSION = "1.0"
@@ -131,7 +131,7 @@ class HpcServerFaultPayload(_HpcPayload):
 
 @nova_base.NovaObjectRegistry.register_notification
 class HpcServerFaultNotification(base.NotificationBase):
-    """``hpc_server_fault.update``."""
+    """The versioned notification ``hpc_server_fault.update``: a server has a fault of a device."""
 
     # Version 1.0: Initial version
     VERSION = "1.0"

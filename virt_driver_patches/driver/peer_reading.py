@@ -23,7 +23,7 @@ LOG = logging.getLogger(__name__)
 
 
 def configured_wish_of(conf: Any) -> PeerWish:
-    """Return the value of ``[hpc]peer_to_peer``."""
+    """Return the value of ``[hpc]peer_to_peer``, as a :class:`PeerWish`."""
     return PeerWish(conf.hpc.peer_to_peer)
 
 

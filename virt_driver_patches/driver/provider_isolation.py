@@ -39,14 +39,14 @@ TROUBLE: Final = (
 
 @attrs.frozen
 class _UpdateTry:
-    """One update whose parts are tried one by one."""
+    """One update of the node's providers in Placement, sent one part at a time."""
 
     client: Any
     context: Any
     node: Any
 
     def fresh(self) -> ProviderTree:
-        """Return the providers as they are in Placement."""
+        """Read this node's providers from Placement, and return them as Nova's ``ProviderTree``."""
         # Nova 34 has a method for one node's part of a larger tree.
         get = getattr(self.client, "get_provider_subtree_and_ensure_root", None)
         get = get or self.client.get_provider_tree_and_ensure_root

@@ -49,7 +49,7 @@ _CHILDREN: Final = (fields.PciDeviceType.SRIOV_VF, fields.PciDeviceType.VDPA)
 
 @attrs.frozen
 class WithheldLook:
-    """The findings of the last periodic update."""
+    """The node, its offered devices and its withheld devices, as the last update saw them."""
 
     node: Node
     #: All devices that ``device_spec`` matches.
@@ -113,7 +113,7 @@ class ProviderReserver:
     """Keeps the providers of one node; all but :meth:`look` run under the tracker's lock."""
 
     def __init__(self, ledger: LedgerFile, keep_vanished: float, cleans: bool = True) -> None:
-        """Create it; *keep_vanished* is the option, in seconds.
+        """Send no request yet. *keep_vanished* is the option's value, in seconds.
 
         :param cleans: whether devices are cleaned here, so that a mark does not last forever.
         """
@@ -231,13 +231,15 @@ class ProviderReserver:
         return frozenset() if look is None else look.withheld.get(address, frozenset())
 
     def _sick(self, free: Mapping[str, str]) -> collections.Counter[str]:
-        """Provider -> number of its devices that Nova counts as free but that are not.
+        """Count by provider the devices that Nova's tracker shows free, but no server may get.
 
         There are four cases. A device that failed its checks when its server was deleted is in
-        quarantine. A device has a mark if its server has moved away, or if its guest still runs.
-        A device that has to be cleaned from within is due. And no device counts as clean if the
+        quarantine. A device has a mark if its server has moved away, or if its guest still runs. A
+        device that has to be cleaned from within is due. And no device counts as clean if the
         ledger was lost or restored. Nova has freed these devices after the node's last update, so
         Nova's tracker treats them as free until the next one.
+
+        :param free: address of a device that Nova's tracker has as free -> address of its provider.
         """
         ledger = self._ledger.read()
         if ledger.lost or (self._cleans and not ledger.compared):
@@ -314,9 +316,10 @@ class ProviderReserver:
     # -- the project is switched off ------------------------------------------------
 
     def lift(self, tree: ProviderTree, nodename: str) -> None:
-        """Lift this node's reservations if the project is no longer in use.
+        """Lift the reservations that this project has made in Placement for the node's providers.
 
-        Called before Nova's step, at every update; never raises.
+        Called before Nova's step at every update, if the project is no longer in use here; never
+        raises.
         """
         records = self._recorded()
         current = pci_providers_of(tree, nodename)
@@ -365,7 +368,10 @@ def _sort_tracked_devices(
 
 
 def _used_amounts_of(allocations: Mapping[str, Any]) -> collections.Counter[str]:
-    """Provider -> its total amount in all allocations."""
+    """Sum the allocated amounts by the provider's UUID, over all consumers.
+
+    :param allocations: consumer -> its allocations, as Placement returns them.
+    """
     used: collections.Counter[str] = collections.Counter()
     for consumer in allocations.values():
         for uuid, part in consumer["allocations"].items():
@@ -420,7 +426,10 @@ def _clear_gone_mark(record: ReservedProvider | None) -> ReservedProvider | None
 def _provider_notes_of(
     records: Mapping[str, ReservedProvider], placed: Mapping[str, PlacedProvider]
 ) -> Iterable[tuple[str, ProviderNote]]:
-    """Yield notes for operators on providers that this node does not itself withhold."""
+    """Yield (PCI address, note for operators) of reservations that this node did not decide.
+
+    They are those of an operator, and those of a device that has vanished.
+    """
     for address, record in records.items():
         theirs = min(record.operators, record.total)
         if record.gone is not None:

@@ -29,7 +29,7 @@ class TreeProvider:
 
     @property
     def uuid(self) -> str:
-        """The provider's UUID."""
+        """UUID of the provider in Placement, as text."""
         return str(self.data.uuid)
 
     @property
@@ -54,7 +54,10 @@ class TreeProvider:
 
 
 def pci_providers_of(tree: ProviderTree, nodename: str) -> dict[str, TreeProvider]:
-    """Address -> provider of this node's PCI devices, if it has at most one resource class."""
+    """Map PCI address to resource provider, for this node's devices in Nova's provider tree.
+
+    A provider with more than one resource class is left out.
+    """
     known_providers = {}
     for uuid in tree.get_provider_uuids_in_tree(nodename):
         data = tree.data(uuid)

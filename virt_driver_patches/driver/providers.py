@@ -67,13 +67,19 @@ class NodeProviders:
     # -- Nova updates Placement -----------------------------------------------------
 
     def guard(self, tracker: Any, call: Call) -> Any:
-        """Wrap ``ResourceTracker._update_to_placement``."""
+        """Run Nova's update of Placement, so that a refused provider does not stop the others.
+
+        It wraps ``ResourceTracker._update_to_placement``, and first removes leftover allocations.
+        """
         self.leftover_allocations.finish(tracker.reportclient, call.given["context"])
         self.generations.ask(tracker.reportclient, call.given["context"])
         return self.isolator.guard(tracker, call, call.given["context"], call.given["compute_node"])
 
     def translate(self, call: Call) -> bool:
-        """Wrap ``update_provider_tree_for_pci``."""
+        """Run Nova's translation of PCI devices into providers; return whether it changed the tree.
+
+        It wraps ``update_provider_tree_for_pci``.
+        """
         given = call.given
         tree, nodename, allocations = (
             given["provider_tree"],

@@ -40,7 +40,7 @@ class _LastReading:
 
 @attrs.frozen
 class ReadingSource:
-    """The source of readings."""
+    """Reads the node's devices, its ledger and their health, by settings of nova-compute."""
 
     specs: Specs
     root: Path
@@ -51,7 +51,7 @@ class ReadingSource:
 
     @classmethod
     def from_config(cls, conf: Any) -> ReadingSource:
-        """Build the source from ``[hpc]`` and ``[pci]device_spec``."""
+        """Build the source from nova-compute's options ``[hpc]`` and ``[pci]device_spec``."""
         off = {sign for sign in health.OPTIONAL if sign.value not in conf.hpc.health_checks}
         return cls(
             specs=Specs.parse(conf.pci.device_spec),
@@ -100,7 +100,7 @@ class ReadingSource:
 
 @attrs.frozen
 class NodeReading:
-    """The node at one moment."""
+    """The node's PCI devices and the ledger, as read at one moment, with the entries that match."""
 
     specs: Specs
     node: Node
@@ -112,17 +112,26 @@ class NodeReading:
     _offers: list[Offers] = attrs.field(init=False, eq=False, repr=False, factory=list)
 
     def offers(self) -> Offers:
-        """Return the devices that the node's entries offer; computed once, used by every check."""
+        """Map the address of each offered device to (function, tags of its ``device_spec`` entry).
+
+        The mapping is computed once, and every check uses it.
+        """
         if not self._offers:
             self._offers.append(self.specs.offers(self.node))
         return dict(self._offers[0])
 
     def fresh(self) -> dict[str, Symptom]:
-        """The same of everything that is offered, whatever is remembered of it."""
+        """Map the address of each unhealthy offered device to its symptom, read without the ledger.
+
+        So a device that is suspect or in quarantine, but well now, is left out.
+        """
         return self._judge(self.offers(), None, health.FRESH)
 
     def states(self) -> dict[str, tuple[str, float]]:
-        """Address -> state of a suspect or quarantined device, and the time when it began."""
+        """Map the address of each suspect or quarantined device to (state, time when it began).
+
+        The time is in seconds since the epoch; 0.0 if the ledger has no trial of the device.
+        """
         return {
             address: (device.state.value, device.trial.since if device.trial else 0.0)
             for address, device in self.ledger.devices.items()
@@ -130,7 +139,7 @@ class NodeReading:
         }
 
     def keep_offers(self, earlier: NodeReading) -> None:
-        """Copy the offers of another reading of the same devices."""
+        """Copy the offers of an earlier reading of the same devices, to compute them once."""
         self._offers[:] = earlier._offers
 
     def judge(
@@ -138,7 +147,11 @@ class NodeReading:
         offers: Mapping[str, tuple[OfferedFunction, Mapping[str, str]]],
         signs: frozenset[HealthSign] = health.ALL,
     ) -> dict[str, Symptom]:
-        """Address -> why the offered device must not be given."""
+        """Map the address of each offered device that no server may get to its symptom.
+
+        :param offers: as :meth:`offers` returns them.
+        :param signs: the signs that are checked; those that the operator turned off never are.
+        """
         return self._judge(offers, self.ledger, signs)
 
     def _judge(

@@ -46,7 +46,7 @@ class SegmentOutcome:
 
 @attrs.frozen(eq=False)
 class SegmentHold:
-    """A start, or a restart, in progress."""
+    """A server's part of a segment, held while the server starts or restarts."""
 
     server: str
     outcome: SegmentOutcome
@@ -54,7 +54,7 @@ class SegmentHold:
 
 @attrs.frozen
 class _PartUses:
-    """The use of all parts at one moment."""
+    """Which servers use which parts of the node's segment files, at one moment."""
 
     #: File -> part -> server that runs with the part or is about to.
     taken: dict[SegmentFileName, dict[int, str]] = attrs.field(factory=dict)
@@ -64,7 +64,10 @@ class _PartUses:
     problems: list[str] = attrs.field(factory=list)
 
     def add(self, name: SegmentFileName, part: int | None, server: str) -> None:
-        """Count one use."""
+        """Count that a server uses a part; note a problem if another server has the part too.
+
+        :param part: number of the part; None if it is unknown, which makes the file unclear.
+        """
         parts = self.taken.setdefault(name, {})
         other = server if part is None else parts.setdefault(part, server)
         if part is not None and other == server:
@@ -83,7 +86,7 @@ class _PartUses:
 
 @attrs.frozen
 class SegmentKeeper:
-    """The segments of one node."""
+    """Lists, counts and removes the files of shared memory (segments) on one node."""
 
     #: Reads the node's guest domains.
     domains: Callable[[], NodeGuestDomains]
@@ -106,7 +109,7 @@ class SegmentKeeper:
         domains: Callable[[], NodeGuestDomains],
         nodes: Callable[[], Collection[int]],
     ) -> SegmentKeeper:
-        """Build the keeper from ``[hpc]``, when the service starts."""
+        """Build the keeper from nova-compute's options ``[hpc]``, when the service starts."""
         folder = SegmentFolder(Path(conf.hpc.shared_memory_dir), Path(conf.hpc.sysfs_root))
         return cls(domains, nodes, folder, tuple(conf.hpc.shared_memory_mb))
 
@@ -122,7 +125,7 @@ class SegmentKeeper:
 
     @property
     def given(self) -> bool:
-        """Whether this node gives segments."""
+        """Whether this node gives segments: an entry of ``[hpc]shared_memory_mb`` is above 0."""
         return any(int(value.rpartition(":")[2]) for value in self.values)
 
     @property

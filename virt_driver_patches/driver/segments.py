@@ -63,7 +63,7 @@ REFUSED: Final[Mapping[str, str]] = {
 
 @attrs.frozen
 class NodeSegments:
-    """The segments of one node."""
+    """Gives servers their parts of this node's segments, around their starts and restarts."""
 
     keeper: SegmentKeeper
 

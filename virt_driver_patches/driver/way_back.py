@@ -23,7 +23,10 @@ LOG = logging.getLogger(__name__)
 
 
 def find_unusable_devices(reading: NodeReading, addresses: frozenset[str]) -> dict[str, str]:
-    """Address -> why no server could start with a device now, on this node."""
+    """Map each of *addresses* that no server could start with now to the reason, as text.
+
+    :param reading: reading of this node.
+    """
     findings = reading.judge(reading.offers(), health.DANGER)
     absent = {
         address: "the device is not there"

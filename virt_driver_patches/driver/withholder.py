@@ -84,7 +84,7 @@ Look = Callable[
 
 
 class Withholder:
-    """Edits the resources that a node reports; remembers its log messages."""
+    """Edits the resources that a node reports to Nova, and logs each withheld device once."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -98,8 +98,9 @@ class Withholder:
         more: Mapping[str, Symptom] | None = None,
         look: Look | None = None,
     ) -> None:
-        """Edit *resources*, the answer of ``get_available_resource``, in place.
+        """Remove the devices that must not be given from *resources*, which is changed in place.
 
+        :param resources: the answer of ``get_available_resource``.
         :param reading: the node's current state.
         :param taken: returns the devices that servers have, from Nova's records.
         :param more: findings of the steps.
@@ -152,7 +153,11 @@ class Withholder:
         self._log(withheld, unfit)
 
     def _log(self, withheld: Mapping[str, str], unfit: Mapping[str, str]) -> None:
-        """Log changes once."""
+        """Log the devices whose reason is new or has changed, and those that are well again.
+
+        :param withheld: address -> reason, of free devices that are not reported.
+        :param unfit: address -> reason, of unhealthy devices that their servers keep.
+        """
         current_texts = {
             address: f"is not offered: {reason}" for address, reason in withheld.items()
         }

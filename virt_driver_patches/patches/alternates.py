@@ -31,7 +31,7 @@ LOG = logging.getLogger(__name__)
 
 @attrs.frozen(eq=False)
 class _AlternateBuild:
-    """A build that has alternates left."""
+    """One attempt of Nova to build a server, with the alternate hosts that are left."""
 
     #: Nova's properties of this attempt: without ``retry`` Nova does not try again.
     properties: dict[str, Any]

@@ -47,13 +47,13 @@ DELETE: Final = Patch(
 
 
 class PlacementGuard(Protocol):
-    """Wraps Nova's updates of Placement."""
+    """Interface of the object that replaces Nova's updates of Placement on one node."""
 
     def translate(self, call: Call) -> bool:
         """Replace the translation of one node's devices."""
 
     def guard(self, tracker: Any, call: Call) -> Any:
-        """Replace one update of Placement."""
+        """Send one update to Placement in Nova's place, and return the result of Nova's method."""
 
 
 _MARK: Final = "hpc_completed"

@@ -64,7 +64,7 @@ def keep_user_reasons(manager: Any) -> None:
 
 
 def keep_start_reasons(manager: Any) -> None:
-    """Wrap only the methods that start servers.
+    """Wrap the compute manager's methods that start servers, so that a user gets the real reason.
 
     :raises nova.exception.InvalidConfiguration: a method is not as expected.
     """

@@ -131,10 +131,10 @@ def _wrap_refusable_action(manager: Any, patch: Patch, check: Check) -> None:
 
 
 def _keep_resized(context: Any, instance: Any, given: Mapping[str, Any]) -> None:
-    """Revert the changes that Nova's API made for a revert, so that the user can try again.
+    """Undo changes of Nova's API for a revert in the cell's database, so the user can try again.
 
-    (``revert_resize`` of nova/compute/api.py, 32 to 34.) The zone and the request
-    specification are in the API database, which this service may be unable to reach.
+    (``revert_resize`` of nova/compute/api.py, 32 to 34.) The zone and the request specification are
+    in the API database, which this service may be unable to reach.
     """
     migration, spec = given["migration"], given["request_spec"]
     migration.status = "finished"

@@ -42,7 +42,7 @@ def lab_net(
     networks: Mapping[str, str],
     adapters: Mapping[tuple[str, str], Sequence[str]] | None = None,
 ) -> FabricNet:
-    """The fabric: a port for each adapter of each node that is kept for ports.
+    """Build the fabric: a port for each adapter of each node that is kept for ports.
 
     :param networks: interface of each such adapter of a node -> its physical network.
     :param adapters: node and interface -> PCI address of the adapter, then of its functions. A
@@ -77,7 +77,7 @@ def prepare_fabric(paths: Paths, settings: Settings, networks: Mapping[str, str]
 def fabric_services(
     paths: Paths, settings: Settings, networks: Mapping[str, str]
 ) -> dict[str, Service]:
-    """The processes of the fabric, by name."""
+    """Return name -> process of the fabric: simulator, subnet manager, partition services."""
     simulated = (ibsim_service(paths, lab_net(settings, networks)), opensm_service(paths))
     return {one.name: one for one in simulated} | partition_services(paths, settings)
 
@@ -89,7 +89,7 @@ def fabric_steps(
     services: Mapping[str, Service],
     tools: Tools,
 ) -> list[Step]:
-    """The steps that bring the fabric up, and write its port inventory for Neutron."""
+    """Return the steps that bring the fabric up, and write its port inventory for Neutron."""
 
     def start(name: str) -> Callable[[Report], None]:
         return lambda report: services[name].start(tools.aborted)
@@ -133,6 +133,6 @@ def _write_inventory(paths: Paths, settings: Settings, nodes: Sequence[node.Node
 
 
 def adapter_addresses(machine: node.Node, interface: str) -> list[str]:
-    """PCI address of an adapter in a node, then the addresses of its virtual functions."""
+    """Read the PCI address of an adapter in a node, then the addresses of its virtual functions."""
     said = evidence.remote(machine, ["sh", "-c", _ADDRESSES, "sh", interface])
     return [Path(line).name for line in said.splitlines()]

@@ -57,22 +57,22 @@ class FabricNet:
     on_a_leaf: int = attrs.field(default=_MOST_ON_A_LEAF, validator=attrs.validators.ge(1))
 
     def spare_ports(self) -> tuple[NetPort, ...]:
-        """The ports of the spare nodes, which belong to no host."""
+        """Return the ports of the spare nodes, which belong to no host."""
         return tuple(
             NetPort(f"spare{number}", _FIRST_SPARE_GUID + 16 * number)
             for number in range(self.spares)
         )
 
     def all_ports(self) -> tuple[NetPort, ...]:
-        """Every adapter of the fabric; the subnet manager's first."""
+        """Return every adapter of the fabric; the subnet manager's first."""
         return (NetPort(MANAGER, MANAGER_GUID), *self.ports, *self.spare_ports())
 
     def leaf_count(self) -> int:
-        """The number of leaf switches."""
+        """Return the number of leaf switches."""
         return -(-len(self.all_ports()) // self.on_a_leaf)
 
     def text(self) -> str:
-        """The fabric in ibsim's format (``man ibsim``)."""
+        """Format the fabric in ibsim's format (``man ibsim``)."""
         leaves, ports = self.leaf_count(), self.all_ports()
         lines = []
         for spine in range(_SPINES):
@@ -94,7 +94,7 @@ class FabricNet:
         return "\n".join(lines) + "\n"
 
     def inventory(self) -> str:
-        """The port inventory that Neutron's driver reads (``[hpc_partitions]port_inventory``)."""
+        """Format the port inventory for Neutron's driver (``[hpc_partitions]port_inventory``)."""
         ports = [
             {
                 "host": port.host,
@@ -119,7 +119,7 @@ def net_of_hosts(
     spares: int = 2,
     on_a_leaf: int = 36,
 ) -> FabricNet:
-    """A fabric with the physical ports of *hosts*.
+    """Build a fabric with the physical ports of *hosts*.
 
     :param hosts: host -> PCI address of each physical port, with the addresses of its functions.
     :param spares: the number of spare nodes.
@@ -136,7 +136,11 @@ def net_of_hosts(
 def numbered_hosts(
     count: int, ports: int, functions: int = 4
 ) -> dict[str, list[tuple[str, list[str]]]]:
-    """*count* equal hosts ``cn0``, ``cn1``, ... for :func:`net_of_hosts`."""
+    """Return *count* equal hosts ``cn0``, ``cn1``, ... for :func:`net_of_hosts`.
+
+    :param ports: physical ports of a host.
+    :param functions: virtual functions of a port.
+    """
     adapters = [
         (
             f"0000:{0x81 + place:02x}:00.0",

@@ -27,14 +27,14 @@ _WAKE: Final = "hpc-fabric-agent"
 
 
 def inventory_file(paths: Paths) -> Path:
-    """The file from which Neutron's driver reads the host of each port of the fabric."""
+    """Return the path of the file that gives Neutron's driver the host of each fabric port."""
     return paths.config / "neutron" / "hpc-ports.yaml"
 
 
 def partition_options(
     paths: Paths, physical_networks: Sequence[str], first: int = 2, last: int = 4094
 ) -> config.Sections:
-    """The options that ``neutron.conf`` has in addition to the lab's usual ones.
+    """Return the options that ``neutron.conf`` has in addition to the lab's usual ones.
 
     :param physical_networks: the InfiniBand networks, which are all on the same fabric.
     :param first: the first P_Key that a network can have.
@@ -59,7 +59,7 @@ def partition_options(
 
 
 def fabric_options(paths: Paths, name: str = "opensm") -> dict[str, config.Value]:
-    """The agent's section ``[hpc_fabric_agent]``; *name* is its subnet manager's name."""
+    """Return the agent's section ``[hpc_fabric_agent]``; *name* is its subnet manager's name."""
     files = manager_files(paths, name)
     return {
         "fabric": FABRIC,
@@ -75,7 +75,7 @@ def fabric_options(paths: Paths, name: str = "opensm") -> dict[str, config.Value
 
 
 def agent_options(paths: Paths, settings: Settings, name: str = "opensm") -> config.Sections:
-    """The agent's own file of options; *name* is its subnet manager's name."""
+    """Return the agent's own file of options; *name* is its subnet manager's name."""
     return {
         "DEFAULT": {
             "transport_url": config.transport_url(settings),
@@ -88,7 +88,7 @@ def agent_options(paths: Paths, settings: Settings, name: str = "opensm") -> con
 
 
 def merge_sections(sections: config.Sections, more: config.Sections) -> config.Sections:
-    """*sections* with the options of *more*, which override them."""
+    """Return *sections* with the options of *more*, which override them."""
     return {name: {**sections.get(name, {}), **more.get(name, {})} for name in {**sections, **more}}
 
 
@@ -105,7 +105,10 @@ def prepare_partitions(paths: Paths, settings: Settings, neutron: config.Section
 
 
 def partition_services(paths: Paths, settings: Settings) -> dict[str, Service]:
-    """Neutron's RPC server, which serves agents, and the agent beside the subnet manager."""
+    """Return Neutron's RPC server, which serves agents, and the agent beside the subnet manager.
+
+    The keys are the names of the processes.
+    """
     folder = paths.config / "neutron"
 
     def make(

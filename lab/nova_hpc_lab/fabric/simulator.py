@@ -35,12 +35,12 @@ _WITH_CONSOLE: Final = 'exec "$@" <>"$CONSOLE"'
 
 
 def simulator_name(paths: Paths) -> str:
-    """The name of the simulator's sockets; each lab has its own."""
+    """Return the name of the simulator's sockets; each lab has its own."""
     return f"nova-hpc-{zlib.crc32(os.fsencode(paths.state)):08x}"
 
 
 def umad_library() -> Path:
-    """The library that programs on the simulated fabric have to load.
+    """Find the library that programs on the simulated fabric have to load.
 
     :raises LabError: it is not installed; the text names the package.
     """
@@ -51,7 +51,7 @@ def umad_library() -> Path:
 
 
 def client_environ(paths: Paths, node: str = MANAGER) -> dict[str, str]:
-    """The environment variables of a program that runs on the simulated node *node*.
+    """Return the environment variables of a program that runs on the simulated node *node*.
 
     The program has a folder ``sys-PID`` in its working directory while it runs.
     """
@@ -63,14 +63,14 @@ def client_environ(paths: Paths, node: str = MANAGER) -> dict[str, str]:
 
 
 def client_folder(paths: Paths) -> Path:
-    """A working directory for programs on the simulated fabric."""
+    """Make the working directory for programs on the simulated fabric, and return its path."""
     folder = paths.run / "umad"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return folder
 
 
 def net_file(paths: Paths) -> Path:
-    """The file of the simulated fabric, in ibsim's format."""
+    """Return the path of the file of the simulated fabric, in ibsim's format."""
     return paths.config / "fabric" / "net"
 
 
@@ -97,7 +97,7 @@ def clear_folder(paths: Paths) -> None:
 
 
 def ibsim_service(paths: Paths, net: FabricNet) -> Service:
-    """The simulator; call :func:`prepare_simulator` before."""
+    """Return the process of the simulator, not started; call :func:`prepare_simulator` before."""
     nodes = max(_LEAST_NODES, 2 * len(net.all_ports()))
     room = ("-N", str(nodes), "-S", str(_LEAST_NODES), "-P", str(16 * nodes))
     program_line = (program("ibsim", "ibsim-utils"), "-s", *room)
@@ -136,5 +136,5 @@ def tell_simulator(paths: Paths, *commands: str) -> None:
 
 
 def free_client_places(paths: Paths, spare: str = "spare0") -> None:
-    """Make the simulator detect killed clients, whose places would run out otherwise."""
+    """Make the simulator detect killed clients, so that its limited number of clients suffices."""
     tell_simulator(paths, f'Unlink "{spare}"', f'ReLink "{spare}"')

@@ -30,7 +30,7 @@ _START: Final = 'umask 077; rm -f "$LOG"; echo $$ >"$PID_FILE"; cd "$FOLDER"; ex
 
 @attrs.frozen
 class ManagerFiles:
-    """The files of one subnet manager."""
+    """The paths of the files of one subnet manager: options, partitions, log and pid."""
 
     #: Its options.
     config: Path
@@ -46,7 +46,7 @@ class ManagerFiles:
 
 
 def manager_files(paths: Paths, name: str = "opensm") -> ManagerFiles:
-    """The paths of the files of the lab's subnet manager."""
+    """Return the paths of the files of the lab's subnet manager; no file is read."""
     data = paths.data / name
     return ManagerFiles(
         config=paths.config / "fabric" / f"{name}.conf",
@@ -59,7 +59,7 @@ def manager_files(paths: Paths, name: str = "opensm") -> ManagerFiles:
 
 
 def manager_options(files: ManagerFiles, keys: Mapping[str, str]) -> dict[str, str]:
-    """The options of a subnet manager that make partitions isolated."""
+    """Return the options of a subnet manager that make partitions isolated."""
     return {
         "sweep_interval": "10",
         "force_log_flush": "TRUE",
@@ -98,7 +98,10 @@ def prepare_manager(paths: Paths, name: str = "opensm") -> ManagerFiles:
 
 
 def opensm_service(paths: Paths, name: str = "opensm", node: str = MANAGER) -> Service:
-    """The subnet manager on the simulated *node*; call :func:`prepare_manager` before."""
+    """Return the process of the subnet manager on the simulated *node*, not started.
+
+    Call :func:`prepare_manager` before.
+    """
     files = manager_files(paths, name)
     folder = client_folder(paths)
     inside = {

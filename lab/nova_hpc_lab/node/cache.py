@@ -20,7 +20,7 @@ _BESIDE: Final = ".new-"
 
 
 def key_of(*parts: str | bytes) -> str:
-    """A short key for contents: another content gives another key."""
+    """Return a short key for contents: another content gives another key."""
     digest = hashlib.sha256()
     for part in parts:
         data = part.encode() if isinstance(part, str) else part
@@ -30,11 +30,11 @@ def key_of(*parts: str | bytes) -> str:
 
 
 def entry(folder: Path, name: str, make: Callable[[Path], None]) -> Path:
-    """The folder *name* of the cache, made by *make* unless it exists and is intact.
+    """Return the folder *name* of the cache, made by *make* unless it exists and is intact.
 
-    *make* fills an empty folder, which gets its name only when it is complete. So an
-    interruption at any point leaves no folder that looks complete. Several processes may call
-    this at once: one makes the folder, the others wait.
+    *make* fills an empty folder, which gets its name only when it is complete. So an interruption
+    at any point leaves no folder that looks complete. Several processes may call this at once: one
+    makes the folder, the others wait.
 
     :returns: the folder; its files are not to be changed.
     """
@@ -78,7 +78,7 @@ def remove_others(folder: Path, prefix: str, keep: str) -> None:
 
 
 def checksum(path: Path) -> str:
-    """SHA-256 of a regular file, in hex.
+    """Compute the SHA-256 of a regular file, in hex.
 
     :raises OSError: it is not a regular file. Links are not followed: the link ``dev/stderr`` of
         an unpacked Debian leads to the reader's own standard error, and reading a pipe may never

@@ -86,7 +86,7 @@ def make(
 
 
 def describe(name: str, number: int, shape: Shape, identity: str) -> dict[str, object]:
-    """The facts for the node's own start-up script."""
+    """Return the facts for the node's own start-up script, as a JSON object."""
     devices = [device for _, device in shape.devices()]
     return {
         "name": name,
@@ -187,7 +187,7 @@ def _copy_metadata(distribution: str, target: Path) -> None:
 
 
 def _folder(package: str) -> Path:
-    """The folder of a package of the project, found without an import: two packages need Nova."""
+    """Return the folder of a package of the project, found without an import: two need Nova."""
     found = importlib.util.find_spec(package)
     if found is None or found.origin is None:
         raise LabError(_NOT_INSTALLED)

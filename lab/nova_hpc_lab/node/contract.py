@@ -27,10 +27,10 @@ Progress = Callable[[str, float | None], None]
 
 
 class NodeCloud(Protocol):
-    """The cloud that a node joins."""
+    """Interface to the cloud that a node joins."""
 
     def compute_files(self, host: str, host_address: str) -> Mapping[str, str]:
-        """Configuration of nova-compute on node *host*.
+        """Return the configuration of nova-compute on node *host*.
 
         :param host: the node's name, which is also Nova's ``[DEFAULT]host``.
         :param host_address: the address under which the node reaches the
@@ -42,7 +42,7 @@ class NodeCloud(Protocol):
 
 
 class State(enum.Enum):
-    """The state of a node."""
+    """The state of a virtual node."""
 
     ABSENT = "absent"  #: not started, or stopped
     STARTING = "starting"  #: QEMU runs, nova-compute has not reported that it is up
@@ -53,7 +53,7 @@ class State(enum.Enum):
 
 @attrs.frozen
 class NodeStatus:
-    """The present state of one node."""
+    """The present state of one virtual node: processes, ports, times in seconds, and devices."""
 
     name: str
     state: State
@@ -78,7 +78,7 @@ class NodeStatus:
 
 @attrs.frozen
 class Plan:
-    """The programs that a supervisor runs; ``plan.json`` in the node's folder."""
+    """The programs that a node's supervisor runs; ``plan.json`` in the node's folder."""
 
     argv: tuple[str, ...]
     disk: str

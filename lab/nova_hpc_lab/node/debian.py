@@ -52,7 +52,7 @@ _UNWANTED: Final = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*
 
 
 def key() -> str:
-    """A key of the result of :func:`bootstrap`."""
+    """Return a key of the result of :func:`bootstrap`: it changes with the packages."""
     return cache.key_of("1", SUITE, _PIN, *_UNWANTED, *PACKAGES)
 
 
@@ -106,7 +106,7 @@ def mmdebstrap(
 
 
 def mirror() -> str:
-    """The Debian mirror that apt uses on this machine, as a URI.
+    """Return the Debian mirror that apt uses on this machine, as a URI.
 
     Debian's own address if apt has no repository of the suite.
     """
@@ -118,7 +118,7 @@ _WANTED: Final = (SUITE, "main")
 
 
 def _repositories() -> Iterator[tuple[str, str, str]]:
-    """URI, suite and component of apt's repositories."""
+    """Yield URI, suite and component of apt's repositories."""
     done = subprocess.run(
         ["apt-get", "indextargets", "--format", "$(REPO_URI) $(RELEASE) $(COMPONENT)"],
         capture_output=True,
@@ -134,7 +134,7 @@ def _repositories() -> Iterator[tuple[str, str, str]]:
 
 
 def parse_sources(folder: Path) -> Iterator[tuple[str, str, str]]:
-    """URI, suite and component of the repositories in apt's files below *folder*."""
+    """Yield URI, suite and component of the repositories in apt's files below *folder*."""
     parts = folder / "sources.list.d"
     for path in [folder / "sources.list", *sorted(parts.glob("*.list"))]:
         for line in _lines(path):
@@ -172,7 +172,7 @@ def _stanza(text: str) -> dict[str, list[str]]:
 
 
 def _proxies() -> list[str]:
-    """The options of apt that set the proxy for the mirror."""
+    """Return the options of apt that set the proxy for the mirror."""
     done = subprocess.run(
         ["apt-config", "dump", "Acquire::http"], capture_output=True, text=True, check=False
     )

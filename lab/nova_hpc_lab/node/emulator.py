@@ -41,17 +41,17 @@ _NARROW: Final = 20_000
 
 
 class EmulatorError(LabError):
-    """The emulator is missing; the text contains the cure."""
+    """The QEMU for virtual nodes is missing; the text contains the cure."""
 
 
 @attrs.frozen
 class Emulator:
-    """An unpacked QEMU."""
+    """An unpacked QEMU with its own libraries."""
 
     root: Path
 
     def argv(self) -> tuple[str, ...]:
-        """The beginning of its command line, up to its first own option."""
+        """Return the beginning of QEMU's command line, up to its first own option."""
         libraries = self.root / _LIBRARIES
         data = (self.root / "usr/share" / name for name in ("qemu", "seabios"))
         return (
@@ -86,7 +86,7 @@ def prepare(paths: Paths, tell: Progress) -> None:
 
 
 def find(paths: Paths) -> Emulator:
-    """The emulator that :func:`prepare` has unpacked.
+    """Return the emulator that :func:`prepare` has unpacked.
 
     :raises EmulatorError: :func:`prepare` was not called yet.
     """
@@ -131,7 +131,7 @@ def _measure() -> int | None:
 
 
 def _both(read: Callable[[], int]) -> tuple[int, int] | None:
-    """Time in ns and counter at the same moment; None on a machine too busy for that."""
+    """Read time in ns and counter at the same moment; None on a machine too busy for that."""
     for _ in range(_TRIES):
         before, ticks, after = time.monotonic_ns(), read(), time.monotonic_ns()
         if after - before < _NARROW:

@@ -74,7 +74,7 @@ class GuestReport:
 
 
 def guest_image(paths: Paths) -> tuple[Path, Path]:
-    """The kernel and the initramfs that servers boot (Glance ``kernel_id``, ``ramdisk_id``).
+    """Return the paths of kernel and initramfs that servers boot (``kernel_id``, ``ramdisk_id``).
 
     Both are made from the node's image, so ``prepare_image`` has to be called first. They are
     cached and checked like the image.
@@ -101,7 +101,7 @@ def guest_image(paths: Paths) -> tuple[Path, Path]:
 
 
 def parse_report(console: str) -> GuestReport | None:
-    """The last complete report in the text of a guest's console, or None.
+    """Parse the last complete report in the text of a guest's console; None without one.
 
     Broken or incomplete reports are ignored.
     """

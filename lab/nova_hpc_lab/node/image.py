@@ -42,7 +42,7 @@ class ImageError(LabError):
 
 @attrs.frozen
 class Image:
-    """A complete image in the cache."""
+    """A complete image of a node in the cache: root disk, kernel and modules."""
 
     folder: Path
 
@@ -58,7 +58,7 @@ class Image:
 
     @property
     def busybox(self) -> Path:
-        """A static busybox."""
+        """Path of a statically linked busybox."""
         return self.folder / "busybox"
 
     @property
@@ -112,7 +112,7 @@ def prepare_image(paths: Paths, progress: Progress | None = None) -> Image:
 
 
 def find_image(paths: Paths) -> Image:
-    """The image that :func:`prepare_image` has made.
+    """Return the image that :func:`prepare_image` has made.
 
     :raises ImageError: :func:`prepare_image` was not called yet.
     """
@@ -123,7 +123,7 @@ def find_image(paths: Paths) -> Image:
 
 
 def image_name(paths: Paths) -> str:
-    """Name of the image's cache entry, with a key of all its sources."""
+    """Return the name of the image's cache entry, with a key of all its sources."""
     versions = [
         f"{name}={found.version}" for name, found in python_env.distributions(paths.venv).items()
     ]

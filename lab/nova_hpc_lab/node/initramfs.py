@@ -19,7 +19,9 @@ __all__ = ["CpioArchive", "add_modules", "add_tree", "base_archive", "module_fil
 
 
 def module_files(modules: Path, names: Iterable[str]) -> list[Path]:
-    """See :func:`nova_hpc.tenancy.stage.archive.module_files`.
+    """Return the files of kernel modules and of their dependencies, in loading order.
+
+    See :func:`nova_hpc.tenancy.stage.archive.module_files`.
 
     :raises LabError: a module does not exist.
     """

@@ -97,7 +97,7 @@ class Node:
         self.process.stop(grace=30.0)
 
     def status(self) -> NodeStatus:
-        """The present state; a node in a bad state raises no error."""
+        """Read the present state; a node in a bad state raises no error."""
         try:
             known: dict[str, Any] = json.loads((self.folder / "status.json").read_text())
             state = State(known["state"])
@@ -131,7 +131,7 @@ class Node:
         )
 
     def ssh_argv(self, command: Sequence[str] = ()) -> list[str]:
-        """The ``ssh`` command line that runs *command* as root in the node.
+        """Return the ``ssh`` command line that runs *command* as root in the node.
 
         Each word is quoted for the remote shell. Without a command, ssh opens a login shell.
         """

@@ -71,7 +71,7 @@ print(json.dumps(files))
 
 
 def distributions(venv: Path) -> dict[str, importlib.metadata.Distribution]:
-    """Name -> distribution, for all distributions that are copied to the node.
+    """Return name -> distribution, for all distributions that are copied to the node.
 
     The project itself is left out, but its requirements are included.
 
@@ -103,7 +103,7 @@ def distributions(venv: Path) -> dict[str, importlib.metadata.Distribution]:
 
 
 def site_packages(venv: Path) -> Path:
-    """The folder of the environment's packages.
+    """Return the folder of the environment's packages.
 
     :raises LabError: the environment was made for another version of Python than the node's.
     """
@@ -183,7 +183,7 @@ def _interpreter(root: Path) -> None:
 
 
 def _requires(found: importlib.metadata.Distribution, extra: str) -> Iterator[tuple[str, str]]:
-    """Requirements of a distribution for one of its extras ("" for none), as (name, extra)."""
+    """Yield needs of a distribution for one of its extras ("" for none), as (name, extra)."""
     for text in found.requires or ():
         try:
             requirement = Requirement(text)
@@ -199,7 +199,7 @@ def _plain(name: str) -> str:
 
 
 def for_guest(root: Path, command: bytes) -> dict[str, bytes]:
-    """The files that a guest needs to run *command*.
+    """Collect the files that a guest needs to run *command*.
 
     :param root: a Debian root file system with Python, used with ``chroot``.
     :param command: the packed command, see :func:`nova_hpc_guest.build.single_file`.

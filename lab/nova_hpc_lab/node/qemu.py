@@ -73,7 +73,7 @@ def command(
     ssh_port: int,
     tsc_khz: int | None = None,
 ) -> list[str]:
-    """The command line of QEMU for one node.
+    """Build the command line of QEMU for one node.
 
     :param name: the node's name.
     :param number: the node's number, which is part of the adapters' MACs.
@@ -119,7 +119,7 @@ def _numa(shape: Shape) -> Iterator[str]:
 
 
 def _services(files: Files, number: int, ssh_port: int) -> Iterator[str]:
-    """Disks, the management network, the console and the channels to the supervisor."""
+    """Yield QEMU options for disks, management network, console, and channels to the supervisor."""
     yield from (
         "-drive",
         f"file={_escaped(files.disk)},format=qcow2,if=none,id=root,cache=unsafe,discard=unmap",
@@ -149,7 +149,7 @@ def _services(files: Files, number: int, ssh_port: int) -> Iterator[str]:
 
 
 def _trees(shape: Shape, number: int, folder: Path) -> Iterator[str]:
-    """The expander bridges, one for each root complex, with all devices below them."""
+    """Yield QEMU's options for one expander bridge for each root complex, and all devices below."""
     tree = _Tree(number, folder)
     count = 0
     for numa, node in enumerate(shape.numa_nodes):

@@ -59,11 +59,11 @@ class Value:
         return int(self.node.start_mark.line) + 1
 
     def error(self, message: str) -> ShapeError:
-        """An error with the place of this value in its text."""
+        """Build an error with the place of this value in its text; it is not raised here."""
         return ShapeError(f"{self.where}, line {self.line}, {self.key or 'top'}: {message}")
 
     def mapping(self, required: Set[str], optional: Set[str] = frozenset()) -> dict[str, Value]:
-        """The values by key, all of *required* and none beyond *optional*.
+        """Return the values by key, all of *required* and none beyond *optional*.
 
         :raises ShapeError: it is not a mapping, or a key is missing, unknown or repeated.
         """
@@ -78,7 +78,7 @@ class Value:
         return {name: value for name, (_, value) in found.items()}
 
     def one_of(self, *kinds: str) -> str:
-        """The word among *kinds* that is a key of this mapping.
+        """Return the word among *kinds* that is a key of this mapping.
 
         :raises ShapeError: none or several of them are keys.
         """
@@ -88,7 +88,7 @@ class Value:
         return found[0]
 
     def sequence(self, least: int, most: int) -> list[Value]:
-        """The items of a list.
+        """Return the items of a list.
 
         :raises ShapeError: it is not a list, or it is too short or too long.
         """
@@ -102,7 +102,7 @@ class Value:
         ]
 
     def number(self, least: int, most: int) -> int:
-        """A whole number.
+        """Parse a whole number.
 
         :raises ShapeError: it is not a whole number, or not within *least* and *most*.
         """
@@ -114,7 +114,7 @@ class Value:
         return int(text)
 
     def flag(self) -> bool:
-        """Either ``true`` or ``false``.
+        """Parse ``true`` or ``false``.
 
         :raises ShapeError: it is neither.
         """
@@ -124,7 +124,7 @@ class Value:
         return text == "true"
 
     def word(self) -> str:
-        """A name: lower-case letters, digits and hyphens.
+        """Parse a name: lower-case letters, digits and hyphens.
 
         :raises ShapeError: it has other characters.
         """
@@ -202,11 +202,11 @@ class Adapter:
     rail: int | None = None
 
     def pf_mac(self, node: int) -> str:
-        """MAC of the physical function on node number *node*."""
+        """Return the MAC of the physical function on node number *node*."""
         return f"52:54:00:{node:02x}:{self.number:02x}:ff"
 
     def vf_macs(self, node: int) -> tuple[str, ...]:
-        """MACs of the virtual functions, in the order of their numbers."""
+        """Return MACs of the virtual functions on node number *node*, by their numbers."""
         return tuple(f"52:54:00:{node:02x}:{self.number:02x}:{vf:02x}" for vf in range(self.vfs))
 
 
@@ -245,7 +245,7 @@ class Root:
 
 @attrs.frozen
 class NumaNode:
-    """A NUMA node of the machine."""
+    """A NUMA node of a virtual node: CPUs, memory, and PCIe root complexes."""
 
     socket: int
     cpus: int
@@ -298,7 +298,7 @@ class Shape:
         return shape
 
     def devices(self) -> Iterator[tuple[int, Device]]:
-        """All devices with the number of their NUMA node."""
+        """Yield all devices, each with the number of its NUMA node."""
         for number, node in enumerate(self.numa_nodes):
             for root in node.roots:
                 for device in _flat(root.ports):
@@ -306,17 +306,17 @@ class Shape:
 
     @property
     def cpus(self) -> int:
-        """All CPUs of the machine."""
+        """Number of all CPUs of the machine."""
         return sum(node.cpus for node in self.numa_nodes)
 
     @property
     def memory_mib(self) -> int:
-        """All memory of the machine."""
+        """All memory of the machine, in MiB."""
         return sum(node.memory_mib for node in self.numa_nodes)
 
     @property
     def disks(self) -> tuple[Disk, ...]:
-        """Its NVMe disks."""
+        """NVMe disks of the machine."""
         return tuple(device for _, device in self.devices() if isinstance(device, Disk))
 
     @property
@@ -336,7 +336,7 @@ class Shape:
         return {name: network for name, network in self.networks.items() if name not in rails}
 
     def describe(self, node: int) -> tuple[str, ...]:
-        """One line for each device of node number *node*, for people."""
+        """Return one line for each device of node number *node*, for people."""
         lines = []
         for numa, device in self.devices():
             if isinstance(device, Gpu):
@@ -351,7 +351,7 @@ class Shape:
 
 
 def sample_names() -> tuple[str, ...]:
-    """The names of the shapes in the package, the default first."""
+    """Return the names of the shapes in the package, the default first."""
     names = sorted(
         entry.name.removesuffix(".yaml")
         for entry in _samples().iterdir()

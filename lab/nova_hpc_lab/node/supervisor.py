@@ -64,7 +64,10 @@ class Beat:
     phase: str = "booting"
 
     def look(self, now: float) -> None:
-        """Read new signs of life."""
+        """Read new signs of life of the node from its heartbeat file.
+
+        :param now: time of a monotonic clock, in seconds.
+        """
         try:
             with self.path.open("rb") as stream:
                 stream.seek(self._seen)
@@ -106,7 +109,7 @@ class _Stop:
             os.write(self._writer, b"x")
 
     def is_set(self) -> bool:
-        """Whether the event was set."""
+        """Return whether a signal has requested the end of the supervisor."""
         return self._told
 
     def wait(self, seconds: float) -> None:
@@ -116,7 +119,7 @@ class _Stop:
 
 @attrs.define
 class Supervisor:
-    """Runs a node until a signal stops it."""
+    """Supervisor of one virtual node: it restarts QEMU until a signal stops it."""
 
     folder: Path
     plan: Plan
@@ -240,7 +243,7 @@ class Supervisor:
 
 
 def last_words(serial: Path, offset: int) -> list[str]:
-    """The lines of a kernel's crash report, without time stamps; empty if there is none.
+    """Return the lines of a kernel's crash report, without time stamps; [] if there is none.
 
     :param serial: the node's serial log, to which each run appends.
     :param offset: size of the log when the run began, in bytes.

@@ -83,7 +83,10 @@ class Ground:
         return host_counts
 
     def free(self, level: FabricLevel) -> Mapping[GroupDomain, int]:
-        """Domain of *level* -> number of servers that fit into it now."""
+        """Count the servers that fit now into each domain of *level*.
+
+        :returns: domain -> number of servers; domains without a seat are left out.
+        """
         free_places: collections.Counter[GroupDomain] = collections.Counter()
         for seat in self.seats:
             if level in seat.domains:
@@ -91,7 +94,7 @@ class Ground:
         return free_places
 
     def free_in(self, domain: GroupDomain) -> int:
-        """The number of servers that fit into *domain* now."""
+        """Count the servers that fit into *domain* now; UNBOUNDED if it means all hosts."""
         if domain == EVERYWHERE:
             return UNBOUNDED
         return sum(seat.fit for seat in self.seats if seat.is_in(domain.uuid))
@@ -131,15 +134,19 @@ class Ground:
         return domains
 
     def named(self, domain: GroupDomain) -> tuple[FabricLevel, str] | None:
-        """The planner's name of *domain*; None if no host is in it, or if it means all hosts."""
+        """Return the planner's name of *domain*: its level and its name in the fabric.
+
+        None if no host is in it, or if it means all hosts.
+        """
         keys = (key for key, candidate in self._named.items() if candidate == domain)
         return next(keys, None)
 
     def capacity(self, cut: Mapping[str, int] = _NONE) -> dict[str, int]:
-        """Host -> number of servers that fit on it.
+        """Count the servers that fit on each host.
 
         :param cut: UUID of a domain -> maximum of servers that fit into it. It is unknown which
             of its hosts lose their places, so the last ones by name do.
+        :returns: host -> number of servers; 0 for a host whose places are all cut.
         """
         capacity: collections.Counter[str] = collections.Counter()
         for seat in self.seats:
@@ -200,15 +207,16 @@ class Ground:
         return None
 
     def scores(self, used: Mapping[str, int], left: int, group: str) -> dict[str, float]:
-        """Host -> score for the group's next member, from 1.0 down to more than 0.
+        """Score each host for the group's next member, from 1.0 for the best down to more than 0.
 
-        The planner places all remaining members beside the present ones. Its leaves (and
-        NVLink domains) come first. Hosts of one leaf get equal scores, because the other
-        weighers decide between them.
+        The planner places all remaining members beside the present ones. Its leaves (and NVLink
+        domains) come first. Hosts of one leaf get equal scores, because the other weighers decide
+        between them.
 
         :param used: host -> present members. Hosts that are not in the seats do
             not count.
         :param left: remaining members, the next one included.
+        :returns: host -> score; hosts on which no server fits are left out.
         """
         capacity = {host: fit for host, fit in self.capacity().items() if fit > 0}
         parts = {host: self._part(host) for host in capacity}
@@ -240,10 +248,11 @@ class Ground:
         return {host: order[part] for host, part in parts.items()}
 
     def _part(self, host: str) -> tuple[str, str]:
-        """The leaf of a host, or the host if unknown; its NVLink domain and the part of it.
+        """Return the key of the hosts that are equally good as *host* for a member of a gang.
 
-        The planner puts a gang into one part of an NVLink domain if it fits, so members that
-        come one after the other must find this part again.
+        The key is a pair: the leaf, or the host if its leaf is unknown; the NVLink domain and its
+        part, "" if it has none. The planner puts a gang into one part of an NVLink domain if it
+        fits, so members that come one after the other must find this part again.
         """
         place = self.fabric.place(host) or FabricPlace(host=host)
         leaf = f"leaf {place.leaf}" if place.leaf is not None else f"host {host}"
@@ -251,7 +260,7 @@ class Ground:
 
 
 def _score_ranked_parts(order: Iterable[tuple[str, str]]) -> dict[tuple[str, str], float]:
-    """1.0 for the first, and 0.5 for the second, down to more than 0."""
+    """Return part -> score by the parts' order: 1.0, then 0.5, and evenly down to more than 0."""
     parts = list(order)
     rest = len(parts)
     return {

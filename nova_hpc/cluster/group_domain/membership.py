@@ -53,7 +53,7 @@ _LOCKS: Final = tuple(threading.Lock() for _ in range(64))
 
 @attrs.frozen
 class Ask:
-    """A server that needs the fabric domain of its server group."""
+    """The request for a new member of a server group: its server, its group and its size."""
 
     server: str
     group: str
@@ -97,7 +97,7 @@ class Joined:
 
 @attrs.frozen
 class DomainMiss:
-    """The domain that came nearest to having room for the group."""
+    """The fabric domain that nearly had room for the group, and its numbers of servers."""
 
     domain: GroupDomain
     free: int
@@ -111,7 +111,11 @@ class DomainMiss:
 
 @attrs.frozen
 class Refused:
-    """The member gets no domain: none has room, or no host of the group's domain can take it."""
+    """Result for a new member of a server group if Nova cannot place it in a fabric domain.
+
+    No domain has room for the group, or no candidate host in the group's domain can take the
+    member.
+    """
 
     #: UUID of the group's domain, which was decided before; None if it has none.
     domain: str | None = None
@@ -131,7 +135,7 @@ class GroupDomains:
     _places: dict[str, frozenset[str]] = attrs.field(factory=dict, init=False)
 
     def where(self, server: str) -> str | None:
-        """UUID of the domain of *server*, even if its group was deleted; None without a ticket."""
+        """Return the UUID of *server*'s domain, even of a deleted group; None without a ticket."""
         ticket = self.records.ticket(server)
         return ticket.root if ticket else None
 
@@ -211,9 +215,15 @@ class GroupDomains:
     # -- an old record -------------------------------------------------------
 
     def _retire(self, record: GroupProvider, empty_too: bool) -> bool:
-        """Delete a record none of whose members is left; False if it stays.
+        """Delete a group's record, its tickets and its room if all its members are gone.
 
-        :param empty_too: also a record that never had a member, or is about to get its first.
+        Dead tickets are deleted even if the record stays.
+
+        :param empty_too: also delete a record without tickets: it never had a member, or is about
+            to get its first.
+        :returns: True if the record is deleted; False if it stays, because a member is alive,
+            *empty_too*
+            forbids it, or Placement refuses.
         """
         tree = self.records.tree(record.root)
         for room in tree.rooms:
@@ -300,9 +310,10 @@ class GroupDomains:
     def _room_for(
         self, ask: Ask, offer: JoinOffer, domain: GroupDomain, free: int
     ) -> DomainTree | DomainMiss | RoomVerdict:
-        """The domain, if it has room for all members; dead tickets are swept before.
+        """Decide whether a domain has room for all members of the group; delete dead tickets first.
 
-        :returns: it; or why it has none; YIELD if rooms that may go again are in the way.
+        :returns: the domain's tree of providers if it has room; the numbers that are missing if it
+            has none; YIELD if rooms that may go again are in the way.
         """
         tree = self.records.tree(domain.uuid)
         if tree.rooms:
@@ -344,10 +355,12 @@ class GroupDomains:
         return RoomVerdict.YIELD
 
     def _placed(self, tree: DomainTree, ask: Ask, offer: JoinOffer, free: int) -> frozenset[str]:
-        """Members of other groups whose places are no longer in *free*.
+        """Find members of other groups whose places are no longer in *free*.
 
         They have a claim, on a host that was not offered, or that was offered with its remaining
         places. It is computed only as far as it decides something.
+
+        :returns: UUIDs of servers.
         """
         placed: set[str] = set()
         if ask.members + tree.promised(ask.group, offer.size) <= free:
@@ -381,15 +394,16 @@ class _Hunt:
     _cut: dict[str, int] = attrs.field(factory=dict)
 
     def begin(self) -> None:
-        """Start again with all domains."""
+        """Start the search again: all domains are candidates, and none is contended."""
         self.contended = None
         self._cut.clear()
 
     def next(self, patient: bool = False) -> tuple[int, GroupDomain] | None:
-        """The next candidate: levels above the wanted one, and the domain; None if there are no
-        more.
+        """Choose the next candidate domain.
 
         :param patient: no wider domain is returned while others may still give way.
+        :returns: the number of levels above the wanted one, and the domain; None if there are no
+            more.
         """
         chosen = self.offer.ground.choose(
             self.offer.level,
@@ -418,7 +432,7 @@ class _Hunt:
 
 
 def _find_emptiest_domain(offer: JoinOffer) -> DomainMiss | None:
-    """The domain of the wanted level that holds most servers; None if there is none."""
+    """Find the domain of the wanted level that holds most servers; None without domains."""
     free = offer.ground.free(offer.level)
     if not free:
         return None

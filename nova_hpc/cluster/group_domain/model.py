@@ -52,7 +52,7 @@ _LONGEST: Final = 200
 
 @attrs.frozen(order=True)
 class GroupDomain:
-    """A domain of the fabric as a resource provider in Placement."""
+    """A domain of the fabric (level and name) that has a resource provider in Placement."""
 
     #: The word of ``hpc:fabric``, or ANYWHERE.
     level: str
@@ -154,7 +154,7 @@ class GroupRoom:
         return self.record is not None and bool(self.record.tickets)
 
     def outstanding(self, placed: Collection[str] = ()) -> int:
-        """Number of members that are still to come, or that have no place yet.
+        """Count the members of the room's group that are still to come, or that have no place yet.
 
         :param placed: servers that already have their place.
         """
@@ -163,7 +163,7 @@ class GroupRoom:
         return max(self.members, len(tickets)) - placed_count
 
     def cost(self, size: Size, placed: Collection[str] = ()) -> int:
-        """The places that the outstanding() members take from servers of *size*.
+        """Count the places that the :meth:`outstanding` members take from servers of *size*.
 
         Servers of another size are counted by the hosts that they fill.
         """
@@ -186,7 +186,7 @@ class DomainTree:
 
     @classmethod
     def of(cls, domain: str, providers: Iterable[GroupProvider]) -> DomainTree:
-        """Make a tree from the answer to ``GET /resource_providers?in_tree=``."""
+        """Make the tree of a domain from the answer to ``GET /resource_providers?in_tree=``."""
         children: dict[str | None, list[GroupProvider]] = {}
         by_uuid = {provider.uuid: provider for provider in providers}
         for provider in sorted(by_uuid.values(), key=lambda provider: provider.uuid):
@@ -227,11 +227,11 @@ class DomainTree:
     def promised(
         self, group: str, size: Size, placed: Collection[str] = (), settled: bool = False
     ) -> int:
-        """The number of places that are reserved for other groups than *group*.
+        """Count the places that are reserved for other groups than *group*.
 
         :param size: of the servers whose places are counted.
         :param placed: servers that already have their place.
-        :param settled: without rooms that no member has used, because they may go again.
+        :param settled: leave out rooms that no member has used, because they may go again.
         """
         return sum(
             room.cost(size, placed)
@@ -241,7 +241,7 @@ class DomainTree:
 
 
 class RoomVerdict(enum.Enum):
-    """The next action of a scheduler that has created a room."""
+    """The next action of a scheduler that created a room for a server group in a fabric domain."""
 
     STAY = "stay"
     #: The only obstacles are rooms that are not settled, and this one comes before them.
@@ -280,12 +280,12 @@ def judge_new_room(
 
 
 def room_name(group: str, members: int, size: Size = ANY_SIZE) -> str:
-    """A unique provider name for a new room."""
+    """Build a unique provider name for a room: members, servers' size, group, random digits."""
     return f"{ROOM_PREFIX}{members}/{size.per_host}/{size.key}:{group}:{uuid.uuid4().hex[:8]}"
 
 
 def domain_of(provider_name: str) -> GroupDomain | None:
-    """The domain whose provider has this name; None for other names.
+    """Parse the name of a domain's provider; None for names of other providers.
 
     A long name is cut off, and characters outside ASCII are escaped, so it is only for people.
     """

@@ -53,7 +53,7 @@ class ProviderAnswer:
 
     @property
     def unsure(self) -> bool:
-        """Whether it is unknown if a write took effect: no answer, or a server error."""
+        """Whether the write may or may not have taken effect: no answer, or a server error."""
         return self.status == 0 or self.status >= _BROKEN
 
 
@@ -63,17 +63,17 @@ class PlacementSender(Protocol):
     """
 
     def get(self, path: str) -> ProviderAnswer:
-        """Send a GET request."""
+        """Send a GET request for *path* to Placement; return its answer, whatever the status."""
 
     def post(self, path: str, body: Mapping[str, Any]) -> ProviderAnswer:
-        """Send a POST request with a JSON body."""
+        """Send a POST request with JSON to Placement; return its answer, whatever the status."""
 
     def delete(self, path: str) -> ProviderAnswer:
-        """Send a DELETE request."""
+        """Send a DELETE request for *path* to Placement; return its answer, whatever the status."""
 
 
 class ServerPresence(enum.Enum):
-    """The state of a server in Nova."""
+    """The state of a server in Nova: it exists, is being deleted, or is gone."""
 
     THERE = "there"
     #: Marked as being deleted, which does not guarantee it.
@@ -82,17 +82,17 @@ class ServerPresence(enum.Enum):
 
 
 class NovaServers(Protocol):
-    """Access to Nova's records of servers."""
+    """Interface to Nova's records of servers."""
 
     def states(self, uuids: Collection[str]) -> Mapping[str, ServerPresence]:
-        """The state of each server.
+        """Return server UUID -> whether the server exists, is being deleted, or is gone.
 
         :raises PlacementSilentError: Nova's database does not answer.
         """
 
 
 class Made(enum.Enum):
-    """The result of the creation of a provider."""
+    """The result of the creation of a provider in Placement."""
 
     MADE = "made"
     #: Another provider has its name or its UUID.
@@ -123,7 +123,7 @@ class ProviderRecords:
         self.sleep(random.uniform(most / 2, most))
 
     def _again(self, since: float, number: int) -> None:
-        """Wait before a repetition of a request that was first sent at *since*.
+        """Wait before a request to Placement is repeated; *since* is the time of its first sending.
 
         :raises PlacementSilentError: the time is over.
         """
@@ -136,20 +136,23 @@ class ProviderRecords:
     # -- reading ------------------------------------------------------------
 
     def ticket(self, server: str) -> GroupProvider | None:
-        """The ticket of *server*; None if it has none."""
+        """Return the provider that records the membership of *server* in a group; None if none."""
         provider = self._one(f"uuid={parse.quote(server)}")
         return provider if provider and provider.name.startswith(TICKET_PREFIX) else None
 
     def record(self, group: str) -> GroupProvider | None:
-        """The record of a server group; None if it has none."""
+        """Return the provider that records the domain of a server group; None if it has none."""
         return self._one(f"name={parse.quote(RECORD_PREFIX + group)}")
 
     def tree(self, domain: str) -> DomainTree:
-        """The domain with this UUID and all providers below it."""
+        """Read the domain with this UUID and all providers below it from Placement."""
         return DomainTree.of(domain, self.providers(f"in_tree={domain}"))
 
     def providers(self, query: str = "") -> list[GroupProvider]:
-        """The providers that match *query*; without a query all providers of the cloud."""
+        """List the providers that match *query*; without a query all providers of the cloud.
+
+        :raises PlacementSilentError: Placement does not answer, or its answer cannot be used.
+        """
         path = f"/resource_providers?{query}" if query else "/resource_providers"
         document = self._read(path)
         try:
@@ -158,7 +161,7 @@ class ProviderRecords:
             raise PlacementSilentError(f"Placement answered {path} strangely: {error!r}") from error
 
     def allocated(self, server: str) -> frozenset[str]:
-        """The UUIDs of the providers from which *server* has allocations."""
+        """Return the UUIDs of the providers from which *server* has allocations; empty if none."""
         return frozenset(self._read(f"/allocations/{parse.quote(server)}").get("allocations") or ())
 
     def _one(self, query: str) -> GroupProvider | None:
@@ -236,7 +239,7 @@ class ProviderRecords:
 
 @attrs.frozen
 class SweptProviders:
-    """The numbers of providers that a sweep has deleted, by kind."""
+    """Numbers of providers that a sweep has deleted: tickets, records and rooms."""
 
     tickets: int = 0
     records: int = 0
@@ -251,7 +254,7 @@ class SweptProviders:
 def find_dead_tickets(
     records: ProviderRecords, servers: NovaServers, tickets: Iterable[str]
 ) -> frozenset[str]:
-    """The tickets whose servers no longer exist.
+    """Return the tickets whose servers no longer exist, or are being deleted without allocations.
 
     A server is in Nova's database before it is scheduled, so a missing server will not come.
     """

@@ -27,7 +27,11 @@ def build_gang_plan(
     hosts: Mapping[str, int],
     proven: bool,
 ) -> GangPlan:
-    """The plan for a gang, from the chosen hosts and their counts."""
+    """Build the plan for a gang, with its explanation, from the chosen hosts and their counts.
+
+    :param hosts: host -> number of new members on it.
+    :param proven: whether the search was complete, so that no better plan exists.
+    """
     used = [spot for spot in free_spots if spot.name in hosts]
     places = [*(spot.place for spot in used), *home]
     leaves: dict[str, int] = {}
@@ -68,9 +72,9 @@ def _explain_plan(
     counted: tuple[int, int, int],
     reached: bool,
 ) -> str:
-    """The sentence about the plan.
+    """Return the sentence that shows an operator on how many hosts and leaves the members are.
 
-    :param counted: the hosts, their leaves, and the hosts whose leaf is unknown.
+    :param counted: the numbers of hosts, of their leaves, and of hosts whose leaf is unknown.
     """
     hosts, leaves, leafless = counted
     if word == HOST:
@@ -94,7 +98,7 @@ def _explain_plan(
 def build_gang_refusal(
     free_spots: Sequence[FreeSpot], gang: Gang, home: Sequence[FabricPlace]
 ) -> GangRefusal:
-    """The refusal of a gang, with the reason why there is no plan.
+    """Build the refusal of a gang, with the reason why there is no plan and the nearest miss.
 
     :param free_spots: the hosts that count for the gang.
     """
@@ -136,7 +140,7 @@ def _home_domains_of(
 def _find_larger_domain(
     free_spots: Sequence[FreeSpot], gang: Gang, home: Sequence[FabricPlace]
 ) -> GangMiss | None:
-    """The tightest domain above the requested level that holds the gang."""
+    """Find the tightest domain above the requested level that holds the gang; None if none does."""
     for level in (wider for wider in FabricLevel if wider > gang.level):
         homes = {place.enclosing(level) for place in home}
         miss = _find_largest_domain(
@@ -148,9 +152,9 @@ def _find_larger_domain(
 
 
 def _find_largest_domain(free_spots: Sequence[FreeSpot], level: FabricLevel) -> GangMiss | None:
-    """The domain with most free places at a level, or a narrower one if its own is unknown.
+    """Find the domain with most free places at a level, or a narrower one if its own is unknown.
 
-    Among several it is the first by name.
+    Among several it is the first by name. None without free hosts.
     """
     free: dict[tuple[FabricLevel, str], int] = {}
     for spot in free_spots:
@@ -168,13 +172,13 @@ def _format_holding(miss: GangMiss, members: int) -> str:
 
 
 def _shared_domain_of(places: Sequence[FabricPlace], level: FabricLevel) -> str | None:
-    """The domain that contains all of these places, if there is one."""
+    """Return the name of the domain of *level* that contains these places; None if several do."""
     names = {place.domain(level) for place in places}
     return names.pop() if len(names) == 1 else None
 
 
 def describe_domain(level: str, domain: str) -> str:
-    """The name of a domain for people, such as ``leaf l1``."""
+    """Return the name of a domain for people, such as ``leaf l1``."""
     if level == ANYWHERE:
         return "all hosts together"
     noun = level if level == HOST else FabricLevel.from_word(level).noun(1)

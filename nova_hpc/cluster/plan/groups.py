@@ -25,14 +25,14 @@ MOST_TIES: Final = 256
 
 @attrs.define
 class GroupBudget:
-    """The number of search steps that are left for one plan."""
+    """Counter of the search steps that are left for one plan of a gang."""
 
     left: int = MOST_WORK
     #: Whether no choice was left out.
     proven: bool = True
 
     def spend(self) -> bool:
-        """Use one search step; False if none is left."""
+        """Use one search step; return False if none is left, so the plan is not proved best."""
         if not self.left:
             self.proven = False
             return False
@@ -42,7 +42,7 @@ class GroupBudget:
 
 @attrs.frozen
 class _Begun:
-    """A choice of groups of leaves that is not complete yet."""
+    """An incomplete choice of groups of leaves, and the most members that its leaves can hold."""
 
     groups: tuple[Part, ...]
     #: j -> the maximum that j of their leaves hold.
@@ -51,7 +51,7 @@ class _Begun:
 
 @attrs.frozen
 class _GroupTable:
-    """The capacities of groups of leaves, as tables for the search."""
+    """Capacities of groups of leaves of a domain (blocks or spines), as tables for the search."""
 
     leaves: int
     wanted: int
@@ -78,13 +78,13 @@ class _GroupTable:
         )
 
     def with_group(self, begun: _Begun, index: int) -> _Begun:
-        """The choice *begun* with the group at *index* added."""
+        """Return a copy of the choice *begun* with the group at *index* added."""
         most = _sum_gains(begun.most, self.gains[index], self.leaves)
         return _Begun((*begun.groups, self.groups[index]), most)
 
 
 def leaves_of(part: Part, height: int) -> list[Part]:
-    """The leaves below a part that is *height* levels above them."""
+    """List the leaves below a part that is *height* levels above them."""
     if not height:
         return [part]
     return [leaf for inner in part.parts for leaf in leaves_of(inner, height - 1)]
@@ -115,7 +115,7 @@ def choose_fewest_groups(
 def _extend_choices(
     table: _GroupTable, states: list[_Begun], indices: Sequence[int], budget: GroupBudget
 ) -> list[_Begun]:
-    """The choices with as few groups of one size as possible; () without a budget.
+    """Extend each incomplete choice by as few groups of one size as possible; [] without a budget.
 
     The sizes come in descending order, so few groups of this size leave large groups whole. A
     choice is kept only if smaller groups can complete it.
@@ -151,7 +151,7 @@ def _pair_choices(
 
 
 def _choose_greedily(table: _GroupTable) -> tuple[Part, ...]:
-    """A choice of the fewest groups that leaves out the largest ones, one by one."""
+    """Choose the fewest groups by leaving out the largest ones, one by one."""
     begun = _Begun((), (0,) * (table.leaves + 1))
     for index in range(len(table.groups)):
         if not table.possible(begun, index + 1):
@@ -181,7 +181,10 @@ def _leaf_gains_of(group: Part, height: int, leaves: int) -> tuple[int, ...]:
 
 
 def _sum_gains(first: Sequence[int], second: Sequence[int], leaves: int) -> tuple[int, ...]:
-    """The maximum that j leaves of two choices together hold."""
+    """Combine two tables of members that j leaves hold at most into the table of both together.
+
+    :returns: at index j the maximum that j leaves hold.
+    """
     best = list(first)
     for used, held in enumerate(second):
         for number in range(leaves - used + 1):

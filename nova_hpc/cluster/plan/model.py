@@ -30,7 +30,7 @@ class GangPolicy(enum.StrEnum):
 
 
 class GangOrder(enum.StrEnum):
-    """How members are distributed over the hosts of the chosen leaves."""
+    """How a gang's members are distributed over hosts of the chosen leaves: packed or spread."""
 
     #: On the fewest hosts.
     PACK = "pack"
@@ -100,9 +100,9 @@ class GangPlan:
     why: str
 
     def enclosing(self, level: FabricLevel) -> tuple[FabricLevel, str] | None:
-        """The domain within which all members are sure to share one of *level*.
+        """Return level and name of the domain in which all members surely share one of *level*.
 
-        See :meth:`nova_hpc.fabric.model.FabricPlace.enclosing`.
+        None if unknown. See :meth:`nova_hpc.fabric.model.FabricPlace.enclosing`.
         """
         shared: dict[str, Any] = {around_level.word: name for around_level, name in self.around}
         return FabricPlace(host="?", **shared).enclosing(level)
@@ -120,7 +120,7 @@ class GangMiss:
 
 @attrs.frozen
 class GangRefusal:
-    """The reason why no hosts were found for the gang."""
+    """The planner's answer if it finds no hosts for the gang: the reason and the nearest misses."""
 
     members: int
     #: At the requested level; None if the map has no such domain with a free host.

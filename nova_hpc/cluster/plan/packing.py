@@ -34,9 +34,9 @@ class Filled:
 
 
 def count_fewest_parts(frees: Sequence[int], wanted: int) -> int:
-    """The smallest number of parts whose free places add up to *wanted*.
+    """Return the smallest number of parts whose free places add up to *wanted*.
 
-    :param frees: the largest first; their sum is at least *wanted*.
+    :param frees: the free places of each part, the largest first; their sum is at least *wanted*.
     """
     if wanted <= 0:
         return 0
@@ -44,9 +44,11 @@ def count_fewest_parts(frees: Sequence[int], wanted: int) -> int:
 
 
 def choose_smallest_parts(frees: Sequence[int], wanted: int) -> dict[int, int]:
-    """Free places -> number of chosen parts of that size, so that large parts stay whole.
+    """Map a number of free places to the number of chosen parts with exactly that many.
 
-    For example, nine places in parts with 6, 5 and 4 free ones need two parts: 5 and 4.
+    The fewest parts are chosen that hold *wanted* members, and among these the smallest, so that
+    large parts stay whole. For example, nine places in parts with 6, 5 and 4 free ones need two
+    parts: 5 and 4.
 
     :param frees: the largest first; their sum is at least *wanted*.
     """
@@ -115,7 +117,10 @@ class _PackChoice:
 def _iterate_pack_choices(
     classes: Mapping[int, Sequence[Part]], base: Mapping[int, Sequence[Part]], left: int
 ) -> Iterator[_PackChoice]:
-    """One part of each shape in turn is the part that is not used up."""
+    """Yield choices of parts, each with another part that is not filled completely.
+
+    Of parts with equal shape only one is tried.
+    """
     for value, members in base.items():
         seen = set()
         for part in classes[value]:
@@ -140,7 +145,10 @@ def _iterate_pack_choices(
 
 
 def _by_free(parts: Sequence[Part]) -> dict[int, list[Part]]:
-    """Free places -> the parts of that size, the cheapest first; the largest size first."""
+    """Group the parts by free places, the largest number first; the fullest part last in each.
+
+    Parts without a free place are left out.
+    """
     classes: dict[int, list[Part]] = {}
     for part in sorted(parts, key=lambda part: -part.free):
         if part.free:
@@ -151,7 +159,7 @@ def _by_free(parts: Sequence[Part]) -> dict[int, list[Part]]:
 
 
 def hosts_of_part(part: Part) -> Iterator[tuple[str, int]]:
-    """All hosts below a part, with their free places."""
+    """Yield each host below a part as a pair of its name and its free places."""
     if not part.parts:
         yield part.name, part.free
     for inner in part.parts:
@@ -183,7 +191,10 @@ def spread_places(parts: Sequence[Part], wanted: int) -> Filled:
 
 
 def _iterate_part_sets(wanted: Sequence[tuple[Sequence[Part], int]]) -> Iterator[list[Part]]:
-    """The different choices of a number of parts from each class."""
+    """Yield the different choices of parts: from each class as many parts as its number.
+
+    :param wanted: pairs of equally large parts and the number to choose from them.
+    """
     if not wanted:
         yield []
         return

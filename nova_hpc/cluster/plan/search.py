@@ -73,7 +73,7 @@ def plan_gang(fabric: FabricMap, capacity: Mapping[str, int], gang: Gang) -> Gan
 
 
 def gang_scopes_of(gang: Gang) -> Iterator[FabricLevel | str]:
-    """The levels at which the gang may be together, tightest first."""
+    """Yield the levels where the gang can be together, tightest first: HOST, ..., ANYWHERE."""
     if gang.order is GangOrder.PACK or gang.members + sum(gang.placed.values()) == 1:
         yield HOST
     for level in FabricLevel:
@@ -89,7 +89,7 @@ def domains_at_level(
     gang: Gang,
     home: Sequence[FabricPlace],
 ) -> list[GangDomain]:
-    """The domains of *level*, each with its free hosts.
+    """List the domains of *level*, each with its hosts that have free places.
 
     :param home: places of present members of the gang: only domains with all of them count.
     """
@@ -109,10 +109,11 @@ def domains_at_level(
 def _domain_key_of(
     host: str, where: FreeSpot | FabricPlace, level: FabricLevel | str, gang: Gang
 ) -> tuple[str, tuple[FabricLevel, str] | None] | None:
-    """The domain that a host belongs to.
+    """Return the key of the domain that a host belongs to: its name, and the domain around it.
 
-    An NVLink domain may cross the domain that the gang has to be in. It then counts as one
-    domain in each of them.
+    None if the host's domain of *level* is unknown. The domain around it is None unless the gang
+    has to share a level. An NVLink domain may cross the domain that the gang has to be in. It then
+    counts as one domain in each of them.
     """
     if level == ANYWHERE:
         return "", None
@@ -125,7 +126,7 @@ def _domain_key_of(
 
 
 def _order_domains(some: Iterable[GangDomain], group: str) -> list[GangDomain]:
-    """The order in which equal domains are taken: by their names, or as the group decides."""
+    """Sort equal domains: by name, or by a hash of the group's name, so that groups spread."""
     if not group:
         return sorted(some, key=lambda domain: natural_sort_key(domain.name))
     return sorted(
@@ -140,7 +141,7 @@ def holds_gang(domain: GangDomain, gang: Gang) -> bool:
 
 @attrs.frozen
 class _PlacedDomain:
-    """The best distribution of a gang in one domain."""
+    """The best distribution of a gang in one domain: members by host, and its cost."""
 
     domain: GangDomain
     hosts: Mapping[str, int]
@@ -149,7 +150,7 @@ class _PlacedDomain:
 
 @attrs.define
 class _DomainSearch:
-    """Searches the domains of one level for the best plan."""
+    """Search of the domains of one level for the best plan of a gang."""
 
     found: Sequence[FreeSpot]
     gang: Gang
@@ -159,7 +160,7 @@ class _DomainSearch:
     budget: groups.GroupBudget = attrs.Factory(groups.GroupBudget)
 
     def best(self, fitting: Sequence[GangDomain]) -> GangPlan:
-        """The best plan among the domains *fitting*.
+        """Return the best plan among the domains *fitting*.
 
         Domains with the fewest further leaves come first, then the ones with least free places,
         also around them. Only domains of different shapes are planned, and the cheapest plan wins.
@@ -191,13 +192,13 @@ class _DomainSearch:
     # --- between domains -----------------------------------------------------------
 
     def _leaves(self, domain: GangDomain) -> int:
-        """The least number of further leaves that the gang needs there."""
+        """Return the least number of leaves beyond present members' that the gang needs there."""
         old, new = _by_leaf(domain.spots, self.home)
         missing = self.gang.members - sum(old.values())
         return packing.count_fewest_parts(sorted(new.values(), reverse=True), missing)
 
     def _room(self, near: Sequence[GangDomain]) -> list[tuple[int, ...]]:
-        """Free places in each domain, and in the ones around it, the nearest first."""
+        """Return the free places in a domain and in the wider ones around it, the nearest first."""
         rooms: list[list[int]] = [[domain.free] for domain in near]
         if self.level == ANYWHERE:
             return [tuple(room) for room in rooms]
@@ -217,7 +218,7 @@ class _DomainSearch:
     # --- in one domain ---------------------------------------------------------------
 
     def _pieces(self, domain: GangDomain) -> list[tuple[Part, ...]]:
-        """The trees of the domain: the leaves where the gang already is, and the others."""
+        """Return the domain's hosts as trees: first the leaves with members, then the others."""
         old = {leaf_of(place) for place in self.home}
         sides: list[list[FreeSpot]] = [[], []] if old else [[]]
         for spot in domain.spots:
@@ -225,7 +226,7 @@ class _DomainSearch:
         return [build_part_tree(side, self._levels(domain), self.shapes) for side in sides]
 
     def _above(self, domain: GangDomain) -> list[FabricLevel]:
-        """The levels between the domain and its leaves that its hosts have, the widest first."""
+        """List the levels between the domain and the leaves of its hosts, the widest first."""
         inside = [
             level
             for level in _ABOVE
@@ -246,7 +247,7 @@ class _DomainSearch:
         return levels
 
     def _inside(self, domain: GangDomain, pieces: Sequence[tuple[Part, ...]]) -> _PlacedDomain:
-        """The best places: first beside the present members, then in other leaves."""
+        """Choose the best places in a domain: beside the present members, then in other leaves."""
         hosts: dict[str, int] = {}
         costs: list[LevelCost] = []
         left = self.gang.members
@@ -261,7 +262,7 @@ class _DomainSearch:
         return _PlacedDomain(domain, hosts, tuple(costs))
 
     def _filled(self, parts: Sequence[Part], height: int, wanted: int) -> Filled:
-        """The best places in these parts, which are *height* levels above the leaves.
+        """Choose the best places in these parts, which are *height* levels above the leaves.
 
         At each level above the leaves the fewest groups are chosen, and all equally good choices
         are followed down. The members are then dealt to the leaves of each choice.
@@ -295,7 +296,7 @@ class _DomainSearch:
 def _by_leaf(
     free_spots: Sequence[FreeSpot], home: Sequence[FabricPlace]
 ) -> tuple[dict[tuple[bool, str], int], dict[tuple[bool, str], int]]:
-    """Leaf -> free places: of leaves where members already are, and of others."""
+    """Sum the free places by leaf, in two mappings: of leaves with members, and of others."""
     old = {leaf_of(place) for place in home}
     sides: tuple[dict[tuple[bool, str], int], dict[tuple[bool, str], int]] = ({}, {})
     for spot in free_spots:
@@ -308,7 +309,7 @@ def _by_leaf(
 def _choose_cheapest(
     choices: Sequence[tuple[Part, ...]],
 ) -> tuple[LevelCost, list[tuple[Part, ...]]]:
-    """The fewest and smallest groups, and all equally good choices."""
+    """Return the cost of the fewest and smallest groups, and all choices that have this cost."""
     costs = [(len(choice), tally_sizes(group.free for group in choice), 0) for choice in choices]
     least = min(costs)
     return least, [choice for choice, cost in zip(choices, costs, strict=True) if cost == least]

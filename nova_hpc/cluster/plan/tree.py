@@ -44,7 +44,7 @@ def tally_sizes(values: Iterable[int]) -> Sizes:
 
 @attrs.frozen
 class FreeSpot:
-    """A host with free places for members of a gang."""
+    """A host with its number of free places for members of a gang, and its place in the fabric."""
 
     name: str
     free: int
@@ -55,7 +55,7 @@ class FreeSpot:
     enclosing: tuple[FabricLevel, str] | None
 
     def domain(self, level: FabricLevel) -> str | None:
-        """The host's domain of *level*; None if unknown."""
+        """Return the name of the host's domain of *level*; None if unknown."""
         return self.domains[level]
 
 
@@ -75,7 +75,7 @@ class Part:
 
 @attrs.frozen(eq=False)
 class GangDomain:
-    """A domain that may hold a gang, with its free hosts."""
+    """A domain that may hold a gang, with its hosts that have free places."""
 
     name: str
     spots: tuple[FreeSpot, ...]
@@ -83,10 +83,12 @@ class GangDomain:
 
 
 def find_free_spots(fabric: FabricMap, capacity: Mapping[str, int], gang: Gang) -> list[FreeSpot]:
-    """The hosts that can take members of *gang*, sorted by name.
+    """List the hosts that can take members of *gang*, sorted by name.
 
-    With the policy ``required`` these are the hosts with a known domain of the gang's level, or
-    of a narrower one.
+    With the policy ``required`` these are the hosts with a known domain of the gang's level, or of
+    a narrower one.
+
+    :param capacity: host -> number of members that fit on it.
     """
     free_spots = []
     for host in sorted(capacity, key=natural_sort_key):
@@ -109,7 +111,7 @@ def may_belong_to_gang(place: FabricPlace, gang: Gang) -> bool:
 
 
 def leaf_of(place: FabricPlace) -> tuple[bool, str]:
-    """The leaf of a host and whether it is a real one; without a leaf the host's own name."""
+    """Return whether the host's leaf is known, and the leaf's name; else the host's own name."""
     return (True, place.leaf) if place.leaf is not None else (False, place.host)
 
 
@@ -147,7 +149,10 @@ def build_part_tree(
 
 
 def _tree_key_of(spot: FreeSpot, levels: Sequence[FabricLevel]) -> tuple[int, str]:
-    """The domain of the first level; if unknown, of the next level of the tree that is known."""
+    """Return the index of the first of *levels* at which the host's domain is known, and its name.
+
+    NVLink levels count only as the first. If no level is known: the number of levels, and the host.
+    """
     for number, level in enumerate(levels):
         name = spot.domain(level)
         # An NVLink domain is not a part of the tree: it stands only for itself.
@@ -157,13 +162,13 @@ def _tree_key_of(spot: FreeSpot, levels: Sequence[FabricLevel]) -> tuple[int, st
 
 
 def full_cost_of(parts: Sequence[Part]) -> Cost:
-    """The cost of a plan that uses all of *parts* completely."""
+    """Return the cost of a plan that uses all of *parts* completely."""
     level_cost = (len(parts), tally_sizes(part.free for part in parts), 0)
     return (level_cost, *add_level_costs(part.full for part in parts))
 
 
 def add_level_costs(costs: Iterable[Cost]) -> Cost:
-    """The sum of costs of neighbours, level by level."""
+    """Add the costs of parts side by side, level by level; () if there are none."""
     all_costs: list[Cost] = list(costs)
     if not all_costs or not all_costs[0]:
         return ()

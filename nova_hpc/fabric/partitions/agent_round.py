@@ -77,7 +77,7 @@ class PartitionServer(Protocol):
     def report_members(
         self, ticket: int, reports: MemberReports, meanwhile: Callable[[], None]
     ) -> None:
-        """Report the states of rows to Neutron; idempotent."""
+        """Report to Neutron's server whether memberships (rows of its table) are in force."""
 
 
 class WakeSignal(Protocol):
@@ -310,7 +310,7 @@ class PartitionAgent:
         return min(pauses)
 
     def _age_of(self, row: int) -> float:
-        """Seconds since this agent has seen a row first."""
+        """Return the seconds since this agent first saw a membership row; 0.0 if it has not."""
         moment = self.now()
         history = self._histories.get(row)
         return 0.0 if history is None else moment - history.first_seen
@@ -450,7 +450,7 @@ class PartitionAgent:
         return tuple(sorted(self.manager.foreign_pkeys()))
 
     def _note_settled(self, desired: DesiredPartitions, reading: ReadBack) -> None:
-        """Remember which rows were right, until they are not wanted any more."""
+        """Remember which membership rows are in force as desired, while they are wanted."""
         wanted = {member.row for member in desired.wanted()}
         self._right = frozenset(
             row
@@ -478,7 +478,7 @@ class PartitionAgent:
 
 
 def list_pending_rows(desired: DesiredPartitions, reading: ReadBack) -> list[int]:
-    """The rows of members that are not in force as desired, or could not be read."""
+    """List the ids of membership rows that are not in force as desired, or could not be read."""
     return [
         member.row
         for member in desired.members

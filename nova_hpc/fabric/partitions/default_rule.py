@@ -47,7 +47,7 @@ class DefaultRule:
     groups: tuple[tuple[str, str], ...] = ()
 
     def render(self) -> str:
-        """The line of the default partition in the syntax of opensm's file."""
+        """Return the definition of the default partition in the syntax of opensm's file."""
         head = "Default=0x7fff" + (", ipoib" if self.ipoib else "")
         head += ", indx0" if self.first_index else ""
         for field, word in _WORDS.items():
@@ -63,7 +63,10 @@ class DefaultRule:
 
 
 def take_default_rule(definitions: Iterable[PartitionDefinition]) -> DefaultRule:
-    """The settings of the default partition in a file that opensm accepts."""
+    """Merge a file's definitions of the default partition into one rule with their settings.
+
+    :param definitions: from a file that opensm accepts.
+    """
     rules = [rule for rule in definitions if rule.pkey == DEFAULT_PKEY]
     first = next((rule for rule in rules if rule.ipoib), None)
     groups: dict[str, str] = {}
@@ -82,7 +85,7 @@ def _flags_of(rules: list[PartitionDefinition]) -> GroupFlags:
 
 
 def read_default_rule(text: str | None) -> DefaultRule:
-    """The settings of the default partition in a file's text.
+    """Parse the settings of the default partition in a file's text.
 
     They are opensm's own defaults if opensm does not accept the file.
     """

@@ -177,9 +177,11 @@ def is_file_of_agent(text: str | None) -> bool:
 def list_file_losses(
     text: str | None, own_text: str | None, trial: FileTrial | None = None
 ) -> tuple[str, ...]:
-    """The settings that ports and partitions lose when the agent writes its file for the first
-    time.
+    """List the settings that ports and partitions lose when the agent first writes its file.
 
+    :param text: the present file of partitions; None if there is none.
+    :param own_text: the file of the administrator's own partitions; None if there is none.
+    :returns: one text for each loss; () if the file is an agent's.
     :raises PartitionGrammarError: opensm drops the present file.
     :raises UncertainGrammarError: opensm's reading of the file is unknown.
     :raises OwnPartitionsError: the own partitions cannot be used.
@@ -203,5 +205,5 @@ def list_file_losses(
 
 
 def plan_first_body(own: OwnPartitions, before: PartitionText) -> str:
-    """The content of the agent's first file, without any network."""
+    """Render the content of the agent's first file of partitions, without any network."""
     return render_body(PartitionLayout(), own.with_default(take_default_rule(before.definitions)))

@@ -40,7 +40,7 @@ _KIND_OF_GROUP: Final = {
 
 @attrs.frozen
 class RulePort:
-    """A port with the properties by which rules of a partitions file select ports.
+    """A port with the properties that rules of a partitions file compare to select ports.
 
     :ivar guid: 0: one that no rule names.
     :ivar kind: ``ca``, ``switch`` or ``router``.
@@ -92,14 +92,14 @@ class PortEntries:
             of.append((number, pkey, rule))
 
     def list_rules(self, port: RulePort) -> Iterator[tuple[int, PortRule]]:
-        """P_Key and rule, in the order of the file, of each rule that applies to *port*."""
+        """Yield P_Key and rule of each rule that applies to *port*, in the order of the file."""
         own = self._of_guids.get(port.guid, [])
         for _, pkey, rule in sorted(self._of_groups + own, key=lambda row: row[0]):
             if port.is_in(rule.who):
                 yield pkey, rule
 
     def entries_of(self, port: RulePort) -> frozenset[int]:
-        """The entries of a port's P_Key table that result from these definitions only."""
+        """Return the entries of a port's P_Key table that result from these definitions only."""
         held: dict[int, frozenset[Membership]] = {}
         for pkey, rule in self.list_rules(port):
             full = rule.membership is not RuleMembership.LIMITED
@@ -113,7 +113,7 @@ class PortEntries:
         )
 
     def table_of(self, port: RulePort) -> frozenset[int]:
-        """The complete P_Key table of *port*, with opensm's entry for the default partition."""
+        """Return the whole P_Key table of *port*, with opensm's entry for the default partition."""
         entries = self.entries_of(port)
         if any(entry & DEFAULT_PKEY == DEFAULT_PKEY for entry in entries):
             return entries
@@ -121,10 +121,10 @@ class PortEntries:
         return entries | {table_entry(DEFAULT_PKEY, base)}
 
     def named_ports(self) -> tuple[RulePort, ...]:
-        """The ports to check: each named port, one unnamed port of each kind, and the manager's
-        own.
+        """List the ports to check: each named one, an unnamed one of each kind, the manager's.
 
-        A GUID does not show the kind of its port. So it occurs once per kind if rules name kinds.
+        A GUID does not show the kind of its port (channel adapter, switch, router). So it occurs
+        once per kind if rules name kinds.
         """
         groups = {rule.who for _, _, rule in self._of_groups}
         kinds = ("ca", *(("switch", "router") if groups & _KIND_OF_GROUP.keys() else ()))
@@ -133,7 +133,7 @@ class PortEntries:
 
 
 def find_open_rule(entries: PortEntries, port: RulePort) -> PortRule | None:
-    """The rule that makes *port* a full member of the default partition; None if it is not one."""
+    """Find the rule that makes *port* a full member of the default partition; else None."""
     full = table_entry(DEFAULT_PKEY, Membership.FULL)
     if full not in entries.entries_of(port):
         return None
@@ -142,10 +142,10 @@ def find_open_rule(entries: PortEntries, port: RulePort) -> PortRule | None:
 
 
 def describe_properties(definitions: Iterable[PartitionDefinition]) -> Mapping[str, str]:
-    """Settings of a partition except its members, from all its definitions, in opensm's order.
+    """Collect the settings of a partition except its members, from all its definitions.
 
-    The first definition with ``ipoib`` makes the broadcast group, and its numbers stay. The last
-    definition sets the service level of paths.
+    :returns: name of the setting -> value, as text. The first definition with ``ipoib`` makes the
+        broadcast group, and its numbers stay. The last definition sets the service level of paths.
     """
     properties: dict[str, str] = {}
     for definition in definitions:
@@ -173,8 +173,9 @@ def _list_scopes(mask: int) -> tuple[int, ...]:
 
 
 def list_lost_properties(before: PartitionText, after: PartitionText) -> Iterator[str]:
-    """Settings that partitions lose although they stay, except members: an MTU, a multicast
-    group.
+    """Yield a text for each setting that a partition loses although it stays, except its members.
+
+    Such a setting is an MTU or a multicast group.
     """
     kept = {definition.pkey for definition in after.definitions}
     for pkey in sorted({definition.pkey for definition in before.definitions} & kept):
@@ -190,7 +191,12 @@ def _of_key(text: PartitionText, pkey: int) -> Iterator[PartitionDefinition]:
 
 
 def list_lost_entries(port: object, before: frozenset[int], after: frozenset[int]) -> Iterator[str]:
-    """The losses of a port whose P_Key table changes: a P_Key, or full membership in one."""
+    """Yield a text for each loss in a port's P_Key table: a P_Key, or full membership in one.
+
+    :param port: its name in the texts.
+    :param before: the entries of the table now.
+    :param after: the entries after the agent's write.
+    """
     for entry in sorted(before - after):
         beside = [other_entry for other_entry in after if (other_entry ^ entry) & DEFAULT_PKEY == 0]
         if beside and max(beside) > entry:

@@ -42,8 +42,9 @@ def list_table_losses(
     own: OwnPartitions,
     networks: PartitionLayout,
 ) -> Iterator[str]:
-    """One sentence for each P_Key that a port has now and would lose by the agent's first write.
+    """Yield one sentence for each P_Key that a port would lose by the agent's first write.
 
+    :param tables: port GUID -> the P_Key tables that were read.
     :param own: the administrator's own partitions.
     :param networks: the members of Neutron's networks, if known. Another agent of the fabric may
         serve them already.
@@ -84,7 +85,7 @@ def audit_first_write(losses: Collection[str], accepted: Collection[str]) -> Aud
 
 
 def render_accepted_losses(text: str | None, losses: Collection[str]) -> str:
-    """The text of the file that stores the operator's decision to accept losses.
+    """Render the file that stores the operator's decision to accept losses.
 
     :param text: the file of partitions that the agent replaces.
     """
@@ -92,7 +93,7 @@ def render_accepted_losses(text: str | None, losses: Collection[str]) -> str:
 
 
 def parse_accepted_losses(decision: str | None, text: str | None) -> frozenset[str]:
-    """The accepted losses in a stored decision; empty if the decision is about another file.
+    """Return the accepted losses in a stored decision; empty if it is about another file.
 
     :param decision: the operator's decision; None if there is none.
     :param text: the file of partitions as it is.

@@ -160,7 +160,7 @@ def _name_other_config(running: RunningOptions) -> Iterator[AuditRow]:
 
 
 def _judge_running(row: AuditRow, running: RunningOptions) -> AuditRow:
-    """The row, changed by the options on the manager's command line."""
+    """Return an audit row, changed if options on the manager's command line decide about it."""
     if row.name not in _OF_COMMAND_LINE or row.state is AuditState.UNKNOWN:
         return row
     if running.unknown is not None:
@@ -176,12 +176,12 @@ def _judge_running(row: AuditRow, running: RunningOptions) -> AuditRow:
 
 
 def list_open_rows(rows: Iterable[AuditRow]) -> tuple[AuditRow, ...]:
-    """The rows of an audit that make the agent refuse to work. An unknown state counts, too."""
+    """Return the rows of an audit that make the agent refuse to work. So does an unknown state."""
     return tuple(row for row in rows if row.needed and row.state is not AuditState.MET)
 
 
 def format_open_row(row: AuditRow) -> str:
-    """A row of an audit as a sentence for people, with the lines to change."""
+    """Format an audit row as a sentence for people: the setting, its state, the lines to change."""
     requirement = f" ({row.requirement})" if row.requirement else ""
     cure = f"; {row.cure}" if row.cure else ""
     return f"{row.name}{requirement} is {row.state.value}: {row.found}{cure}"
@@ -191,7 +191,7 @@ def format_open_row(row: AuditRow) -> str:
 
 
 def _describe_weak_key(number: int | None) -> str | None:
-    """The weakness of a key; None if this check finds none."""
+    """Describe why a management key is easy to guess; None if this check finds no weakness."""
     if number is None:
         return "no number"
     if number == 0:
@@ -231,7 +231,10 @@ def _judge_word(option: str, default: str, wanted: tuple[str, ...]) -> Callable[
 
 
 def _judge_switch(option: str) -> Callable[..., _Verdict]:
-    """0 leaves the keys of the class as they are, 1 takes them away, 2 sets them."""
+    """Return a function that judges an option with three values; only 2 meets the requirement.
+
+    0 leaves the keys of the class as they are, 1 takes them away, 2 sets them.
+    """
 
     def judge(options: Mapping[str, str]) -> _Verdict:
         value = options.get(option, "")
@@ -292,7 +295,10 @@ def _judge_unseen(_: Mapping[str, str]) -> _Verdict:
 
 
 def _judge_congestion_key(options: Mapping[str, str]) -> _Verdict:
-    """cc_key is the key that opensm *uses*; it sets none (its own comment in the file)."""
+    """Report that opensm cannot set a CC_Key, with the state of ``cc_key`` and congestion control.
+
+    cc_key is the key that opensm *uses*; it sets none (its own comment in the file).
+    """
     in_use = is_switched_on(options, "congestion_control")
     weakness = _describe_weak_key(parse_number(options.get("cc_key", "0x0")))
     stated = "cc_key set" if weakness is None else f"cc_key {weakness}"

@@ -51,7 +51,7 @@ class PartitionChange:
     is_done: bool = False
 
     def list_rows_beside(self, harmed: Collection[PartitionMember]) -> frozenset[int]:
-        """The added rows that may have harmed *harmed*: rows with the same GUID or P_Key."""
+        """Return the ids of added rows that may harm *harmed*: with the same GUID or P_Key."""
         guids = {member.guid for member in harmed}
         pkeys = {member.pkey for member in harmed}
         return frozenset(
@@ -62,7 +62,11 @@ class PartitionChange:
 def compare_desired(
     before: DesiredPartitions, after: DesiredPartitions, at: float, was_open: bool
 ) -> PartitionChange:
-    """The change from one desired state of a fabric to the next."""
+    """Return the change from one desired state of a fabric to the next: the memberships that came.
+
+    :param at: time of the change, in seconds.
+    :param was_open: whether the fabric was open before it.
+    """
     old = {member.row: member for member in before.members}
     added = {
         member.row: (member.guid, member.pkey)
@@ -79,7 +83,7 @@ def _entry_of(member: PartitionMember | None) -> _Entry:
 
 
 def keep_rows(desired: DesiredPartitions, rows: Collection[int]) -> DesiredPartitions:
-    """*desired* with only the listed rows wanted."""
+    """Return a copy of *desired* in which only the listed rows are wanted."""
     members = tuple(
         member if member.row in rows else attrs.evolve(member, wanted=False)
         for member in desired.members
@@ -90,7 +94,7 @@ def keep_rows(desired: DesiredPartitions, rows: Collection[int]) -> DesiredParti
 def find_lost_rows(
     desired: DesiredPartitions, reading: ReadBack, settled: Collection[int]
 ) -> tuple[PartitionMember, ...]:
-    """Rows that were in force and whose P_Key is certainly missing in their port's tables now."""
+    """Return memberships that were in force and whose P_Key the port certainly lacks now."""
     return tuple(
         member
         for member in desired.wanted()
@@ -101,7 +105,7 @@ def find_lost_rows(
 
 
 def describe_losses(lost: Sequence[PartitionMember], reading: ReadBack) -> tuple[str, ...]:
-    """A sentence about rows that were in force and have lost their P_Keys; () without such rows."""
+    """Return a sentence about members that were in force and lost their P_Keys; () without any."""
     if not lost:
         return ()
     more = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
@@ -132,15 +136,19 @@ class ChangeWatch:
         self._changes.append(change)
 
     def leave_out_held(self, desired: DesiredPartitions, moment: float) -> DesiredPartitions:
-        """*desired* with the held rows as unwanted, so that their P_Keys leave the tables."""
+        """Return *desired* with the held rows as unwanted, so that their P_Keys leave the tables.
+
+        A row is held for a time after its change did harm.
+        """
         held = self._list_held(moment)
         if not held:
             return desired
         return keep_rows(desired, {member.row for member in desired.members} - held)
 
     def mark_held(self, reading: ReadBack, desired: DesiredPartitions, moment: float) -> ReadBack:
-        """*reading* with held rows as DIFFERENT, whatever their tables contain: the file lacks
-        them.
+        """Return *reading* with held rows as DIFFERENT, whatever their tables contain.
+
+        The file of partitions lacks these rows.
         """
         held = self._list_held(moment)
         readings = {
@@ -190,11 +198,11 @@ class ChangeWatch:
     def choose_undone(
         self, lost: Iterable[PartitionMember], reading: ReadBack, moment: float
     ) -> frozenset[int] | None:
-        """The rows to keep out of the file because their change did harm.
+        """Choose the membership rows to keep out of the file because their change did harm.
 
         :param lost: see :func:`find_lost_rows`.
-        :returns: None: no change on probation did harm. The set may be empty: then the change was
-            one of settings.
+        :returns: ids of rows; None if no change on probation did harm. The set may be empty: then
+            the change was one of settings.
         """
         young = [change for change in self._changes if moment - change.at < _PROBATION]
         if reading.opened is not None:
@@ -226,9 +234,10 @@ class ChangeWatch:
             hold.until = moment + factor * hold.pause
 
     def choose_pause(self, moment: float) -> float:
-        """Seconds until the next round has to run: a held row is due, or a change is unproved.
+        """Return the seconds until the next round: a held row is due, or a change is unproved.
 
-        A change without new rows has no row that shows that the manager has taken it.
+        Infinity if neither. A change without new rows has no row that shows that the manager has
+        taken it.
         """
         ends = [self._holds[row].until - moment for row in self._list_held(moment)]
         if any(not change.added for change in self._changes):

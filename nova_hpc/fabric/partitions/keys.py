@@ -37,17 +37,17 @@ class Membership(enum.StrEnum):
 
 
 def table_entry(pkey: int, membership: Membership) -> int:
-    """The entry of a port's P_Key table: 0x8123 for full membership of 0x0123."""
+    """Return the entry of a port's P_Key table: 0x8123 for full membership of 0x0123."""
     return pkey | (FULL_MEMBER_BIT if membership is Membership.FULL else 0)
 
 
 def format_pkey(pkey: int) -> str:
-    """A P_Key as text, such as ``0x0123``."""
+    """Format a P_Key as text, such as ``0x0123``."""
     return f"0x{pkey:04x}"
 
 
 def format_guid(guid: int) -> str:
-    """A port GUID as text, such as ``0x0002c90000200001``."""
+    """Format a port GUID as text, such as ``0x0002c90000200001``."""
     return f"0x{guid:016x}"
 
 
@@ -63,10 +63,10 @@ def parse_guid(text: object) -> int:
 
 
 def derive_guid(mac: str) -> int:
-    """The GUID that ``ebrctl`` gives a function for the MAC of its Neutron port.
+    """Compute the GUID that ``ebrctl`` gives a function for the MAC of its Neutron port.
 
-    networking-mlnx 21.0.0 defines the rule (eswitchd/utils/ib_utils.py, mlx5): the first half,
-    two bytes of zero, the second half.
+    networking-mlnx 21.0.0 defines the rule (eswitchd/utils/ib_utils.py, mlx5): the first half, two
+    bytes of zero, the second half.
 
     :raises ValueError: the MAC does not have six bytes, or all of them are zero.
     """

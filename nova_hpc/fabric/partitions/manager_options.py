@@ -31,9 +31,11 @@ def parse_number(text: str) -> int | None:
 
 
 def read_manager_options(text: str) -> Mapping[str, str]:
-    """Option -> value, as opensm 3.3.23 reads its file (``osm_subn_parse_conf_file``).
+    """Parse a file of options as opensm 3.3.23 does (``osm_subn_parse_conf_file``).
 
     A line is a name, white space and a value; a comment may follow. The last line counts.
+
+    :returns: option -> value.
     """
     options = {}
     for line in text.split("\n"):
@@ -46,7 +48,7 @@ def read_manager_options(text: str) -> Mapping[str, str]:
 
 
 def _clean_value(text: str) -> str:
-    """Without white space around, and without one pair of quotes."""
+    """Remove white space around an option's value, and then one pair of quotes."""
     value = text.strip(_SPACES)
     quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "\"'"
     return value[1:-1] if quoted else value
@@ -66,8 +68,9 @@ class RunningOptions:
     unknown: str | None = None
 
     def overlay_options(self, config_text: str | None) -> Mapping[str, str] | None:
-        """The options in force: the file's, with the command line's on top; None without the
-        file.
+        """Return option -> value in force: the file's, with the command line's on top.
+
+        None without the file.
         """
         if config_text is None:
             return None

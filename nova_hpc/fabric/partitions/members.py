@@ -41,7 +41,7 @@ class PartitionMember:
 
 @attrs.frozen
 class PartitionPolicy:
-    """The operator's settings for the partition of a network."""
+    """The operator's settings for the partition of a network: service level, rate and MTU."""
 
     #: 0 to 15; None for the subnet manager's own.
     service_level: int | None = None
@@ -71,5 +71,5 @@ class DesiredPartitions:
     policies: Mapping[int, PartitionPolicy] = attrs.field(factory=dict, converter=_freeze_policies)
 
     def wanted(self) -> tuple[PartitionMember, ...]:
-        """The members whose membership has to be in force."""
+        """Return the members whose membership has to be in force."""
         return tuple(member for member in self.members if member.wanted)

@@ -82,7 +82,7 @@ def parse_partitions(text: str) -> PartitionText:
 
 
 def _try_to_read(data: bytes, size: int) -> PartitionText | PartitionGrammarError:
-    """The same without numbers of lines: they differ if one line counts as two."""
+    """Parse a file for one buffer size; return an error too, with all line numbers 0."""
     try:
         read = _FileReader(size).read(data)
     except PartitionGrammarError as error:
@@ -118,7 +118,7 @@ def read_number(text: bytes) -> tuple[int, bytes]:
 
 
 def _is_beginning(word: bytes, of: bytes) -> bool:
-    """strncmp(word, of, strlen(word)) == 0: the empty word is the beginning of all."""
+    """Return whether *of* starts with *word*, as C's strncmp: the empty word starts every word."""
     return of.startswith(word)
 
 
@@ -151,7 +151,7 @@ class _LineBuffer:
         self.strays = False
 
     def terminator(self, start: int) -> int:
-        """Index of the zero byte that ends the string at *start*.
+        """Return the index of the zero byte that ends the string at *start*.
 
         :raises UncertainGrammarError: no such byte in the memory that lines have filled.
         """
@@ -165,7 +165,7 @@ class _LineBuffer:
         return at
 
     def find(self, sign: bytes, start: int) -> int | None:
-        """Index of *sign* in the string at *start*, as strchr(3); None if it is missing."""
+        """Return the index of *sign* in the string at *start*, as strchr(3); None if missing."""
         at = self._bytes.find(sign, start, self.terminator(start))
         return at if at >= 0 else None
 
@@ -174,7 +174,7 @@ class _LineBuffer:
         self._bytes[at] = 0
 
     def skip_spaces(self, start: int) -> int:
-        """Index of the first byte from *start* on that is not a space."""
+        """Return the index of the first byte from *start* on that is not a space."""
         end = self.terminator(start)
         while start < end and self._bytes[start] in _SPACES:
             start += 1
@@ -239,7 +239,7 @@ class _OpenDefinition:
 
 
 class _FileReader:
-    """Parses one file of partitions, for one size of opensm's buffer."""
+    """Parser of one file of partitions, for one size of opensm's buffer for lines."""
 
     def __init__(self, size: int) -> None:
         self._room = size - 2
@@ -287,7 +287,7 @@ class _FileReader:
         return PartitionText(tuple(finished), tuple(strayed))
 
     def _split_lines(self, data: bytes) -> Iterator[bytes]:
-        """Lines as fgets(3) gives them: of a longer one there are several."""
+        """Yield lines as fgets(3) returns them: a line longer than the buffer becomes several."""
         for line in re.findall(rb"[^\n]*\n|[^\n]+\Z", data):
             for start in range(0, len(line), self._room):
                 yield line[start : start + self._room]
@@ -350,7 +350,7 @@ class _FileReader:
     def _choose_pkey(
         self, head: PartitionDefinition, name: bytes, key: bytes | None
     ) -> PartitionDefinition:
-        """The stated P_Key, or the P_Key of an earlier definition with that name, or a free one."""
+        """Return *head* with the stated P_Key, else that of an earlier equal name, else a free."""
         if key is None and name[:1].isdigit():
             name, key = b"", name
             head = attrs.evolve(head, name="", key=_text_of(key))
@@ -442,7 +442,7 @@ class _FileReader:
 
 
 def _membership_of(stated: bytes) -> RuleMembership:
-    """opensm accepts the beginning of a word: an empty one is full, an unknown one is limited."""
+    """Parse a membership by its beginning: an empty word is full, an unknown one is limited."""
     if _is_beginning(stated, b"full"):
         return RuleMembership.FULL
     return RuleMembership.BOTH if _is_beginning(stated, b"both") else RuleMembership.LIMITED
@@ -479,7 +479,7 @@ def _add_flag(head: PartitionDefinition, flag: bytes, value: bytes | None) -> Pa
 
 
 def _set_group_flag(flags: GroupFlags, flag: bytes, value: bytes | None) -> GroupFlags | None:
-    """The flags with one more; None if the word is not a flag of a group."""
+    """Return the flags of a multicast group with one more; None if the word is not such a flag."""
     for word, field in _NUMBERS.items():
         if _is_beginning(flag, word):
             return _set_number(flags, field, value)

@@ -22,7 +22,7 @@ _FOUND: Final = re.compile(
 
 
 def find_manager_places(text: str) -> tuple[str, ...]:
-    """Places of managers with another key, as opensm's log writes them.
+    """Find subnet managers with another key in opensm's log; return their places as it writes them.
 
     Only lines of opensm's last run count: an earlier run may have met a manager that is gone.
     """
@@ -30,7 +30,7 @@ def find_manager_places(text: str) -> tuple[str, ...]:
 
 
 def describe_other_manager(place: str, fabric: FabricPorts) -> str:
-    """A sentence on a manager with another key, with its GUID if the place identifies the port.
+    """Return a sentence on a manager with another key, with its GUID if the place has one.
 
     :param fabric: as read from the port of opensm's own host.
     """

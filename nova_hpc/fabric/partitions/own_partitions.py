@@ -62,20 +62,24 @@ class OwnPartitions:
         object.__setattr__(self, "_entries", PortEntries(self.partitions))
 
     def pkeys(self) -> frozenset[int]:
-        """The P_Keys of the administrator's partitions, without the default one: no network may
-        have them.
+        """Return the P_Keys of the administrator's partitions, which no network may have.
+
+        The default partition is not one of them.
         """
         return frozenset(each.pkey for each in self.partitions) - {DEFAULT_PKEY}
 
     def entries_of(self, guid: int, kind: str = "ca", manages: bool = False) -> frozenset[int]:
-        """The entries of a port's P_Key table that result from these partitions.
+        """Return the entries of a port's P_Key table that result from these partitions.
 
         The last rule on a port and a P_Key holds, as for opensm (``osm_prtn_add_port``).
+
+        :param kind: of the port: ``ca``, ``switch`` or ``router``.
+        :param manages: whether the port is the subnet manager's.
         """
         return self._entries.entries_of(RulePort(guid, kind, manages))
 
     def with_default(self, in_force: DefaultRule) -> OwnPartitions:
-        """A copy with the default partition's flags from the own file, or else from *in_force*."""
+        """Return a copy with the default partition's flags of the own file, else of *in_force*."""
         for each in self.partitions:
             if each.pkey == DEFAULT_PKEY and each.ipoib:
                 default = attrs.evolve(in_force, ipoib=True, flags=each.flags)
@@ -108,9 +112,9 @@ def parse_own_partitions(text: str) -> OwnPartitions:
 
 
 def find_long_line(text: str) -> int | None:
-    """The number of a line that may be too long for opensm, comments included; None if all fit.
+    """Return the number of the first line that may be too long for opensm; None if all fit.
 
-    :param text: the file; bytes that are not valid UTF-8 are surrogates.
+    :param text: the file; bytes that are not valid UTF-8 are surrogates. Comments count.
     """
     for number, line in enumerate(text.split("\n"), 1):
         if len(line.encode("utf-8", "surrogateescape")) > LONGEST_LINE:

@@ -74,7 +74,7 @@ class PartitionLayout:
     refused: Mapping[int, str] = attrs.field(factory=dict, eq=False)
 
     def pkeys_by_guid(self) -> Mapping[int, Mapping[int, Membership]]:
-        """Port GUID -> the P_Keys of its networks, each with the membership."""
+        """Return port GUID -> P_Key (15 bits) of each network of the port -> its membership."""
         turned: defaultdict[int, dict[int, Membership]] = defaultdict(dict)
         for pkey, members in self.partitions.items():
             for guid, membership in members.items():
@@ -145,7 +145,7 @@ def lay_out_partitions(
 
 
 def describe_manager_port(guid: int) -> str:
-    """The reason why a subnet manager's port gets no P_Key of a network."""
+    """Return the reason why a subnet manager's port gets no P_Key of a network."""
     return (
         f"port {format_guid(guid)} is a subnet manager's: it reaches all ports over the default "
         "partition, so no server may have it"
@@ -190,9 +190,9 @@ def _render_partition(pkey: int, members: Mapping[int, Membership], policy: Part
 
 
 def render_file(body: str, ticket: int) -> str:
-    """The complete file: the agent's comment lines, then the body.
+    """Return the complete file of partitions: the agent's comment lines, then the body.
 
-    :param ticket: of the reading that the body is of.
+    :param ticket: number of the reading of the desired state that the body is made from.
     """
     digest = _digest_body(body, ticket)
     return f"{_TITLE}\n# ticket {ticket}\n{RESERVED_COMMENT}sha256 {digest}\n{body}"
@@ -203,7 +203,7 @@ def _digest_body(body: str, ticket: int) -> str:
 
 
 def body_of_file(text: str) -> str | None:
-    """The part of an agent's file that opensm reads; None if the file is not an agent's.
+    """Return the part of an agent's file that opensm reads; None if the file is not an agent's.
 
     Only a file that was not changed since it was written has a body.
     """

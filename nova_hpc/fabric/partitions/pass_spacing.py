@@ -36,5 +36,5 @@ class PassSpacing:
         self._free_at = moment + pause
 
     def time_left(self, moment: float) -> float:
-        """Seconds until the file may be changed again."""
+        """Return the seconds until the subnet manager's file may be changed again; 0.0 if now."""
         return max(0.0, self._free_at - moment)

@@ -51,7 +51,7 @@ class PhysicalPort:
     functions: tuple[str, ...] = ()
 
     def slots(self) -> tuple[str, ...]:
-        """The PCI addresses of the port's physical and virtual functions."""
+        """Return the PCI addresses of the port's physical and virtual functions."""
         return (self.address, *self.functions)
 
 
@@ -70,12 +70,15 @@ class PortInventory:
         return {port.guid: port for port in self.ports}
 
     def find_port(self, host: str, slot: object) -> PhysicalPort | None:
-        """The physical port behind a PCI slot of a port or its functions; None if unknown."""
+        """Find the physical port behind a PCI address of a host; None if unknown.
+
+        The address may be the port's own or a virtual function's.
+        """
         address = try_normalise_address(slot)
         return None if address is None else self._by_slot.get((host, address))
 
     def port_of_guid(self, guid: int) -> PhysicalPort | None:
-        """The physical port with a GUID; None if unknown."""
+        """Return the physical port with a GUID; None if unknown."""
         return self._by_guid.get(guid)
 
 
@@ -102,7 +105,7 @@ def parse_inventory(text: str) -> PortInventory:
 
 
 def render_inventory(ports: Iterable[PhysicalPort]) -> str:
-    """The YAML text of an inventory of ports, which :func:`parse_inventory` reads."""
+    """Return the YAML text of an inventory of ports, which :func:`parse_inventory` reads."""
     rows = [
         {
             "host": port.host,

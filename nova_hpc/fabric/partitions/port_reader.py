@@ -42,7 +42,7 @@ class PortReaderError(SubnetManagerError):
 
 
 def find_simulator_library() -> Path | None:
-    """ibsim's library, which simulates a fabric for a program; None if not installed."""
+    """Find the path of ibsim's library, which simulates a fabric for a program; else None."""
     for folder in map(Path, _LIBRARY_FOLDERS):
         for path in (folder / _SIMULATOR, *sorted(folder.glob(f"*-linux-gnu/{_SIMULATOR}"))):
             if path.is_file():
@@ -51,7 +51,7 @@ def find_simulator_library() -> Path | None:
 
 
 def simulated_environment(host: str) -> dict[str, str]:
-    """The environment variables for a program that runs as *host* of the simulated fabric.
+    """Return the environment variables for a program that runs as *host* of the simulated fabric.
 
     :raises PortReaderError: ibsim is not installed.
     """
@@ -65,7 +65,7 @@ def simulated_environment(host: str) -> dict[str, str]:
 
 
 def find_local_port(guid: int, folder: Path = Path("/sys/class/infiniband")) -> tuple[str, int]:
-    """RDMA device and port number of the port with *guid* on this host.
+    """Find the port with *guid* on this host; return its RDMA device and its port number.
 
     :raises PortReaderError: this host has none.
     """
@@ -244,7 +244,7 @@ class PortReader:
         return self._process
 
     def _said(self) -> str:
-        """The end of the process's standard error."""
+        """Return the last 300 characters of the process's standard error, in (); "" if empty."""
         if self._errors is None or self._errors.closed:
             return ""
         with contextlib.suppress(OSError):

@@ -75,7 +75,7 @@ class _Destination(ctypes.Structure):
 
 
 class _Mads:
-    """Sends subnet management packets (SMPs) through libibmad."""
+    """Sender of subnet management packets (SMPs) through libibmad."""
 
     def __init__(self, device: str | None, port: int, m_key: int) -> None:
         """Open the local port.
@@ -223,7 +223,7 @@ class _Walk:
             self.managers.append([node.port_guid, self._read_manager_state(path)])
 
     def _read_manager_state(self, path: Path) -> str:
-        """SMInfo's SMState (14.2.5.13); "unknown" if the manager does not answer."""
+        """Read SMInfo's SMState (14.2.5.13) at *path*; "unknown" if the manager does not answer."""
         data = self._mads.ask(path, _SM_INFO, 0)
         state = len(_MANAGER_STATES) if data is None else data[20] & 0xF
         return _MANAGER_STATES[state] if state < len(_MANAGER_STATES) else "unknown"
@@ -280,7 +280,7 @@ def _read_table(mads: _Mads, path: Path, port: int, entries: int) -> list[int] |
 
 
 class _Tables:
-    """Reads P_Key tables, and caches the table sizes of switches."""
+    """Reader of P_Key tables of ports, with a cache of the table sizes of switches."""
 
     def __init__(self, mads: _Mads) -> None:
         self._mads = mads

@@ -68,7 +68,7 @@ class FabricPorts:
     managers: Mapping[int, str] = attrs.field(factory=dict)
 
     def keep_silent_ports(self, before: FabricPorts | None) -> FabricPorts:
-        """Identify silent ports by their places: the port that was at a place is still there.
+        """Return a copy with silent ports identified by their places: the port found there before.
 
         A port whose link is down is at no silent place, so it is not kept.
 
@@ -111,9 +111,12 @@ def expect_entries(
     keys: Mapping[int, Membership],
     own: OwnPartitions,
 ) -> frozenset[int]:
-    """The exact P_Key table that a port must have: these entries and no others.
+    """Compute the exact P_Key table that a port must have: these entries and no others.
 
+    :param kind: of the port: ``ca``, ``switch`` or ``router``.
+    :param manages: whether the port is the subnet manager's.
     :param keys: P_Key -> membership in networks.
+    :param own: the administrator's own partitions.
     """
     base = table_entry(DEFAULT_PKEY, Membership.FULL if manages else Membership.LIMITED)
     entries = {entry & 0x7FFF: entry for entry in own.entries_of(guid, kind, manages)}
@@ -139,7 +142,7 @@ class TableExpectations:
         object.__setattr__(self, "_keys", self.layout.pkeys_by_guid())
 
     def entries_of(self, guid: int) -> frozenset[int]:
-        """The expected table of a port; see :func:`expect_entries`."""
+        """Return the expected P_Key table of the port with *guid*; see :func:`expect_entries`."""
         port = self.fabric.ports.get(guid)
         return expect_entries(
             guid,
@@ -150,7 +153,7 @@ class TableExpectations:
         )
 
     def find_full_ports(self, most: int) -> frozenset[int]:
-        """GUIDs of ports whose table is already full with the administrator's own partitions.
+        """Return GUIDs of ports whose table is full with the administrator's own partitions.
 
         :param most: keys of one port, beside the default one.
         """
@@ -166,7 +169,7 @@ class TableExpectations:
         )
 
     def judge_port(self, guid: int, tables: PortTables) -> str | None:
-        """The fault of a port's P_Key tables; None if they are exactly as expected."""
+        """Return the fault of a port's P_Key tables as text; None if they are as expected."""
         port = self.fabric.ports[guid]
         if guid in self.fabric.doubled:
             return _describe_doubled(guid, self.fabric)
@@ -225,7 +228,7 @@ class TableExpectations:
         )
 
     def _list_passed_entries(self, guid: int, tables: PortTables) -> frozenset[int]:
-        """The entries that let packets of a port into the fabric.
+        """Return the table entries that let packets of a port into the fabric.
 
         An enforcing switch port drops packets with keys outside its own table, so the port's own
         table counts only if the switch port does not enforce. An unread table has no entries.
@@ -260,16 +263,16 @@ class Strangers:
     sentences: tuple[str, ...] = ()
 
     def full_defaults(self) -> frozenset[int]:
-        """GUIDs of full members of the default partition: with any, the fabric is open."""
+        """Return GUIDs of full members of the default partition: with any, the fabric is open."""
         return self.by_pkey.get(DEFAULT_PKEY, frozenset())
 
 
 def compare_tables(
     expectations: TableExpectations, tables: Mapping[int, PortTables]
 ) -> FileComparison:
-    """Compare the tables of all ports with a file of partitions.
+    """Judge each port's P_Key table by a file of partitions, and collect the differences as texts.
 
-    :param tables: by GUID.
+    :param tables: GUID -> the tables that were read.
     """
     wrong = [
         f"port {format_guid(guid)}: {reason}"
@@ -288,7 +291,7 @@ def judge_member(
     strangers: Strangers,
     file_in_force: str | None,
 ) -> MemberReading:
-    """The state of one member row, from the P_Key tables of its port.
+    """Judge the state of one membership row of Neutron from the P_Key tables of its port.
 
     :param tables: of its port; None if the fabric does not have the GUID.
     :param file_in_force: why the written file is not in force; None if it is.
@@ -318,7 +321,7 @@ def judge_member(
 def _refuse_row(
     member: PartitionMember, expectations: TableExpectations, strangers: Strangers
 ) -> str | None:
-    """Why a wanted row cannot be right, whatever its port's tables contain."""
+    """Explain why a wanted membership cannot be right, whatever the tables contain; else None."""
     if member.guid in expectations.fabric.managers:
         return describe_manager_port(member.guid)
     return _name_intruders(member, strangers)
@@ -337,7 +340,7 @@ def _judge_absent(name: str, silent: int) -> MemberReading:
 def _judge_silent(
     name: str, member: PartitionMember, expectations: TableExpectations, tables: PortTables
 ) -> MemberReading:
-    """The state of a row whose port is up and does not answer: the switch port's table decides."""
+    """Judge a membership whose port is up and does not answer: the switch port's table decides."""
     stopped = expectations.is_enforced and tables.facing == expectations.entries_of(member.guid)
     if not member.wanted and stopped:
         return MemberReading(MemberState.AS_DESIRED)
@@ -361,7 +364,7 @@ def _find_key(
 
 
 def describe_open_fabric(opened: Iterable[int]) -> str:
-    """A sentence on ports that are full members of the default partition."""
+    """Return a sentence with number and first GUID of full members of the default partition."""
     guids = sorted(opened)
     return (
         f"the fabric is open: {len(guids)} ports are full members of the default partition, such "

@@ -67,8 +67,10 @@ def _judge_levels(options: Mapping[str, str] | None, levels: list[int]) -> tuple
 
 
 def _explain_kind(options: Mapping[str, str], kind: str, levels: list[int]) -> str | None:
-    """Why one kind of ports does not separate a level; None if it does.
+    """Explain why one kind of ports does not separate a service level; None if it does.
 
+    :param options: opensm's options in force.
+    :param kind: part of an option's name, such as ``ca``.
     :raises ValueError: opensm would not accept a value.
     """
     lanes = _read_map(options, kind)
@@ -89,7 +91,7 @@ def _explain_kind(options: Mapping[str, str], kind: str, levels: list[int]) -> s
 
 
 def _read_option(options: Mapping[str, str], kind: str, name: str) -> tuple[str, str]:
-    """The option in force for a kind of ports, and its value; "" if none is set."""
+    """Return name and value of the option in force of a port kind; the value is "" if unset."""
     own = f"qos_{kind}_{name}"
     if options.get(own, "") not in _UNSET:
         return own, options[own]
@@ -117,7 +119,7 @@ def _read_most_lanes(options: Mapping[str, str], kind: str) -> int:
 
 
 def _read_weights(options: Mapping[str, str], kind: str) -> dict[int, int]:
-    """Virtual lane -> its weight in both tables together."""
+    """Return virtual lane -> its weight in the high and the low arbitration table together."""
     weights: dict[int, int] = {}
     for table in ("vlarb_high", "vlarb_low"):
         name, text = _read_option(options, kind, table)

@@ -72,7 +72,7 @@ class MemberReports:
     repeat: tuple[int, ...] = ()
 
     def is_empty(self) -> bool:
-        """Whether there is no report to send."""
+        """Return whether there is no report about a member to send to Neutron."""
         return not (self.present or self.gone or self.lost or self.failed or self.repeat)
 
 
@@ -83,9 +83,12 @@ def update_histories(
     options: ReportOptions,
     moment: float,
 ) -> dict[int, RowHistory]:
-    """The histories of rows after one more reading; rows missing in *desired* are dropped.
+    """Return the histories of membership rows after one more reading of the fabric.
+
+    Rows missing in *desired* are dropped.
 
     :param moment: time of a monotonic clock, in seconds.
+    :returns: id of the row -> its history.
     """
     after = {}
     for member in desired.members:
@@ -164,7 +167,7 @@ def split_reports(reports: MemberReports) -> Iterator[MemberReports]:
 def count_repeats(
     histories: Mapping[int, RowHistory], reports: MemberReports
 ) -> dict[int, RowHistory]:
-    """The histories with the repeated events of *reports* counted, after they were sent."""
+    """Return *histories* with the repeated events of *reports* counted, after they were sent."""
     said = set(reports.repeat)
     return {
         row: attrs.evolve(history, repeats=history.repeats + 1) if row in said else history
@@ -182,7 +185,10 @@ def _is_right(
     history: RowHistory,
     options: ReportOptions,
 ) -> bool:
-    """Whether nothing more is awaited of a row."""
+    """Return whether a membership row needs nothing more: its port has the keys, or may lack them.
+
+    A port that has left the fabric still needs its keys.
+    """
     if entry is None or entry.state in (MemberState.DIFFERENT, MemberState.UNKNOWN):
         return False
     if entry.state is MemberState.AS_DESIRED or not member.wanted:
@@ -233,9 +239,9 @@ def list_overdue_alarms(
     options: ReportOptions,
     moment: float,
 ) -> tuple[str, ...]:
-    """Sentences about ports that are off the fabric or silent, or keep an old P_Key, for too long.
+    """List ports that are off the fabric or silent, or keep an old P_Key, for too long.
 
-    :returns: one sentence for each row.
+    :returns: one sentence for each membership row.
     """
     over = f", for over {options.member_timeout:.0f} seconds"
     sentences = []

@@ -39,10 +39,10 @@ _PART_OF_WALKS: Final = 0.1
 
 
 class TableSource(Protocol):
-    """The source of ports and P_Key tables, such as :class:`PortReader`."""
+    """Interface to a reader of ports and P_Key tables, such as :class:`PortReader`."""
 
     def read_ports(self) -> FabricPorts:
-        """Find all ports of the fabric."""
+        """Find all ports of the fabric by walking it."""
 
     def read_tables(
         self, ports: Sequence[EndPort], silent: frozenset[int] = frozenset()
@@ -83,7 +83,7 @@ class TableCache:
         self._right.clear()
 
     def refresh_ports(self, guids: frozenset[int]) -> FabricPorts:
-        """The ports of the fabric; the fabric is walked again if requested GUIDs are missing.
+        """Return the ports of the fabric; walk it again if they are old or GUIDs are missing.
 
         :param guids: GUIDs of the requested ports.
         :raises SubnetManagerError: they cannot be read.
@@ -109,10 +109,11 @@ class TableCache:
         guids: frozenset[int],
         leaving: frozenset[tuple[int, int]],
     ) -> tuple[Mapping[int, PortTables], Strangers]:
-        """The P_Key tables of ports, and the ports with P_Keys that they were not given.
+        """Read the P_Key tables of ports that may have changed, and find keys that no one gave.
 
+        :param guids: ports whose tables are requested.
         :param leaving: see :meth:`TableExpectations.find_strangers`.
-        :returns: by GUID; a port that the fabric does not have is missing.
+        :returns: GUID -> tables, without ports that the fabric does not have; the unexpected keys.
         :raises SubnetManagerError: nothing can be read.
         """
         ports = expectations.fabric.ports
@@ -168,7 +169,7 @@ class TableCache:
         return self._source.read_tables(ports, silent)
 
     def _note_silence(self, guid: int, tables: PortTables, moment: float) -> None:
-        """Pause the questions to a port that did not answer, for longer each time."""
+        """Pause the reading of a silent port, longer each time; end the pause if it answered."""
         if tables.own is not None:
             self._silent.pop(guid, None)
             return

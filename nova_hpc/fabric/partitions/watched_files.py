@@ -36,7 +36,7 @@ class WatchedFiles:
         self._marks = {path: _mark_of(path) for path in self.list_paths()}
 
     def find_changes(self) -> tuple[Path, ...]:
-        """The files that changed since they were marked. New files are marked, not reported."""
+        """Return the files that changed since their marking. New files are marked, not reported."""
         return tuple(
             path
             for path in self.list_paths()

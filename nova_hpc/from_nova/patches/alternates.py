@@ -47,7 +47,7 @@ def install_alternates_patch() -> None:
 
 
 def _deal_alternates(call: Call) -> Any:
-    """Nova's selections, with alternates that are dealt over all servers of the request.
+    """Wrap Nova's selection: deal the alternates over all servers of the request.
 
     Nova's own result is kept for a request for one server, and for flavors without ``hpc:`` keys.
     """
@@ -108,7 +108,7 @@ class _PromisedHosts:
         return objects.Selection.from_host_state(host, host.allocation_candidates[0], version)
 
     def _next(self, cell: str, but: Sequence[Any]) -> Any:
-        """A host of the cell, first one without promised devices; None if there is none.
+        """Choose a host of the cell, first one without promised devices; None if there is none.
 
         :param but: hosts that the server has already.
         """

@@ -111,18 +111,18 @@ def refuse_request(spec: objects.RequestSpec, reason: str, *, placed: bool = Fal
 
 
 def reason_put_down_for(spec: objects.RequestSpec) -> str | None:
-    """The reason for a refusal that was stored on *spec*; None if there is none."""
+    """Return the reason for a refusal that was stored on *spec*; None if there is none."""
     reason: str | None = getattr(spec, _REASON, None)
     return reason
 
 
 def shorten_fault_reason(reason: str) -> str:
-    """*reason*, cut to the length that fits into a server's fault."""
+    """Cut *reason* to the length that fits into a server's fault; the cut end becomes ``...``."""
     return reason if len(reason) <= _LONGEST else reason[: _LONGEST - 3] + "..."
 
 
 def count_asked_servers(spec: objects.RequestSpec) -> int:
-    """The number of servers of the request that need hosts now."""
+    """Return the number of servers of the request that need hosts now."""
     count: int | None = getattr(spec, _SERVERS, None)
     if count is not None:
         return count
@@ -136,7 +136,7 @@ def is_answer_cut(spec: objects.RequestSpec) -> bool:
 
 
 def _decide_with_reason(call: Call) -> Any:
-    """Nova's decision about hosts, whose refusal gets the filter's reason.
+    """Wrap Nova's decision about hosts: its refusal gets the filter's reason.
 
     Placement's answer lies on the request specification while the filters run.
     """
@@ -164,7 +164,7 @@ def _decide_with_reason(call: Call) -> Any:
 
 
 def _select_with_reason(call: Call) -> Any:
-    """Nova's selection of hosts; its refusal without candidates gets a reason.
+    """Wrap Nova's selection of hosts: its refusal without candidates gets a reason.
 
     The filters never run then. So Placement is queried for the wishes that no host meets.
     """
@@ -213,7 +213,7 @@ def _is_shared_request(spec: Any) -> bool:
 
 
 def _explain_missing_candidates(this: Any, context: Any, spec: objects.RequestSpec) -> str | None:
-    """The sentence for the user if Placement has no candidate; None to keep Nova's answer."""
+    """Return a sentence for the user if Placement has no candidate; else None."""
     try:
         task = server.read_server_task(spec)
         request_shortage = _log_shortage(this, context, spec, task)
@@ -233,7 +233,10 @@ def _explain_missing_candidates(this: Any, context: Any, spec: objects.RequestSp
 def _describe_nearest_host(
     this: Any, context: Any, spec: objects.RequestSpec, task: server.ServerTask, shortage: Shortage
 ) -> str:
-    """The nearest host's resources, for users who may see them: no name, no address."""
+    """Describe the nearest host's resources for users who may see them: no name, no address.
+
+    :returns: the end of a sentence; "" if no host is near.
+    """
     host = shortage.nearest
     if host is None:
         return ""
@@ -257,7 +260,7 @@ def _check_flavor_of_task(task: server.ServerTask) -> None:
 def _log_shortage(
     this: Any, context: Any, spec: objects.RequestSpec, task: server.ServerTask
 ) -> Shortage | None:
-    """Why there is no candidate, also logged; None if Placement cannot be queried."""
+    """Find and log why there is no candidate; None if Placement cannot be queried."""
     name, uuid = spec.flavor.flavorid, spec.instance_uuid if "instance_uuid" in spec else None
     try:
         request_shortage = shortage.ask_for_shortage(context, spec, task, this.host_manager)
@@ -299,7 +302,7 @@ def _name_of_host(host: str | None) -> str:
 def _read_stats_of_host(
     this: Any, context: Any, spec: objects.RequestSpec, host: str | None
 ) -> StatsDocument | None:
-    """The stats of a host's node; None if they cannot be read."""
+    """Read the stats document of a host's node; None if they cannot be read."""
     if host is None:
         return None
     try:

@@ -123,7 +123,7 @@ def _ask_for_hosts(call: Call) -> Any:
 
 
 def _question_for(spec: objects.RequestSpec, resources: Any) -> HostQuestion | None:
-    """The shorter query; None if Nova's own query is needed."""
+    """Build the shorter query to Placement, for hosts only; None if Nova's own query is needed."""
     if CONF.hpc.placement_question != "hosts":
         return None
     try:

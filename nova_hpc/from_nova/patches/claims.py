@@ -60,7 +60,7 @@ def put_down_choice(spec: objects.RequestSpec, choose: ChooseAgain | None) -> No
 
 
 def _claim_with_retries(call: Call) -> Any:
-    """Nova's claim, repeated with other devices of the same host if it is lost.
+    """Wrap Nova's claim: repeat it with other devices of the same host if it is lost.
 
     Each win and each loss also changes the number of hosts that later servers choose from.
     """

@@ -42,7 +42,7 @@ def install_forced_patch() -> None:
 
 
 def _drop_unchecked_hosts(call: Call) -> Any:
-    """Nova's filtering, without forced hosts whose node does not check devices.
+    """Wrap Nova's filtering: leave out forced hosts whose node does not check devices.
 
     Nova is called a second time with only these hosts if none is left. So the log and the reason
     name them only if Nova would have taken them.
@@ -70,7 +70,7 @@ def _drop_unchecked_hosts(call: Call) -> Any:
 
 
 def _filter_with_reason(call: Call, spec: Any) -> Any:
-    """Nova's filtering, with a reason if a rule outside this project leaves no host."""
+    """Run Nova's filtering, and store a reason if a rule outside this project leaves no host."""
     if not isinstance(spec, objects.RequestSpec) or not flavor.has_hpc_keys(
         spec.flavor.extra_specs or {}
     ):

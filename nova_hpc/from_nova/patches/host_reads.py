@@ -80,7 +80,7 @@ def install_host_reads_patch() -> None:
 
 
 def _ask_for_changed(call: Call) -> Any:
-    """Nova's reading of host states; the type of the list of uuids marks an ``hpc:`` request."""
+    """Wrap Nova's reading of host states: the type of the uuids' list marks ``hpc:`` requests."""
     uuids, spec = call.given["compute_uuids"], call.given["spec_obj"]
     if (
         # A host manager outside Nova may read more of a record.
@@ -95,7 +95,7 @@ def _ask_for_changed(call: Call) -> Any:
 
 
 def _read_changed(call: Call) -> Any:
-    """The compute nodes of one cell: kept hosts, and new records for changed versions.
+    """Wrap Nova's reading of one cell's compute nodes: kept hosts, and records of changed versions.
 
     The time is taken before the versions are read, so that a later write is never missed.
     """

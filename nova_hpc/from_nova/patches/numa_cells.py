@@ -58,17 +58,17 @@ class Values:
 
     @classmethod
     def of(cls, guest: objects.InstanceNUMATopology) -> Values:
-        """Copy the field values of Nova's object."""
+        """Copy the field values of Nova's topology object of a guest."""
         own = _values_of_fields(guest)
         del own["cells"]
         return cls(own, tuple(_values_of_fields(cell) for cell in guest.cells))
 
     def guest(self) -> objects.InstanceNUMATopology:
-        """A new topology object of Nova with these values."""
+        """Build a new topology object of Nova with these values."""
         return self._guest(self.cells)
 
     def alone(self, index: int) -> objects.InstanceNUMATopology:
-        """A topology of Nova with only the cell at *index*."""
+        """Build a topology of Nova with only the cell at *index*."""
         own = self._guest(self.cells[index : index + 1])
         if index and "emulator_threads_policy" in self.own:
             # Nova counts the CPU of the emulator threads with the first cell.
@@ -94,12 +94,12 @@ def _values_of_fields(thing: Any) -> dict[str, Any]:
 
 
 def _copy_pinned_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of the values; values that Nova changes in place (pinned CPUs) are copied, too."""
+    """Copy the values; values that Nova changes in place (pinned CPUs) are copied, too."""
     return {k: copy.copy(v) if isinstance(v, dict | set) else v for k, v in values.items()}
 
 
 def _needs_of_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
-    """A cell's needs of a node: the number of its CPUs, not their numbers in the guest."""
+    """Return a cell's needs of a node: the number of its CPUs, not their numbers in the guest."""
     needs = {key: value for key, value in cell.items() if key != "id"}
     for key in ("cpuset", "pcpuset"):
         needs[key] = len(needs.get(key) or ())
@@ -122,11 +122,11 @@ class Fitter:
     _known: dict[tuple[int, int], bool] = attrs.field(factory=dict, init=False)
 
     def on(self, choice: frozenset[int]) -> objects.InstanceNUMATopology | None:
-        """The guest with one cell on each of these nodes, with pins; None if it does not fit.
+        """Fit the guest with one cell on each of these nodes, with pins; None if it does not fit.
 
         Networks, and with many cells also devices, are checked for the set of nodes first. Then
-        each pair of node and cell is checked at most once, and Nova gets the first permutation
-        that fits.
+        each pair of node and cell is checked at most once, and Nova gets the first permutation that
+        fits.
         """
         part = [cell for cell in self.host.cells if cell.id in choice]
         if not self._networks(part) or (len(part) >= _MANY and not self._devices(part)):
@@ -137,7 +137,7 @@ class Fitter:
         return None if order is None else self._in_order([part[node] for node in order])
 
     def _in_order(self, part: Sequence[objects.NUMACell]) -> objects.InstanceNUMATopology | None:
-        """Nova's result for these nodes in this order; None if it used another order."""
+        """Return Nova's result for these nodes in this order; None if it used another order."""
         fitted = self.fit(
             host_topology=objects.NUMATopology(cells=list(part)),
             instance_topology=self.guest.guest(),
@@ -166,7 +166,7 @@ class Fitter:
         return self._known[key]
 
     def _quiet(self) -> Any:
-        """The limits without networks, which are checked for all nodes together."""
+        """Return the limits without networks, which are checked for all nodes together."""
         if not self._network_metadata():
             return self.limits
         quiet = self.limits.obj_clone()
@@ -206,8 +206,9 @@ def _is_pinned(cell: objects.InstanceNUMACell, node: objects.NUMACell) -> bool:
 
 
 def _first_fitting_order(count: int, fits: Callable[[int, int], bool]) -> tuple[int, ...] | None:
-    """Node of each cell, in the first permutation that fits; None if there is none.
+    """Return the node of each cell, in the first permutation that fits; None if there is none.
 
+    :param count: number of nodes and of cells.
     :param fits: whether a node (the first argument) takes a cell.
     """
     dead: set[frozenset[int]] = set()

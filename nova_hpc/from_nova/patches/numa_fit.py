@@ -88,10 +88,10 @@ def install_numa_fit_patch() -> None:
 
 
 def _fit_beside_devices(call: Call) -> Any:
-    """Nova's fit, tried on one choice of nodes after the other.
+    """Wrap Nova's fit of a guest's cells: try one choice of host nodes after the other.
 
-    Nova's own order is kept for flavors without ``hpc:`` keys, and if the places of the devices
-    are unknown.
+    Nova's own order is kept for flavors without ``hpc:`` keys, and if the places of the devices are
+    unknown.
     """
     asked = current_served_flavor()
     host, guest = call.given["host_topology"], call.given["instance_topology"]
@@ -113,7 +113,7 @@ def _fit_beside_devices(call: Call) -> Any:
 
 
 def _fit_several_cells(call: Call) -> Any:
-    """Fit a guest of several cells; each needs room of its own."""
+    """Fit a guest of several cells; each needs a host node of its own. None if no choice fits."""
     given = dict(call.given)
     host, guest = given["host_topology"], Values.of(given["instance_topology"])
     choices = _list_node_choices(current_served_flavor(), given)
@@ -136,7 +136,7 @@ def _fit_several_cells(call: Call) -> Any:
 def _list_node_sets(
     call: Call, given: Mapping[str, Any], fitter: Fitter
 ) -> Iterator[frozenset[int]]:
-    """Sets of host nodes for unknown devices: Nova's own choice, then all others."""
+    """Yield sets of host nodes for unknown devices: Nova's own choice, then all others."""
     ids = [cell.id for cell in fitter.host.cells]
     count = len(fitter.guest.cells)
     if len(ids) > count:
@@ -153,7 +153,7 @@ def _list_node_sets(
 def _list_node_choices(
     asked: Served | None, given: Mapping[str, Any]
 ) -> Iterator[frozenset[int]] | None:
-    """Sets of host nodes, the best first; None if Nova chooses."""
+    """Return sets of host nodes, the best first; None if Nova chooses."""
     host, guest = given["host_topology"], given["instance_topology"]
     if asked is None:
         return None
@@ -187,7 +187,7 @@ def order_node_choices(
     stats: Any,
     mapping: Mapping[str, Sequence[str]] | None,
 ) -> numa_choice.Tiers | None:
-    """The choices of host NUMA nodes for a guest's cells, ordered by the devices there, best first.
+    """Order the choices of host NUMA nodes for a guest's cells by the devices there, best first.
 
     :param mapping: as Nova's functions take it; None if the requests name their providers.
     :returns: None if the places of the guest's devices are unknown.
@@ -276,7 +276,10 @@ def _count_taken_devices(
     stats: Any,
     mapping: Mapping[str, Sequence[str]] | None,
 ) -> dict[str, dict[str, int]] | None:
-    """Provider -> want -> count; None if Placement has not allocated all of them."""
+    """Return provider -> want -> number of its devices there; None if Placement lacks some.
+
+    A want is the index of the PCI request, as text.
+    """
     taken: dict[str, dict[str, int]] = {}
     for index, request in enumerate(requests):
         providers = stats._get_rp_uuids_for_request(mapping, request) if stats else ()
@@ -291,7 +294,7 @@ def _count_taken_devices(
 def _list_taken_providers(
     pools: Iterable[Mapping[str, Any]], taken: Mapping[str, Mapping[str, int]]
 ) -> tuple[_TakenProvider, ...] | None:
-    """The pools of these providers, in a fixed order; None if some are missing."""
+    """Return the pools of these providers, in a fixed order; None if some are missing."""
     providers = [
         _TakenProvider(
             tuple(sorted((k, v) for k, v in pool.items() if k not in _OWN)),
@@ -318,10 +321,10 @@ def _socket_of_cell(cell: objects.NUMACell) -> int | None:
 def restrict_to_nodes(
     host: objects.NUMATopology, choice: frozenset[int], limits: Any
 ) -> objects.NUMATopology:
-    """*host* with only these nodes.
+    """Return a copy of *host* with only the NUMA nodes of *choice*.
 
     Nova checks whether a network is bound to a node that the guest is *not* on. The other nodes
-    then stay, without any room.
+    then stay, without any CPUs and memory.
     """
     networks = limits and "network_metadata" in limits and limits.network_metadata
     cells = []
@@ -334,7 +337,7 @@ def restrict_to_nodes(
 
 
 def _close_cell(cell: objects.NUMACell) -> objects.NUMACell:
-    """A node without CPUs and memory, whose networks Nova still sees."""
+    """Return a NUMA node without CPUs and memory, whose networks Nova still sees."""
     more = {"network_metadata": cell.network_metadata} if "network_metadata" in cell else {}
     return objects.NUMACell(
         id=cell.id,

@@ -44,10 +44,10 @@ def install_pci_pools_patch() -> None:
 
 
 def _filter_allocated_pools(call: Call) -> Any:
-    """Nova's filtering of the allocated pools, with their allocated numbers of devices.
+    """Wrap Nova's filtering of PCI pools: pass only the allocated numbers of devices.
 
-    For example, two functions of adapter *a* and one of *b* are allocated. Nova then gets *a*
-    with two free functions and *b* with one, and must keep both for three devices.
+    For example, two functions of adapter *a* and one of *b* are allocated. Nova then gets *a* with
+    two free functions and *b* with one, and must keep both for three devices.
     """
     server, providers = current_served_flavor(), call.given["rp_uuids"]
     if server is None or not providers:

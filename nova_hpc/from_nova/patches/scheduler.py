@@ -122,13 +122,13 @@ class _LightRequestSpec(request_spec.RequestSpec):
 
     @classmethod
     def of(cls, spec: request_spec.RequestSpec) -> _LightRequestSpec:
-        """A copy of the request; its clones do not change *spec*."""
+        """Return a shallow copy of the request; its clones do not change *spec*."""
         light: _LightRequestSpec = _copy_shallowly(spec)
         light.__class__ = cls
         return light
 
     def obj_clone(self) -> _LightRequestSpec:
-        """A clone in which Nova's filter can change the guest's topology, for one host."""
+        """Return a clone in which Nova's filter can change the guest's topology, for one host."""
         new: _LightRequestSpec = _copy_shallowly(self)
         if "numa_topology" in self and self.numa_topology is not None:
             new.numa_topology = Values.of(self.numa_topology).guest()

@@ -25,7 +25,7 @@ from nova_hpc.placement import flavor as flavors
 
 @attrs.frozen(eq=False)
 class Served:
-    """A flavor with ``hpc:`` keys and its image, for which Nova's functions are running."""
+    """A flavor with ``hpc:`` keys and its image, while Nova's functions run for them."""
 
     flavor: objects.Flavor
     image: objects.ImageMeta
@@ -33,7 +33,7 @@ class Served:
     policy: str | None
 
     def asked(self, request: objects.InstancePCIRequest) -> objects.InstancePCIRequest:
-        """*request* with the NUMA policy of the flavor or the image, which Nova loses on moves."""
+        """Return *request* with the NUMA policy of flavor or image, which Nova loses on moves."""
         own_policy = request.numa_policy if "numa_policy" in request else None
         if self.policy is None or own_policy == self.policy:
             return request
@@ -49,13 +49,16 @@ _SERVED: Final[contextvars.ContextVar[Served | None]] = contextvars.ContextVar(
 
 
 def current_served_flavor() -> Served | None:
-    """The flavor for which Nova's functions run in this thread; None without ``hpc:`` keys."""
+    """Return the flavor that Nova's functions now serve in this thread.
+
+    None if there is no such flavor, or if it has no ``hpc:`` keys.
+    """
     return _SERVED.get()
 
 
 @contextlib.contextmanager
 def serve_flavor(flavor: objects.Flavor, image: objects.ImageMeta | None) -> Iterator[None]:
-    """Mark the flavor for which Nova's functions run in this thread, if it has ``hpc:`` keys."""
+    """Mark the flavor that Nova's functions serve in this thread, if it has ``hpc:`` keys."""
     token = _SERVED.set(_read_served_flavor(flavor, image))
     try:
         yield

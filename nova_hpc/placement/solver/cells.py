@@ -53,7 +53,7 @@ def fits_on_node(cell: WantedCell, node: HostNode) -> bool:
 
 
 def lack_of_node(cell: WantedCell, node: HostNode) -> str:
-    """The CPUs or pages that host node *node* lacks for *cell*, as a text; "" if it lacks none."""
+    """Describe the CPUs or pages that host node *node* lacks for *cell*; "" if it lacks none."""
     if node.dedicated_cpus is not None and node.dedicated_cpus < cell.dedicated_cpus:
         return f"{max(node.dedicated_cpus, 0)} free dedicated CPUs (needs {cell.dedicated_cpus})"
     if cell.page_kib and node.pages is not None:
@@ -75,7 +75,7 @@ def list_seatings(
     limit: int,
     appeal: Callable[[HostNode], int] = lambda node: 0,
 ) -> list[Seating]:
-    """The cheapest *limit* placements of guest cells on host NUMA nodes, best first.
+    """List the cheapest *limit* placements of guest cells on host NUMA nodes, best first.
 
     :param rank: the rank of a region: which groups are local to a cell
     :param tables: for each region the cost of each possible number of groups

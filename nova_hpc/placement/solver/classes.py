@@ -175,11 +175,11 @@ class Forest:
         homes: Mapping[tuple[int, Key], list[int]],
         local: frozenset[str],
     ) -> DomainNode:
-        """The node of a PIX domain, whose parts are sorts of equal devices.
+        """Build the node of a PIX domain, whose parts are sorts of equal devices.
 
-        Devices of NVLink sets that are taken count only for the damage. An adapter that is free
-        as a whole and as functions is one part with an alternative. An IOMMU unit that lies in
-        the leaf is one part, which is used up or not used.
+        Devices of NVLink sets that are taken count only for the damage. An adapter that is free as
+        a whole and as functions is one part with an alternative. An IOMMU unit that lies in the
+        leaf is one part, which is used up or not used.
         """
         problem = self.problem
         labels = len(problem.profile.labels)
@@ -275,11 +275,11 @@ class Forest:
         host: HostNode | None,
         banned: frozenset[int],
     ) -> DomainNode:
-        """The node of a larger domain.
+        """Build the node of a larger domain from the nodes of its children.
 
         The classes of its children decide its own class, whatever their order. At NUMA rank the
-        guest cells that fit also decide and, if they limit any shape of the profile, the free
-        CPUs and pages.
+        guest cells that fit also decide and, if they limit any shape of the profile, the free CPUs
+        and pages.
         """
         problem = self.problem
         if len(below) > 1:
@@ -357,7 +357,7 @@ class Forest:
 
 
 def _list_free_rivals(items: Sequence[Item], marks: Mapping[str, int]) -> frozenset[str]:
-    """Adapters of a leaf that are free as a whole and also as functions."""
+    """Find adapters of a leaf that are free as a whole and also as functions."""
     sides: dict[str, set[bool]] = {}
     for item in items:
         if item.rival is not None and item.kind and item.unit is None and not marks.get(item.id):
@@ -384,7 +384,7 @@ def _build_side(devices_by_sort: Mapping[_Sort, list[Item]]) -> Alike:
 
 
 def smallest_domain_of(members: Sequence[Item]) -> tuple[int, Key]:
-    """Rank and key of the smallest domain (switch ... host) that contains all of *members*."""
+    """Return (rank, key) of the smallest domain, switch to host, that contains all *members*."""
     for rank in Rank:
         key = members[0].keys[rank]
         if all(item.keys[rank] == key for item in members) and (

@@ -51,7 +51,7 @@ class StepBudget:
         return self.most - max(self.left, 0)
 
     def spend(self, steps: int) -> None:
-        """Subtract *steps* from the budget.
+        """Subtract *steps* of the exact search from its budget.
 
         :raises TooMuchError: the budget is used up.
         """
@@ -109,7 +109,7 @@ class Leaves:
         self._alikes: dict[Many, Costs] = {}
 
     def avail(self, signature: tuple[object, ...]) -> list[int]:
-        """The number of available devices for each alias, among devices with *signature*."""
+        """Count the available devices for each alias, among devices with *signature*."""
         avail = [0] * len(self.problem.demand.names)
         many: tuple[Many, ...] = signature[1]  # type: ignore[assignment]
         for kind, free, _, count, *_ in many:
@@ -125,9 +125,11 @@ class Leaves:
         return avail
 
     def either(self, signature: tuple[object, ...]) -> Costs:
-        """The cost table of a part, merged with the table of its alternative.
+        """Return the cost table of a part, merged with the table of its alternative.
 
         A part is a set of interchangeable devices, named by its signature.
+
+        :returns: state (devices taken, packed in one number) -> lowest cost.
         """
         own = self.part(signature)[-1]
         instead: tuple[object, ...] | None = signature[2]  # type: ignore[assignment]
@@ -142,9 +144,7 @@ class Leaves:
         return both
 
     def part(self, signature: tuple[object, ...]) -> list[Costs]:
-        """The cost tables of a part: after its first sort of devices, after the second, and so
-        on.
-        """
+        """Return the cost tables of a part: after its first sort, its second, and so on."""
         tables = self._parts.get(signature)
         if tables is None:
             many: tuple[Many, ...] = signature[1]  # type: ignore[assignment]
@@ -157,18 +157,18 @@ class Leaves:
         return tables
 
     def alike(self, many: Many) -> Costs:
-        """The cost table of interchangeable devices."""
+        """Return the cost table of interchangeable devices, cached: state -> lowest cost."""
         table = self._alikes.get(many)
         if table is None:
             table = self._alikes[many] = self._alike(many)
         return table
 
     def _alike(self, many: Many) -> Costs:
-        """The states of taking a number of these devices, for each split over their names.
+        """Compute the cost of taking each number of these devices, for each split over their names.
 
         The devices are spread evenly over the adapters, which has the least crowding: the sum of
-        the squared numbers of functions that each adapter gives. For example, four functions of
-        two adapters cost 2² + 2² = 8, and not 4² = 16.
+        the squared numbers of functions that each adapter gives. For example, four functions of two
+        adapters cost 2² + 2² = 8, and not 4² = 16.
         """
         kind, free, label, count, forced, capped, aliases = many
         lay = self.layout
@@ -204,7 +204,7 @@ class Leaves:
 
 
 def _iterate_splits(total: int, limits: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """All ways to write *total* as a sum of numbers within these limits."""
+    """Yield all ways to write *total* as a sum of one number for each of these limits."""
     if not limits:
         if not total:
             yield ()
@@ -280,7 +280,7 @@ class Charges:
         return after
 
     def _of(self, cls: DomainClass, state: int) -> int:
-        """The damage, the lost groups and the leftovers of a state in one domain."""
+        """Compute damage, lost groups and leftovers of a state in one domain, as one cost."""
         problem, lay = self.problem, self.layout
         gone = list(cls.held)
         tidy = cls.tidy[1]
@@ -313,7 +313,7 @@ class Charges:
         return cost
 
     def _limits(self, cls: DomainClass, state: int) -> tuple[Limits | None, Limits | None]:
-        """The limits that CPUs and pages set in this domain, before and after."""
+        """Return the limits that CPUs and pages set in this domain, before and after, if any."""
         problem, lay = self.problem, self.layout
         if not problem.profile.limited:
             return None, None

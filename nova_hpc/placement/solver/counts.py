@@ -45,7 +45,7 @@ def add_costs(first: Cost, second: Cost) -> Cost:
 def _left_over_cost(
     demand: Demand, counted: Iterable[int], caps: Mapping[int, int], groups: int, rank: Rank
 ) -> Cost:
-    """Devices left over in a domain with these capacities by *groups* in it."""
+    """Return the cost of devices that stay unused in a domain of these capacities with *groups*."""
     if not groups or rank not in TIDY:
         return ZERO
     return (0, sum(demand.serving(caps, i) - groups * demand.per_group[i] for i in counted), 0)
@@ -54,10 +54,10 @@ def _left_over_cost(
 def _crowding_cost(
     demand: Demand, counted: Iterable[int], items: Iterable[Item], groups: int
 ) -> Cost:
-    """Cost of several functions of one adapter in one server.
+    """Return the cost of several functions of one adapter in one server.
 
-    The sum of the squared numbers of functions that the adapters give, if these
-    are spread evenly over the adapters among *items*.
+    It is the sum of the squared numbers of functions that the adapters give, if these are spread
+    evenly over the adapters among *items*.
     """
     total = 0
     for index in set(range(len(demand.names))) - set(counted):
@@ -88,9 +88,7 @@ class CountedDomain:
     forced: tuple[str, ...] = ()
 
     def leaves(self, groups: int) -> Iterator[tuple[CountedDomain, int]]:
-        """The leaf domains of the cheapest way to hold *groups* device groups, each with its
-        share.
-        """
+        """Yield leaf domains of the cheapest way for *groups* device groups, with their shares."""
         if not self.children:
             if groups:
                 yield self, groups
@@ -107,7 +105,7 @@ def build_regions(
     chosen: Sequence[IommuUnit] = (),
     closed: frozenset[str] = frozenset(),
 ) -> dict[Key, CountedDomain]:
-    """The device tree of each region, with its cost tables.
+    """Build the device tree of each region, with its cost tables.
 
     A region is the NUMA node, socket or host that is local to a guest cell. A wide IOMMU unit has
     devices in several domains; the trees are for one choice of these.
@@ -140,10 +138,10 @@ def _grow_domain(
     units: Mapping[str, IommuUnit],
     forced: frozenset[str],
 ) -> CountedDomain:
-    """The tree of a domain with its tables, down to domains of rank *bottom*.
+    """Build the tree of a domain with its tables, down to domains of rank *bottom*.
 
-    Groups lie in a domain of rank *bottom* or below. The table of such a leaf also counts how
-    much wider the groups are than the tightest possible ones.
+    Groups lie in a domain of rank *bottom* or below. The table of such a leaf also counts how much
+    wider the groups are than the tightest possible ones.
     """
     domain = CountedDomain(key, rank, items)
     caps = capacities_by_kind(items)
@@ -179,7 +177,7 @@ def _grow_domain(
 
 
 def _list_tighter_limits(demand: Demand, items: Sequence[Item], rank: Rank) -> list[int]:
-    """For each rank below *rank*: the number of groups that could be that tight."""
+    """Return for each rank below *rank* the number of groups that could be that tight."""
     result = []
     for step in list(Rank)[:rank]:
         parts: dict[Key, dict[int, int]] = {}
@@ -267,7 +265,11 @@ def _fill_leaf(
 def _sums_of_units(
     demand: Demand, must: Mapping[int, int], local: Sequence[tuple[str, IommuUnit]]
 ) -> list[tuple[tuple[str, ...], dict[int, int]]]:
-    """Every sum of whole units that one server could use up, each once."""
+    """List every sum of whole IOMMU units that one server could use up, each once.
+
+    :param must: the units that have to be used up anyway: kind -> number of devices.
+    :returns: names of the units, and kind -> number of their devices together.
+    """
     names_by_sum: dict[tuple[tuple[int, int], ...], tuple[str, ...]] = {
         tuple(sorted(must.items())): ()
     }

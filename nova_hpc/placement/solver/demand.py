@@ -92,11 +92,11 @@ class Demand:
         return self.weights[-1]
 
     def kind(self, serves: Collection[str]) -> int:
-        """Bit mask of the aliases that a pool serves, from the keys of the wants that match it."""
+        """Return the bit mask of the aliases of a pool, by the keys of the wants that match it."""
         return sum(1 << i for i, keys in enumerate(self.keys) if not keys.isdisjoint(serves))
 
     def most(self, caps: Mapping[int, int]) -> int:
-        """The number of whole groups that these devices can form.
+        """Return the number of whole groups that these devices can form.
 
         :param caps: kind (bit mask of aliases) -> number of devices.
         """
@@ -125,12 +125,12 @@ class Demand:
         return True
 
     def serving(self, caps: Mapping[int, int], index: int) -> int:
-        """The number of these devices that match the alias with this index."""
+        """Count those of these devices that match the alias with this index."""
         return sum(count for kind, count in caps.items() if kind >> index & 1)
 
 
 def add_capacities(first: Mapping[int, int], second: Mapping[int, int]) -> dict[int, int]:
-    """Sum of two mappings of kind (bit mask of aliases) -> number of devices."""
+    """Add two mappings of kind (bit mask of aliases) -> number of devices, key by key."""
     total = dict(first)
     for kind, count in second.items():
         total[kind] = total.get(kind, 0) + count

@@ -50,7 +50,7 @@ class Rank(enum.IntEnum):
 
     @classmethod
     def of(cls, level: Level) -> Rank:
-        """The widest rank that satisfies *level* of ``hpc:affinity``."""
+        """Return the widest rank that satisfies *level* of ``hpc:affinity``."""
         return cls(level + 1)
 
 
@@ -88,7 +88,7 @@ class Item:
         return (self.name, self.id)
 
     def rank_to(self, peer: Item) -> Rank:
-        """The tightest rank at which this item and *peer* share a domain."""
+        """Return the tightest rank at which this pool of devices and *peer* share a domain."""
         for rank in Rank:
             key = self.keys[rank]
             if key[0] != ALONE and key == peer.keys[rank]:
@@ -96,7 +96,7 @@ class Item:
         return Rank.HOST
 
     def region(self, rank: Rank) -> Key | None:
-        """The key of the NUMA node, socket or host whose guest cells are local to this item.
+        """Return the key of the NUMA node, socket or host whose guest cells are local to this item.
 
         None if the item is known to be local to no cell.
         """
@@ -150,7 +150,7 @@ class Site:
 
 
 def capacities_by_kind(items: Iterable[Item]) -> dict[int, int]:
-    """Number of free devices of each kind (bit mask of aliases) in *items*."""
+    """Return kind (bit mask of aliases) -> number of free devices of this kind in *items*."""
     caps: dict[int, int] = {}
     for item in items:
         caps[item.kind] = caps.get(item.kind, 0) + item.free
@@ -214,7 +214,10 @@ def survey_host(demand: Demand, host: FreeHost) -> Site:
 
 
 def _rivals_in_one_place(pools: Iterable[DevicePool], places: Iterable[Location]) -> dict[str, str]:
-    """Adapters in the same place as their functions, each with a key for a domain of their own."""
+    """Find adapters in the same place as their functions.
+
+    :returns: rival -> key for a domain of their own.
+    """
     places_by_rival: dict[str, set[Location]] = {}
     for pool, place in zip(pools, places, strict=True):
         if pool.rival is not None and pool.free > 0:
@@ -225,7 +228,10 @@ def _rivals_in_one_place(pools: Iterable[DevicePool], places: Iterable[Location]
 def _keep_believed_pools(
     pools: Iterable[DevicePool],
 ) -> tuple[list[DevicePool], list[str], set[str]]:
-    """The pools by name, each once, the faults of the others, and their units."""
+    """Split the pools of a host by whether their ids are unique.
+
+    :returns: the pools by name, each once; the faults of the others; and their IOMMU units.
+    """
     by_id: dict[str, DevicePool] = {}
     twice: dict[str, str] = {}
     ignored = []
@@ -252,7 +258,7 @@ def _keep_believed_pools(
 
 
 def locations_by_pool(host: FreeHost) -> dict[str, Location]:
-    """Pool id -> the reliable part of its location (NUMA node, socket, root, switches)."""
+    """Return pool id -> the reliable part of its location (NUMA node, socket, root, switches)."""
     _, socket_of = _nodes_and_sockets(host.nodes, host.pools)
     settled = settle_locations([pool.location for pool in host.pools], socket_of)
     return {pool.id: place for pool, place in zip(host.pools, settled, strict=True)}
@@ -261,10 +267,12 @@ def locations_by_pool(host: FreeHost) -> dict[str, Location]:
 def settle_locations(
     places: Sequence[Location], socket_of: Mapping[int, int | None]
 ) -> list[Location]:
-    """The locations with contradictory parts removed, so that each domain is inside the next.
+    """Remove contradictory parts from the locations, so that each domain is inside the next.
 
     A PCIe root whose devices claim several NUMA nodes is not a reliable place. The place of a
     device without a node is unknown if it is below a root that has one.
+
+    :returns: one location for each of *places*.
     """
     numas: dict[str, set[int]] = {}
     sockets: dict[str, set[int | None]] = {}
@@ -294,7 +302,7 @@ def settle_locations(
 def _nodes_and_sockets(
     nodes: Sequence[HostNode], pools: Sequence[DevicePool]
 ) -> tuple[tuple[HostNode, ...], dict[int, int | None]]:
-    """The NUMA nodes of the host, and the socket of each if it is known."""
+    """Return the NUMA nodes of the host, and node -> its socket; None if the socket is unknown."""
     claims: dict[int, set[int]] = {}
     for pool in pools:
         place = pool.location
@@ -323,7 +331,7 @@ def _nodes_and_sockets(
 
 
 def node_region(node: HostNode, rank: Rank) -> Key:
-    """The key of the region that is local to a guest cell on *node*, as in :meth:`Item.region`."""
+    """Return the key of the region of a guest cell on *node*, as in :meth:`Item.region`."""
     if rank is Rank.HOST:
         return ("host",)
     if rank is Rank.SOCKET and node.socket is not None:

@@ -36,7 +36,7 @@ class SearchStep:
 
 @attrs.frozen(eq=False)
 class TablePass:
-    """One pass of the search over a cost table, with the steps by which it reached its states."""
+    """One pass of the search over a cost table, with the step that led to each state."""
 
     name: str  # local, waiting, seat, bind, joined
     back: dict[int, SearchStep]
@@ -79,7 +79,9 @@ class ExactSearch:
         self.leaves = Leaves(problem, self.layout, self.charges, budget, self._merge)
 
     def solve(self, reach: Rank, bind: Rank) -> tuple[int, int] | None:
-        """The least cost and its final state, if all groups can be closed within *reach*.
+        """Return the least cost and its final state, if all groups can be closed within *reach*.
+
+        None if they cannot.
 
         :param reach: widest rank of a domain that contains the devices of a group
         :param bind: widest rank of a domain that contains a group and its guest cell
@@ -100,7 +102,7 @@ class ExactSearch:
         return min(solutions, default=None)
 
     def table(self, cls: DomainClass, reach: Rank, bind: Rank) -> ClassTable:
-        """The cost table of a domain class for one pair of *reach* and *bind*."""
+        """Return the cost table of a domain class for one pair of *reach* and *bind*; cached."""
         # Below its reach, all stages have the same table.
         key = (cls.number, reach if reach <= cls.rank else 99, bind)
         table = self._tables.get(key)
@@ -180,7 +182,7 @@ class ExactSearch:
                 yield "bind", price
 
     def _merge(self, left: Costs, right: Costs) -> Costs:
-        """Min-plus convolution: the least cost of each sum of a left and a right state.
+        """Compute the least cost of each sum of a left and a right state (min-plus convolution).
 
         A sum in which a field exceeds its maximum is dropped (see :class:`Layout`).
         """
@@ -205,7 +207,7 @@ class ExactSearch:
         return out
 
     def _needed(self, costs: Costs, have: Sequence[int]) -> Costs:
-        """Drop states that take so little that all other domains cannot make up for it."""
+        """Drop states that took too few devices in this domain for the other domains to make up."""
         lay = self.layout
         low = 0
         for total, all_, had, unit in zip(
@@ -271,7 +273,7 @@ class ExactSearch:
         return not (state + self.layout.offset) & self.layout.guard
 
     def _bind(self, costs: Costs, price: int) -> tuple[Costs, dict[int, SearchStep]]:
-        """Give waiting groups to cells that lack some."""
+        """Give waiting groups to guest cells without one; return the costs and the steps back."""
         lay = self.layout
         after, back = dict(costs), dict[int, SearchStep]()
         for state, cost in costs.items():

@@ -27,10 +27,11 @@ from nova_hpc_common.level import AffinityPolicy
 
 
 def list_stages(request: Request) -> list[SearchStage]:
-    """The ways to place the device groups that *request* allows, tightest first.
+    """List the ways to place the device groups that *request* allows, tightest first.
 
-    A guest cell counts as a member of its groups: they are on one switch,
-    root or NUMA node only if that is on the cell's own node.
+    A way (stage) is a widest rank for a group, and one for a group with its cell. A guest cell
+    counts as a member of its groups: they are on one switch, root or NUMA node only if that is on
+    the cell's own node.
     """
     if request.cells:
         ladder = [SearchStage(rank, Rank.NUMA) for rank in list(Rank)[: Rank.NUMA + 1]]
@@ -44,7 +45,7 @@ def list_stages(request: Request) -> list[SearchStage]:
 
 
 def tightest_rank_of(request: Request, demand: Demand, site: Site) -> Rank | None:
-    """The tightest domain rank in which all groups and their cells fit, without regard to NVLink.
+    """Find the tightest domain rank in which all groups and their cells fit, regardless of NVLink.
 
     :returns: None if they do not fit at all. Never a wider rank than the true one: if there
         are more choices of wide units than are counted, the stage counts as possible.
@@ -69,12 +70,13 @@ def _fits_in_stage(request: Request, demand: Demand, site: Site, stage: SearchSt
 
 
 def narrow_to_sets(site: Site, names: Sequence[int], held: Collection[str]) -> Site:
-    """*site* if only the chosen NVLink sets serve the aliases of NVLink devices.
+    """Restrict *site* so that only the chosen NVLink sets serve the aliases of NVLink devices.
 
     A device outside of the sets still serves its other names.
 
     :param names: indices of the names that NVLink devices serve.
     :param held: ids of the devices that serve them.
+    :returns: a changed copy of *site*.
     """
     mask = sum(1 << i for i in names)
     narrowed = {

@@ -69,7 +69,7 @@ class _PlacedGroup:
 
 
 def solve_greedily(solver: Solver, limit: int) -> list[DeviceSet]:
-    """Device sets of a heuristic search, best first; [] if it finds none.
+    """Find device sets by a heuristic search, best first; [] if it finds none.
 
     It is used if the exact search would take too many steps.
     """
@@ -92,7 +92,7 @@ def solve_greedily(solver: Solver, limit: int) -> list[DeviceSet]:
 def merge_device_sets(
     some: Sequence[DeviceSet], more: Sequence[DeviceSet], limit: int
 ) -> list[DeviceSet]:
-    """The best *limit* device sets of two lists, each set once."""
+    """Return the best *limit* device sets of two lists, each set once."""
     unique = {str((devices.picks, devices.cells)): devices for devices in (*more, *some)}
     ranked = sorted(unique.values(), key=lambda devices: (devices.score, str(devices.picks)))
     return ranked[:limit]
@@ -123,7 +123,7 @@ class _GroupPlanner:
         self.nodes = {node.id: node for node in site.nodes}
 
     def plans(self, limit: int) -> list[_GroupPlan]:
-        """The cheapest plans of the tightest stage that has a plan."""
+        """Return the cheapest plans of the tightest stage that has a plan; [] if none has."""
         for stage in list_stages(self.request):
             plans = self._plans(stage, limit)
             if plans:
@@ -131,7 +131,7 @@ class _GroupPlanner:
         return []
 
     def _plans(self, stage: SearchStage, limit: int) -> list[_GroupPlan]:
-        """The cheapest *limit* plans of one stage."""
+        """Return the cheapest *limit* plans of one stage."""
         wide, never = split_wide_units(self.demand, self.site, stage)
         closed = never | {unit.name for unit in wide}
         plans: list[_GroupPlan] = []
@@ -156,7 +156,7 @@ class _GroupPlanner:
         return -sum(item.free for item in self.site.items if item.region(Rank.NUMA) == where)
 
     def realise(self, plan: _GroupPlan) -> list[_PlacedGroup]:
-        """Name the devices of a plan and give each group its cell."""
+        """Choose the devices of a plan and give each group its guest cell."""
         waiting: dict[Key, list[Members]] = {}
         for region, leaf, share in plan.leaves():
             waiting.setdefault(region, []).extend(
@@ -207,7 +207,10 @@ def _no_appeal(node: HostNode) -> int:
 
 
 def _rank_of_group(built: Members, node: HostNode | None) -> Rank:
-    """The tightest rank that contains the devices of a group, and its cell."""
+    """Return the tightest rank that contains the devices of a group, and its guest cell's node.
+
+    :param node: NUMA node of the cell; None without a cell.
+    """
     first = built[0].item
     rank = max((first.rank_to(part.item) for part in built[1:]), default=Rank.PIX)
     if node is None:
@@ -261,7 +264,7 @@ def build_group_members(
 
 
 def _domains_by_rank(items: Sequence[Item], rank: Rank) -> list[list[list[Item]]]:
-    """The domains of each rank up to *rank*, tightest rank first."""
+    """Return domains of the ranks up to *rank*, tightest first; a domain is a list of items."""
     result = []
     for step in list(Rank)[:rank]:
         parts: dict[Key, list[Item]] = {}
@@ -275,10 +278,10 @@ def _domains_by_rank(items: Sequence[Item], rank: Rank) -> list[list[list[Item]]
 def _label_devices(
     demand: Demand, usable: Sequence[Item], groups: int
 ) -> dict[tuple[int, Item], int]:
-    """Exactly the devices to use, each with its name.
+    """Choose exactly the devices to use: (index of a name, item) -> number.
 
-    For domains with units that must be used up, or with devices that serve several
-    names: the assignment of devices to names is then a flow, not a free choice.
+    For domains with units that must be used up, or with devices that serve several names: the
+    assignment of devices to names is then a flow, not a free choice.
     """
     forced = [item for item in usable if item.unit is not None]
     others = [item for item in usable if item.unit is None]

@@ -100,7 +100,7 @@ def _common_rank(built: Members) -> Rank:
 
 
 def _rank_added_by_node(item: Item, node: HostNode) -> Rank:
-    """The rank that a cell on this node adds to a group."""
+    """Return the rank at which a device and a guest cell on this node share a domain."""
     if item.region(Rank.NUMA) == node_region(node, Rank.NUMA):
         return Rank.PIX  # the cell is no farther than the other devices
     if item.region(Rank.SOCKET) == node_region(node, Rank.SOCKET):
@@ -111,9 +111,12 @@ def _rank_added_by_node(item: Item, node: HostNode) -> Rank:
 def _measure_damage(
     problem: SearchProblem, used: Mapping[str, int], cells: Mapping[int, int]
 ) -> tuple[int, int]:
-    """Devices that later servers cannot use any more, and groups of them that are lost.
+    """Count devices that later servers cannot use any more, and groups of them that are lost.
 
     Each real domain is measured before and after, and the differences are added up.
+
+    :param used: pool id -> number of devices that the choice takes.
+    :param cells: guest cell -> NUMA node.
     """
     profile = problem.profile
     if not profile.shapes:
@@ -154,7 +157,7 @@ def _measure_damage(
 
 
 def _count_left_over(problem: SearchProblem, taken: Mapping[str, int]) -> int:
-    """Devices left over in the small domains that were touched."""
+    """Count the devices left over in the small domains that the choice touches."""
     mask = sum(1 << i for i in problem.countable)
     left: dict[tuple[Rank, Key], int] = {}
     touched = set()

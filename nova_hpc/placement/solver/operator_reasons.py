@@ -35,12 +35,12 @@ PLACES: Final = {
 
 
 def format_counts(names: Sequence[str], numbers: Sequence[int], joint: str = " and ") -> str:
-    """Counts with their names as a text, such as ``4 gpu and 4 vf``."""
+    """Format counts with their names, such as ``4 gpu and 4 vf``."""
     return joint.join(f"{count} {name}" for name, count in zip(names, numbers, strict=True))
 
 
 def format_groups(count: int) -> str:
-    """A number of groups as a text, such as ``1 group`` or ``4 groups``."""
+    """Format a number of groups, such as ``1 group`` or ``4 groups``."""
     return f"{count} group" if count == 1 else f"{count} groups"
 
 
@@ -53,9 +53,11 @@ def explain_chosen_set(
     far: Distance,
     misses: int,
 ) -> str:
-    """The reason for the level of a device set, for the log and for ``explain``.
+    """Explain the level of a device set, for the log and for ``explain``.
 
-    It also names the requested level if the set misses it.
+    The text also names the requested level if the set misses it.
+
+    :param misses: number of groups that are no whole NVLink set.
     """
     what = format_counts(demand.names, demand.per_group)
     prefix = "" if demand.groups == 1 else f"{format_groups(demand.groups)} of "
@@ -74,7 +76,7 @@ def explain_chosen_set(
 
 
 def nearest_miss_of(request: Request, demand: Demand, site: Site, links: LinkedSets) -> DeviceMiss:
-    """The nearest miss of a host that does not fit *request*."""
+    """Explain for operator and user why a host does not fit *request*, by its nearest miss."""
     nearest = _find_nearest_miss(request, demand, site, links)
     if not site.ignored:
         return nearest
@@ -132,7 +134,7 @@ def _find_nearest_miss(
 
 
 def _unknown_miss(request: Request, demand: Demand, site: Site, widest: Rank) -> DeviceMiss | None:
-    """The miss if too few devices have a known NUMA node; None if that is not the cause."""
+    """Return the miss if too few devices have a known NUMA node; None if that is not the cause."""
     if widest is Rank.HOST or (not request.cells and widest < Rank.NUMA):
         return None
     rank = max(widest, Rank.NUMA)
@@ -153,7 +155,7 @@ def _unknown_miss(request: Request, demand: Demand, site: Site, widest: Rank) ->
 
 
 def _nvlink_miss(request: Request, demand: Demand, links: LinkedSets) -> DeviceMiss:
-    """The miss if the devices exist, but not as whole NVLink sets in the right place."""
+    """Return the miss if the devices exist, but not as whole NVLink sets in the right place."""
     if not links.known:
         text = "no NVLink sets are known or wholly free here"
         return DeviceMiss(operator=text, user=text, unmet=Unmet.NVLINK)
@@ -176,7 +178,7 @@ def _nvlink_miss(request: Request, demand: Demand, links: LinkedSets) -> DeviceM
 
 
 def count_most_groups(demand: Demand, site: Site, stage: SearchStage) -> int:
-    """The largest number of groups that fit in domains of the stage's rank, without guest cells."""
+    """Return the largest number of groups in domains of the stage's rank, without cells."""
     wide, never = split_wide_units(demand, site, stage)
     closed = never | {unit.name for unit in wide}
     best = 0
@@ -189,7 +191,10 @@ def count_most_groups(demand: Demand, site: Site, stage: SearchStage) -> int:
 
 
 def _explain_level(demand: Demand, site: Site, request: Request, level: Level | None = None) -> str:
-    """Why a level cannot be reached, regardless of the cells."""
+    """Explain why a level cannot be reached, regardless of the guest's cells.
+
+    :param level: the request's level if None.
+    """
     level = request.level if level is None else level
     caps = capacities_by_kind(site.items)
     have = [demand.serving(caps, i) for i in range(len(demand.names))]
@@ -222,7 +227,7 @@ def _explain_level(demand: Demand, site: Site, request: Request, level: Level | 
 
 
 def _best_domain(demand: Demand, site: Site, rank: Rank) -> list[int]:
-    """The devices of each name in the domain that comes nearest to one whole group."""
+    """Count the devices of each name in the domain that is nearest to one whole group."""
     parts: dict[Key, dict[int, int]] = {}
     for item in site.items:
         caps = parts.setdefault(item.keys[rank], {})
@@ -242,7 +247,7 @@ def _best_domain(demand: Demand, site: Site, rank: Rank) -> list[int]:
 
 
 def _cells_miss(request: Request, demand: Demand, site: Site, widest: Rank) -> DeviceMiss:
-    """The miss if the devices fit and the guest's cells do not."""
+    """Return the miss if the devices fit and the guest's NUMA cells do not."""
     cells, nodes = sorted(request.cells, key=lambda cell: cell.id), site.nodes
     need = f"{len(cells)} guest NUMA cell" + ("s" if len(cells) != 1 else "")
     if len(cells) > len(nodes):
@@ -289,7 +294,10 @@ def _cells_miss(request: Request, demand: Demand, site: Site, widest: Rank) -> D
 
 
 def count_most_groups_on_node(demand: Demand, site: Site, stage: SearchStage, node: str) -> int:
-    """The largest number of groups that fit on one NUMA node."""
+    """Return the largest number of groups that fit on one NUMA node.
+
+    :param node: its number, as text.
+    """
     wide, never = split_wide_units(demand, site, stage)
     closed = never | {unit.name for unit in wide}
     best = 0
@@ -313,7 +321,7 @@ def _list_lacking_nodes(cells: Sequence[WantedCell], site: Site) -> list[str]:
 
 
 def _join_first_texts(texts: Sequence[str], limit: int = 4) -> str:
-    """The texts in one line; only the first ones if there are many."""
+    """Join the first *limit* texts in one line; the end counts the others."""
     rest = len(texts) - limit
     return "; ".join(texts[:limit]) + (f"; and {rest} more" if rest > 0 else "")
 

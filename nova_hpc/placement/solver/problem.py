@@ -131,11 +131,11 @@ class SearchProblem:
         )
 
     def suits(self, node: HostNode) -> tuple[bool, ...]:
-        """For each sort of guest cells, whether *node* has room for one cell."""
+        """Return for each sort of guest cells whether *node* has room for one cell."""
         return tuple(fits_on_node(sort.cell, node) for sort in self.sorts)
 
     def limits(self, node: HostNode | None, sort: int | None) -> Limits | None:
-        """How many groups of each shape fit on *node* after a cell of this sort took its share.
+        """Return how many groups of each shape fit on *node* after such a cell took its share.
 
         None if CPUs and pages are unknown or do not limit the profile.
         """
@@ -228,32 +228,33 @@ class Layout:
         return 1 << at, at
 
     def groups(self, state: int) -> int:
-        """Number of closed groups in *state* that are not hits (a hit is a whole NVLink set)."""
+        """Count the closed groups in *state* that are not hits (a hit is a whole NVLink set)."""
         return state & self.group_mask
 
     def hits(self, state: int) -> int:
-        """Number of closed groups in *state* that are whole NVLink sets."""
+        """Return the number of closed groups in *state* that are whole NVLink sets."""
         return state >> self.hit_at & self.hit_mask
 
     def waits(self, state: int) -> int:
-        """Number of closed groups in *state* that have no guest cell yet."""
+        """Return the number of closed groups in *state* that have no guest cell yet."""
         return state >> self.waiting_at & self.waiting_mask
 
     def quota(self, state: int) -> int:
-        """Number of groups that the seated guest cells of *state* have to get."""
+        """Return the number of groups that the seated guest cells of *state* have to get."""
         seated = sum(
             state >> at & mask for at, mask in zip(self.seats_at, self.seats_masks, strict=True)
         )
         return self.base * seated + (state >> self.more_at & self.more_mask)
 
     def hungry(self, state: int) -> int:
-        """Number of groups that the seated guest cells of *state* still lack."""
+        """Return the number of groups that the seated guest cells of *state* still lack."""
         local = self.groups(state) + self.hits(state) - self.waits(state)
         return self.quota(state) - local
 
     def taken(self, state: int) -> list[int]:
-        """Number of devices taken for each alias in *state*, without devices of whole NVLink
-        sets.
+        """Return the number of devices taken for each alias in *state*.
+
+        Devices of whole NVLink sets do not count.
         """
         return [
             state >> at & (1 << width) - 1
@@ -261,6 +262,6 @@ class Layout:
         ]
 
     def tracks(self, state: int) -> list[int]:
-        """Number of devices taken of each tracked label, without devices of whole NVLink sets."""
+        """Count the devices taken of each tracked label, without devices of whole NVLink sets."""
         mask = (1 << self.tracked_width) - 1
         return [state >> at & mask for at in self.tracked_at]

@@ -70,7 +70,7 @@ class Realiser:
         self.bind = bind
 
     def realise(self, state: int) -> GroupChoice:
-        """The named devices and guest cells of a final state of the search."""
+        """Convert a final state of the search to named devices and guest cells."""
         bag = self._domain(self.search.root, state)
         ids = [list(sort.ids) for sort in self.search.problem.sorts]
         cell_of: dict[int, int] = {}
@@ -83,7 +83,7 @@ class Realiser:
         return GroupChoice(tuple(groups), cells)
 
     def _domain(self, node: DomainNode, state: int) -> _Bag:
-        """The devices, groups and cells of a state in one domain."""
+        """Find the devices, groups and cells of a state in one domain."""
         if not state and not node.cls.sets:
             return _Bag([[] for _ in self.demand.names])
         table = self.search.table(node.cls, self.reach, self.bind)
@@ -110,7 +110,7 @@ class Realiser:
         return bag
 
     def _shares(self, node: DomainNode, prefixes: Sequence[Costs], state: int) -> list[int]:
-        """The share of each child or part; among equals the first gives most."""
+        """Split a state into the share of each child or part; among equals the first gives most."""
         if node.parts:
             tables = [self.search.leaves.either(part.signature) for part in node.parts]
         else:
@@ -152,7 +152,7 @@ class Realiser:
                 del devices[:count]
 
     def _sit(self, node: DomainNode, sort: int, more: int, bag: _Bag) -> None:
-        """Put a cell on the node, with its local groups; it may still lack groups."""
+        """Put a guest cell on the NUMA node, with groups built there; it may still lack groups."""
         assert node.node is not None
         quota = self.search.layout.base + more
         seat = OpenSeat(sort, node.node.id, quota - len(bag.local))
@@ -180,7 +180,7 @@ class Realiser:
             bag.done += [(built, None) for built in closed]
 
     def _group(self, bag: _Bag, indices: Sequence[int]) -> Members:
-        """Take the devices of one group for these names from the loose ones."""
+        """Take a group's devices from the bag's loose ones, as many of each name as it needs."""
         built = []
         for index in indices:
             need = self.demand.per_group[index]
@@ -189,7 +189,10 @@ class Realiser:
         return tuple(built)
 
     def _around(self, number: int, bag: _Bag) -> Members:
-        """A group of an NVLink set and of loose devices for its other names."""
+        """Build a group of an NVLink set and of loose devices for its other names.
+
+        :param number: index of the set.
+        """
         others = [i for i in range(len(self.demand.names)) if i not in self.search.nvlink]
         named = assign_names_in_set(self.demand, sorted(self.search.nvlink), self.sets[number])
         assert named is not None
@@ -197,7 +200,7 @@ class Realiser:
 
 
 def _least_share_of(before: Costs, own: Costs, state: int, cost: int) -> int:
-    """The least share of the last part in a state of this cost.
+    """Return the least share of the last part in a state of this cost.
 
     :param before: the table before the last part was merged.
     :param own: the table of the last part.

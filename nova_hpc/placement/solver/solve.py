@@ -90,7 +90,7 @@ class Solver:
         self._plain_classes: dict[tuple[Rank, Key], int] = {}
 
     def best(self, bans: Bans = NOTHING) -> DeviceSet | None:
-        """The best device set of the host; None if there is none.
+        """Search the best device set of the host; None if there is none.
 
         Counts alone exclude most hosts that cannot hold the groups. Then the levels are searched,
         the tightest possible first; the first level with a solution is the best.
@@ -112,10 +112,10 @@ class Solver:
         return None
 
     def _floor(self) -> Level | None:
-        """The tightest level that counts allow; None if they allow none.
+        """Return the tightest level that counts allow; None if they allow none.
 
-        It is needed only if choices of NVLink sets would be enumerated: every other search
-        finds the level itself as quickly.
+        It is needed only if choices of NVLink sets would be enumerated: every other search finds
+        the level itself as quickly.
         """
         if self.problem.request.nvlink is Nvlink.NONE or not self.links.sets:
             return Level.SWITCH
@@ -129,13 +129,13 @@ class Solver:
         return self._floors[0]
 
     def plain(self) -> DomainNode:
-        """The device tree of the host before any NVLink set or IOMMU unit is chosen."""
+        """Return the device tree of the host before an NVLink set or unit is chosen; cached."""
         if self._plain is None:
             self._plain = self.forest.grow({}, (), self.local)
         return self._plain
 
     def levels(self) -> list[Level]:
-        """The levels of ``hpc:affinity`` that the request allows, tightest first."""
+        """Return the levels of ``hpc:affinity`` that the request allows, tightest first."""
         request = self.problem.request
         last = request.level if request.policy is AffinityPolicy.REQUIRED else Level.HOST
         if request.cells and request.on_cells:
@@ -143,9 +143,7 @@ class Solver:
         return [level for level in Level if level <= last]
 
     def stages(self, level: Level) -> list[Reach]:
-        """The pairs of group reach and cell reach that satisfy *level*, the shortest distance
-        first.
-        """
+        """Return pairs of group and cell reach that satisfy *level*, shortest distance first."""
         rank = Rank.of(level)
         if level > Level.NUMA and self.problem.request.cells:
             # A group can be tight and still far from its cell.
@@ -158,7 +156,10 @@ class Solver:
         return [(rank, bind)]
 
     def _at(self, level: Level, bans: Bans) -> _SearchSolution | None:
-        """The best solution of *level*: most NVLink sets first, then the shortest distance."""
+        """Search the best solution of *level*: most NVLink sets first, then the shortest distance.
+
+        None if the level has none.
+        """
         groups = self.problem.demand.groups
         stages = [stage for stage in self.stages(level) if self._room(stage[0]) >= groups]
         if not stages:
@@ -183,10 +184,12 @@ class Solver:
     def _variants(
         self, hits: int, bans: Bans, reach: Rank
     ) -> Iterator[tuple[ExactSearch, tuple[Sequence[Item], ...]]]:
-        """The searches for so many NVLink sets: one for each outer choice.
+        """Yield the searches for so many NVLink sets: one for each outer choice.
 
-        An outer choice decides about NVLink sets and wide IOMMU units. Choices whose trees have
-        the same class and the same aliases have the same solutions, so only the first is searched.
+        An outer choice decides about NVLink sets and wide IOMMU units. Choices whose trees have the
+        same class and the same aliases have the same solutions, so only the first is searched.
+
+        :param hits: number of the NVLink sets.
         """
         seen = set()
         sketches = set()
@@ -228,11 +231,11 @@ class Solver:
                     yield search, sets
 
     def _sketch(self, sets: Sequence[Sequence[Item]]) -> tuple[object, ...]:
-        """The devices of a choice of sets and their places, without names.
+        """Describe the devices of a choice of sets and their places, without names.
 
-        The trees of two choices are alike if their sketches are equal, so they need not be
-        grown. A sketch has, for each domain, its class in the plain tree, the devices taken
-        in it, and how many sets lie in it and in no smaller one.
+        The trees of two choices are alike if their sketches are equal, so they need not be grown. A
+        sketch has, for each domain, its class in the plain tree, the devices taken in it, and how
+        many sets lie in it and in no smaller one.
         """
         classes = self._classes_of_plain()
         homes: dict[tuple[int, Key], int] = {}
@@ -269,7 +272,7 @@ class Solver:
         return self._plain_classes
 
     def _first(self, things: Iterator[Thing], limit: int) -> Iterator[Thing]:
-        """The first *limit* things; sets :attr:`truncated` if there are more."""
+        """Yield the first *limit* things; set :attr:`truncated` if there are more."""
         for number, thing in enumerate(things):
             if number >= limit:
                 self.truncated = True
@@ -277,7 +280,7 @@ class Solver:
             yield thing
 
     def _room(self, rank: Rank) -> int:
-        """The number of groups that fit in domains of *rank*, by counts alone."""
+        """Return the number of groups that fit in domains of *rank*, by counts alone; cached."""
         if rank not in self._rooms:
             demand = self.problem.demand
             domains: dict[Key, dict[int, int]] = {}
@@ -295,7 +298,7 @@ class Solver:
         return self.links.names if hits else ()
 
     def _sets(self, bans: Bans, reach: Rank) -> list[Sequence[Item]]:
-        """NVLink sets that may be used, and that are not wider than a group."""
+        """Return NVLink sets that may be used, and that are not wider than a group."""
         return [
             members
             for members in self.links.sets
@@ -304,7 +307,7 @@ class Solver:
         ]
 
     def _marks(self, held: set[str], units: set[str], bans: Bans) -> dict[str, int] | None:
-        """The decisions of an outer choice about devices; None if they contradict the bans.
+        """Return device id -> its role in an outer choice; None if the choice contradicts the bans.
 
         Devices of the chosen sets are hits. The other devices of used units are forced. Banned
         devices, and the devices of unused wide units and of units with a banned device, are closed.
@@ -328,10 +331,10 @@ class Solver:
         return marks
 
     def _name(self, level: Level, solution: _SearchSolution) -> DeviceSet:
-        """The devices of a solution, with the score that the search found.
+        """Build the device set of a solution, with the score that the search found.
 
-        The search does not see the devices of NVLink sets, so their crowding and their aliases
-        are added here.
+        The search does not see the devices of NVLink sets, so their crowding and their aliases are
+        added here.
         """
         choice = Realiser(solution.search, solution.sets, *solution.stage).realise(solution.state)
         demand = self.problem.demand
@@ -353,7 +356,7 @@ class Solver:
         )
 
     def finish(self, choice: GroupChoice) -> DeviceSet:
-        """The device set of a choice of groups, with its level and score."""
+        """Build the device set of a choice of groups, and measure its level and score."""
         groups = _order_choice_groups(choice)
         measured = measure_choice(self.problem, self.links, groups, choice.cells)
         return self._device_set(groups, choice.cells, measured)
@@ -364,7 +367,7 @@ class Solver:
         cells: Mapping[int, int],
         measured: Measured,
     ) -> DeviceSet:
-        """The picks of these groups."""
+        """Build the device set of these groups: a pick for each device, with its group and cell."""
         problem = self.problem
         demand, request = problem.demand, problem.request
         index_of = {key: i for i, keys in enumerate(demand.keys) for key in keys}
@@ -414,7 +417,7 @@ def _ids_of_items(items: Sequence[Item]) -> tuple[str, ...]:
 
 
 def _split_units(problem: SearchProblem) -> tuple[frozenset[str], tuple[IommuUnit, ...]]:
-    """Names of the units inside one leaf, and the units that are wider."""
+    """Return names of the IOMMU units inside one leaf domain, and the units that are wider."""
     local, wide = set(), []
     for unit in problem.site.units:
         if len({item.keys[0] for item in unit.items}) == 1:

@@ -46,7 +46,7 @@ class SearchStage:
 
 @attrs.frozen(eq=False)
 class LinkedSets:
-    """The NVLink sets of a host that a request could use."""
+    """The NVLink sets of a host that a request could use, and the aliases that they serve."""
 
     #: indices of the names that NVLink devices serve
     names: tuple[int, ...]
@@ -86,7 +86,7 @@ def read_linked_sets(request: Request, demand: Demand, site: Site, host: FreeHos
 def iterate_set_choices(
     sets: Sequence[Sequence[Item]], count: int
 ) -> Iterator[tuple[Sequence[Item], ...]]:
-    """All ways to choose *count* NVLink sets that share no device."""
+    """Yield all ways to choose *count* NVLink sets that share no device."""
 
     def extend(
         start: int, chosen: tuple[Sequence[Item], ...], used: frozenset[str]
@@ -131,8 +131,9 @@ def assign_names_in_set(
 def split_wide_units(
     demand: Demand, site: Site, stage: SearchStage
 ) -> tuple[tuple[IommuUnit, ...], frozenset[str]]:
-    """IOMMU units with devices in several domains of the stage's rank, and names of unusable
-    units.
+    """Return IOMMU units with devices in several domains of the stage's rank.
+
+    :returns: these units, and names of units that the request cannot use.
     """
     if not site.units:
         return (), frozenset()
@@ -159,7 +160,7 @@ def split_wide_units(
 def iterate_unit_choices(
     demand: Demand, wide: Sequence[IommuUnit]
 ) -> Iterator[tuple[IommuUnit, ...]]:
-    """All combinations of wide IOMMU units that one server could use up, the smallest first."""
+    """Yield combinations of wide IOMMU units that one server could use up, the smallest first."""
     level: list[tuple[tuple[int, ...], dict[int, int]]] = [((), {})]
     count = 0
     while level:

@@ -17,7 +17,7 @@ from nova_hpc.tenancy.adapters.settings import AdapterError, AdapterFunction, Ad
 
 
 class UnsupportedError(AdapterError):
-    """The driver does not support this setting."""
+    """The driver of an adapter does not support this setting of a virtual function."""
 
 
 class NoBackendError(AdapterError):
@@ -25,10 +25,10 @@ class NoBackendError(AdapterError):
 
 
 class AdapterBackend(Protocol):
-    """Reads and sets the functions of one kind of adapter."""
+    """Interface that reads and sets virtual functions of one kind of network adapter."""
 
     def write(self, function: AdapterFunction, setting: AdapterSetting) -> None:
-        """Make one setting.
+        """Write one setting of a virtual function to the adapter.
 
         :raises UnsupportedError: the driver does not support it.
         :raises AdapterError: it has failed.
@@ -47,7 +47,7 @@ Choose = Callable[[AdapterFunction], AdapterBackend]
 
 @attrs.frozen
 class FunctionChange:
-    """The change of one function."""
+    """The change of one virtual function: its settings before, and the settings that were made."""
 
     function: AdapterFunction
     #: Settings to restore later.

@@ -36,13 +36,13 @@ _GUID: Final = re.compile(r"[0-9a-f]{2}(?::[0-9a-f]{2}){7}", re.ASCII)
 
 
 class Mlx5Backend:
-    """The backend; it needs the right to write to sysfs."""
+    """Adapter backend for InfiniBand functions of mlx5 through sysfs; needs the right to write."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
 
     def write(self, function: AdapterFunction, setting: AdapterSetting) -> None:
-        """Make one setting."""
+        """Write one setting of a virtual function (GUID or link state) to its file in sysfs."""
         if setting.name == "link_state":
             text = _POLICY[setting.value]
         else:
@@ -64,7 +64,7 @@ class Mlx5Backend:
             raise AdapterError(f"{function.address}: {setting.name}: {error}") from error
 
     def read(self, function: AdapterFunction) -> Mapping[str, Any]:
-        """Return the three settings."""
+        """Read the three settings of a virtual function from sysfs: name -> value."""
         tree = FileTree(self._root)
         folder = self.folder(tree, function)
         values: dict[str, Any] = {}

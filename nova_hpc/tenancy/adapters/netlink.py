@@ -49,7 +49,7 @@ def _open_netlink() -> Any:
 
 
 class NetlinkBackend:
-    """The backend; it needs CAP_NET_ADMIN in the namespace of the adapter."""
+    """Adapter backend through rtnetlink; it needs CAP_NET_ADMIN in the namespace of the adapter."""
 
     def __init__(self, link: Any) -> None:
         """Use an open connection of pyroute2."""
@@ -73,7 +73,7 @@ class NetlinkBackend:
             yield cls(link)
 
     def write(self, function: AdapterFunction, setting: AdapterSetting) -> None:
-        """Make one setting."""
+        """Set one setting of a virtual function through rtnetlink."""
         self._do(
             function,
             setting.name,
@@ -83,7 +83,7 @@ class NetlinkBackend:
         )
 
     def read(self, function: AdapterFunction) -> Mapping[str, Any]:
-        """Read the kernel's settings of the function."""
+        """Read the kernel's settings of a virtual function through rtnetlink: name -> value."""
         messages = self._do(
             function, "read", lambda link, index: link.get_links(index, ext_mask=_WITH_FUNCTIONS)
         )

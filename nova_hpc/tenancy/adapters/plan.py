@@ -46,7 +46,7 @@ class PrefixError(ValueError):
 
 @attrs.frozen
 class AddressPrefix:
-    """The first octets of every address of a cloud."""
+    """The first octets of every MAC address and GUID that a cloud sets."""
 
     octets: bytes
 
@@ -120,7 +120,7 @@ _BOOLS: Final = ("spoof_check", "trust")
 
 @attrs.frozen
 class AdapterRecord:
-    """The record of one virtual function; settings by their names."""
+    """The ledger's record of one virtual function: its server, and its settings by their names."""
 
     #: UUID of the server that it was set for.
     server: str
@@ -138,7 +138,7 @@ class AdapterRecord:
         return frozenset((name, self.made[name]) for name in settings.IDENTITY if name in self.made)
 
     def dumps(self) -> dict[str, Any]:
-        """Return the record in the ledger's form."""
+        """Return the record in the ledger's form: keys and JSON values."""
         body: dict[str, Any] = {
             "server": self.server[:_LONGEST],
             "index": self.index,
@@ -219,7 +219,7 @@ def _parse_setting_value(name: str, value: Any) -> Any:
 
 @attrs.define
 class AdapterWork:
-    """The objects of one operation."""
+    """The node's reading, the backends and the functions of one operation on virtual functions."""
 
     tree: FileTree
     node: Node
@@ -242,7 +242,7 @@ class AdapterWork:
 
 @attrs.define
 class AdapterPlanner:
-    """Plans the settings of a server's functions."""
+    """Planner of the addresses and records of one server's virtual functions."""
 
     prefix: AddressPrefix
     #: Whether to refuse a function that cannot be set, and to replace its own addresses.

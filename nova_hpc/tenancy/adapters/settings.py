@@ -33,7 +33,7 @@ class PortLayer(enum.Enum):
 
 
 class LinkState(enum.Enum):
-    """The states of a virtual function's link."""
+    """The states of a virtual function's link, which its adapter can force."""
 
     AUTO = "auto"  # follows the link of the adapter
     UP = "up"
@@ -42,7 +42,7 @@ class LinkState(enum.Enum):
 
 @attrs.frozen
 class AdapterFunction:
-    """A virtual function, from its adapter's point of view."""
+    """A virtual function as its adapter identifies it: address, index, link layer and driver."""
 
     address: str
     #: Its number on the adapter, from 0.
@@ -81,7 +81,7 @@ IDENTITY: Final = ("mac", "node_guid", "port_guid")
 
 @attrs.frozen
 class AdapterSetting:
-    """One setting: its name and its value."""
+    """One setting of a virtual function: its name (such as ``mac``) and its value."""
 
     name: str
     value: Any

@@ -59,7 +59,7 @@ class AdapterOutcome:
 
 @attrs.frozen
 class AdapterStep(TenancyStep):
-    """Sets the virtual functions of one node."""
+    """Tenancy step that sets virtual functions of one node before a server, and restores them."""
 
     name: ClassVar[str] = "adapters"
 
@@ -122,7 +122,7 @@ class AdapterStep(TenancyStep):
     def after_end(
         self, server: str, look: Callable[[], NodeView], owners: DeviceOwners
     ) -> tuple[str, ...]:
-        """Restore a server's functions."""
+        """Restore the virtual functions of an ended server; return notes for the log."""
         return self._end(self.take_back, server, look)
 
     def after_move(
@@ -146,7 +146,7 @@ class AdapterStep(TenancyStep):
             return (f"Adapters are not put back yet: {error}",)
 
     def withhold(self, view: NodeView, owners: DeviceOwners) -> WithheldDevices:
-        """Restore functions that no longer have a server."""
+        """Restore virtual functions whose server is gone; withhold those not restored."""
         notes: tuple[str, ...] = ()
         try:
             # A running guest keeps its addresses, even if Nova has lost its server.
@@ -162,7 +162,11 @@ class AdapterStep(TenancyStep):
         )
 
     def _quarantine(self, failed: Mapping[str, str]) -> tuple[str, ...]:
-        """Quarantine functions that could not be restored; a quarantined one keeps its reason."""
+        """Quarantine functions that could not be restored; a quarantined one keeps its reason.
+
+        :param failed: PCI address -> why it could not be restored.
+        :returns: notes for the log.
+        """
         quarantined = self.ledger.read().quarantined
         reasons = {
             address: f"its addresses could not be taken from it: {reason}"

@@ -30,7 +30,7 @@ _LINK: Final = re.compile(r"virtfn(\d{1,5})", re.ASCII)
 
 
 class SettingWriter(Protocol):
-    """Makes one setting if this process lacks the right."""
+    """Interface of a function that writes one setting through a process with more rights."""
 
     def __call__(self, root: Path, function: AdapterFunction, setting: AdapterSetting) -> None:
         """See :meth:`nova_hpc.tenancy.adapters.function_changes.AdapterBackend.write`."""
@@ -141,7 +141,7 @@ def _expect_backend(tree: FileTree, function: AdapterFunction) -> None:
 
 
 class AdapterBackends:
-    """The backends of one operation; a context manager, for one thread."""
+    """Cache of the adapter backends of one operation; a context manager, for one thread."""
 
     def __init__(self, root: Path, write: SettingWriter | None = None) -> None:
         """Open nothing yet.
@@ -184,7 +184,10 @@ class AdapterBackends:
 
 
 class _HelperBackend:
-    """Reads by itself, and passes settings to a process with more rights."""
+    """Adapter backend that reads settings in this process and writes them through *write*.
+
+    *write* passes each setting to a helper process with more rights.
+    """
 
     def __init__(
         self,
@@ -197,5 +200,5 @@ class _HelperBackend:
         self.read = backend.read
 
     def write(self, function: AdapterFunction, setting: AdapterSetting) -> None:
-        """Make one setting."""
+        """Write one setting of an adapter's function through the helper process; return nothing."""
         self._write(self._root, function, setting)

@@ -61,7 +61,7 @@ class DeviceSnapshot:
     unset: tuple[int, ...] = ()  # BARs that the kernel has set and the device has lost
 
     def dumps(self) -> dict[str, Any]:
-        """Return the recorded values in a form for JSON."""
+        """Return the recorded values as a JSON object; empty ones are left out."""
         body = attrs.asdict(self, filter=lambda field, value: field.name in _RECORDED)
         return {
             key: list(value) if isinstance(value, tuple) else value
@@ -174,7 +174,7 @@ def take_snapshot(
 
 
 def boot_of(tree: FileTree) -> str | None:
-    """Return the id of this boot of the machine."""
+    """Return the kernel's id of this boot of the machine; None if it cannot be read."""
     try:
         return (tree.text(_BOOT) or "")[:_LONGEST] or None
     except FileError:
@@ -297,7 +297,10 @@ def find_inherent_faults(current: DeviceSnapshot, idle: bool = True) -> list[Sym
 
 
 def count_errors_since(recorded: DeviceSnapshot, current: DeviceSnapshot) -> dict[str, int]:
-    """Kind -> number of new uncorrected errors since the record, in the same boot."""
+    """Count the new uncorrected errors since the record, in the same boot.
+
+    :returns: kind (``fatal`` or ``nonfatal``) -> number; kinds without new errors are left out.
+    """
     if recorded.boot != current.boot:
         return {}
     pairs = {
@@ -312,7 +315,7 @@ def count_errors_since(recorded: DeviceSnapshot, current: DeviceSnapshot) -> dic
 
 
 def _changed_symptoms(recorded: DeviceSnapshot, current: DeviceSnapshot) -> Iterator[Symptom]:
-    """Yield permanent differences: ids, BARs and capabilities."""
+    """Yield a symptom for each lasting difference from the baseline: ids, BARs and capabilities."""
     if current.silent:
         return  # its registers contain no data
     for what, before, after in (

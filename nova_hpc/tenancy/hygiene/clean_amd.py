@@ -24,7 +24,10 @@ _UNCORRECTED: Final = re.compile(r"^ue:\s*(\d+)$", re.MULTILINE)
 
 
 def check(device: Path, pins: Mapping[str, Any]) -> Any:
-    """See :data:`nova_hpc.tenancy.hygiene.clean_check.Check`."""
+    """Check an AMD GPU's memory errors and firmware in sysfs; it has to be bound to amdgpu.
+
+    See :data:`nova_hpc.tenancy.hygiene.clean_check.Check` for parameters and errors.
+    """
     if not (device / "driver").exists() or (device / "driver").resolve().name != "amdgpu":
         raise UnableError("it is not bound to amdgpu")
     facts: dict[str, Any] = {

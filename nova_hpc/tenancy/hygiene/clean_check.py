@@ -47,7 +47,7 @@ def own_check_of(name: str) -> Check | None:
 
 
 def find_stage_check(name: str) -> Check:
-    """Return the check of a name, on the host.
+    """Return the function that checks a device on the host, by the check's name.
 
     :raises UnableError: there is none, or it cannot be loaded.
     """
@@ -65,7 +65,14 @@ def find_stage_check(name: str) -> Check:
 
 
 def run_device_checks(device: Path, names: list[str], pins: Mapping[str, Any]) -> dict[str, Any]:
-    """Run the checks of one device, until one fails. Never raises."""
+    """Run the named checks on one PCI device in order, until one fails. Never raises.
+
+    :param device: the device's folder in sysfs.
+    :param names: names of entry points of the checks.
+    :param pins: expected values, passed to each check.
+    :returns: a JSON object: ``ok`` is True with the answer of each check by its name. Otherwise
+        ``ok`` is False with ``reason``, and ``unable`` is True if the check itself could not run.
+    """
     answers: dict[str, Any] = {}
     for name in names:
         try:

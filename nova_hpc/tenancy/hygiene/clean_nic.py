@@ -21,7 +21,10 @@ PINS: Final = {"firmware": "fw_ver", "board": "board_id"}
 
 
 def check(device: Path, pins: Mapping[str, Any]) -> Any:
-    """See :data:`nova_hpc.tenancy.hygiene.clean_check.Check`."""
+    """Compare a network adapter's firmware in sysfs with the pinned version; return the values.
+
+    See :data:`nova_hpc.tenancy.hygiene.clean_check.Check` for parameters and errors.
+    """
     place = device / "physfn" if (device / "physfn").exists() else device
     folders = sorted(place.glob("infiniband/*"))
     rdma_devices = [path for path in folders if not find_smi_devices({path.name: ()})]

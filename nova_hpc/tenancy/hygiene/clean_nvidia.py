@@ -113,9 +113,12 @@ def gpu_problems_of(
 
 
 def check(device: Path, pins: Mapping[str, Any], load: Callable[[], Any] | None = None) -> Any:
-    """See :data:`nova_hpc.tenancy.hygiene.clean_check.Check`.
+    """Check an NVIDIA GPU through NVML: its state, recent Xid errors and pinned versions.
+
+    See :data:`nova_hpc.tenancy.hygiene.clean_check.Check`.
 
     :param load: returns the module ``pynvml``.
+    :returns: the facts that were read.
     """
     try:
         nvml = (load or (lambda: importlib.import_module("pynvml")))()

@@ -75,7 +75,7 @@ _DISK: Final = re.compile(r"(nvme\d{1,5})(?:c\d{1,5})?(n\d{1,5})", re.ASCII)
 
 
 class NvmeStatusError(Exception):
-    """A controller refused a command."""
+    """An NVMe controller refused an admin command; has the opcode and the status."""
 
     def __init__(self, opcode: int, status: int) -> None:
         super().__init__(f"command {opcode:#04x} ended with status {status:#06x}")
@@ -84,7 +84,7 @@ class NvmeStatusError(Exception):
 
 @dataclass(frozen=True)
 class NvmeNamespace:
-    """A namespace in the kernel's view."""
+    """A namespace of an NVMe disk in the kernel's view: number, block size in bytes, and blocks."""
 
     number: int
     #: Bytes of a block, and number of blocks.
@@ -95,7 +95,7 @@ class NvmeNamespace:
 
 
 def choose_blocks(blocks: int) -> list[int]:
-    """Return blocks at fixed places: the first, the last, and evenly spaced ones between."""
+    """Return the numbers of blocks to test: the first, the last, and evenly spaced ones between."""
     if blocks <= _FIXED:
         return list(range(blocks))
     return sorted({number * (blocks - 1) // (_FIXED - 1) for number in range(_FIXED)})
@@ -111,7 +111,7 @@ def make_marker(namespace: NvmeNamespace, block: int) -> bytes:
 
 
 class NvmeDisk(abc.ABC):
-    """A disk that accepts commands."""
+    """Interface to an NVMe disk that accepts admin commands, reads and writes."""
 
     @abc.abstractmethod
     def send(self, command: AdminCommand) -> bytes:
@@ -294,7 +294,7 @@ def _digest(data: bytes) -> bytes:
 
 
 class KernelDisk(NvmeDisk):
-    """A disk on the kernel's driver."""
+    """An NVMe disk that is bound to the kernel's driver."""
 
     def __init__(self, folder: Path, name: str, dev: Path) -> None:
         self._folder, self._name, self._dev = folder, name, dev
@@ -302,11 +302,14 @@ class KernelDisk(NvmeDisk):
         self._handle = _repeat_while_it_starts(lambda: os.open(path, os.O_RDWR | os.O_CLOEXEC))
 
     def close(self) -> None:
-        """Close the controller."""
+        """Close the controller's device file."""
         os.close(self._handle)
 
     def send(self, command: AdminCommand) -> bytes:
-        """See :meth:`NvmeDisk.send`."""
+        """Send an admin command to the controller; return the data that it reads.
+
+        See :meth:`NvmeDisk.send`.
+        """
         with mmap.mmap(-1, max(command.size, mmap.PAGESIZE)) as buffer:
             # An address in this process, valid as long as the mapping.
             window = (ctypes.c_char * len(buffer)).from_buffer(buffer)
@@ -322,7 +325,10 @@ class KernelDisk(NvmeDisk):
             return buffer[: command.size]
 
     def list_namespaces(self) -> tuple[NvmeNamespace, ...]:
-        """See :meth:`NvmeDisk.list_namespaces`. The kernel's scan may still run."""
+        """List the disk's namespaces; wait up to a bound while the kernel's scan still runs.
+
+        See :meth:`NvmeDisk.list_namespaces`.
+        """
         wanted = decode_namespaces(self.send(AdminCommand(IDENTIFY, 0, ACTIVE, size=IDENTIFY_SIZE)))
         end = time.monotonic() + _SCAN
         while True:
@@ -343,14 +349,14 @@ class KernelDisk(NvmeDisk):
                 yield NvmeNamespace(number, block, sectors * 512 // block, match[1] + match[2])
 
     def read(self, namespace: NvmeNamespace, block: int) -> bytes:
-        """See :meth:`NvmeDisk.read`."""
+        """Read one block of a namespace past the page cache; see :meth:`NvmeDisk.read`."""
         with self._opened(namespace, os.O_RDONLY) as handle, mmap.mmap(-1, namespace.block) as page:
             if os.preadv(handle, [page], block * namespace.block) != namespace.block:
                 raise OSError(errno.EIO, "short read")
             return page[:]
 
     def write(self, namespace: NvmeNamespace, block: int, data: bytes) -> None:
-        """See :meth:`NvmeDisk.write`."""
+        """Write one block of a namespace past the page cache; see :meth:`NvmeDisk.write`."""
         with self._opened(namespace, os.O_WRONLY) as handle, mmap.mmap(-1, namespace.block) as page:
             page[:] = data
             if os.pwritev(handle, [page], block * namespace.block) != namespace.block:
@@ -398,7 +404,10 @@ def open_kernel_disk(device: Path, dev: Path = Path("/dev")) -> KernelDisk:
 
 
 def check(device: Path, pins: Mapping[str, Any]) -> Any:
-    """See :data:`nova_hpc.tenancy.hygiene.clean_check.Check`."""
+    """Erase an NVMe disk and prove it; wait first until the kernel's driver has bound it.
+
+    See :data:`nova_hpc.tenancy.hygiene.clean_check.Check`.
+    """
     end = time.monotonic() + _SCAN
     # The driver binds a disk in the background.
     while not (device / "nvme").is_dir() and (device / "class").exists() and time.monotonic() < end:

@@ -49,10 +49,10 @@ class CleanerError(Exception):
 
 
 class ResetCall(Protocol):
-    """Resets the device at an address."""
+    """Interface of a function that resets the PCI device at an address."""
 
     def __call__(self, address: str, own: OwnReset | None = None, /) -> None:
-        """Reset it by the kernel, or by a reset that the class of its cleaner declares.
+        """Reset the device by the kernel, or by a reset that the class of its cleaner declares.
 
         :raises ResetError: it is not reset, or that is unknown.
         """
@@ -60,7 +60,7 @@ class ResetCall(Protocol):
 
 @attrs.frozen
 class CleanerTools:
-    """The tools of a cleaner."""
+    """The tools of a cleaner: root of sysfs, time limit in seconds, and the reset function."""
 
     #: The folder that contains the node's ``sys``.
     root: Path
@@ -99,7 +99,7 @@ class Cleaner(abc.ABC):
 
     @classmethod
     def choose_reset(cls, function: PciFunction) -> OwnReset | None:
-        """The reset of *resets* for a device; None if the kernel resets it.
+        """Choose one of :attr:`resets` for a device; None if the kernel resets it.
 
         A cleaner that resets some of its devices by the kernel overrides it. It is also called to
         judge whether a device can be offered, so it looks at *function* only.
@@ -191,7 +191,7 @@ def check_gpu_memory(output: str) -> None:
 
 @attrs.frozen
 class RoleCleaners:
-    """The cleaner of each role."""
+    """The cleaner of each device role, and the default one for other roles."""
 
     of_role: Mapping[str, Cleaner] = attrs.field(hash=False)
     default: Cleaner
@@ -223,7 +223,7 @@ _OWN: Final[Mapping[str, type[Cleaner]]] = {
 def find_erasing_cleaners(
     names: Mapping[str, str], cleaning: bool = True
 ) -> dict[str, tuple[str, ...]]:
-    """Role -> prefixes of the classes that its cleaner erases, and proves that. Never raises.
+    """Return role -> prefixes of the PCI classes that its cleaner provably erases. Never raises.
 
     :param names: ``[hpc]cleaners``. A cleaner that cannot be loaded erases nothing.
     :param cleaning: ``[hpc]clean_devices``.
@@ -299,7 +299,7 @@ class OwnResets:
 
     @classmethod
     def from_options(cls, hpc: Any, root: Path | None = None) -> OwnResets:
-        """As group ``[hpc]`` of the configuration has it.
+        """Collect the resets of the cleaners in group ``[hpc]`` of the configuration.
 
         A cleaner that cannot be loaded declares nothing; nova-compute refuses to start with it.
 
@@ -314,11 +314,11 @@ class OwnResets:
         return cls(root or Path(hpc.sysfs_root), of_role)
 
     def judge(self, node: Node, roles: Mapping[str, str | None]) -> dict[str, str]:
-        """Address -> why a reset of the device's cleaner cannot be made, or "" if it can.
-
-        Devices that the kernel resets are left out.
+        """Check whether the resets of the devices' cleaners can be made.
 
         :param roles: address -> role, of the devices to judge.
+        :returns: address -> why its cleaner's reset cannot be made, or "" if it can. Devices that
+            the kernel resets are left out.
         """
         judged = {}
         for address, role in roles.items():

@@ -18,7 +18,7 @@ from nova_hpc.wire.ledger import DeviceState, LedgerDevice
 
 
 class HygieneAction(enum.Enum):
-    """The next action on a device."""
+    """The next action on a device between two servers, in the periodic update of a node."""
 
     #: Neither touch nor judge it.
     LEAVE = "leave"
@@ -34,7 +34,7 @@ class HygieneAction(enum.Enum):
 
 @attrs.frozen
 class HygieneFacts:
-    """The facts that determine a device's next action."""
+    """The facts about a device that determine its next action in the periodic update."""
 
     #: The ledger's record of it.
     entry: LedgerDevice = attrs.field(factory=LedgerDevice)

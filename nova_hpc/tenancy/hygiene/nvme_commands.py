@@ -39,13 +39,13 @@ class SanitizeAction(enum.Enum):
 
     @property
     def words(self) -> str:
-        """The action's name for people."""
+        """Name of the action for people, such as ``block erase``."""
         return f"{self.name.lower()} erase"
 
 
 @dataclass(frozen=True)
 class AdminCommand:
-    """An admin command that reads data, or has none."""
+    """An NVMe admin command that reads data or has none, with its timeout."""
 
     opcode: int
     nsid: int = 0
@@ -59,7 +59,7 @@ class AdminCommand:
 
 @dataclass(frozen=True)
 class NvmeController:
-    """Abilities that a controller reports."""
+    """Abilities that an NVMe controller reports: ways to erase it, and how it may be shared."""
 
     #: Whether it is a virtual function of another controller, and shares its medium.
     is_virtual: bool
@@ -76,7 +76,7 @@ class NvmeController:
 
 @dataclass(frozen=True)
 class SanitizeState:
-    """The sanitize log."""
+    """The sanitize log of an NVMe controller: progress and result of an erase."""
 
     #: SPROG: progress in 65,536ths.
     progress: int
@@ -89,7 +89,7 @@ class SanitizeState:
 
     @property
     def is_running(self) -> bool:
-        """Whether an erase is under way."""
+        """Whether an erase of the disk is under way."""
         return self.status == 2
 
     @property
@@ -99,7 +99,7 @@ class SanitizeState:
 
     @property
     def percent(self) -> int:
-        """Its progress in percent."""
+        """Progress of the erase in percent."""
         return self.progress * 100 // 65536
 
 
@@ -117,7 +117,7 @@ def pack_command(command: AdminCommand, address: int) -> bytearray:
 
 
 def log_command() -> AdminCommand:
-    """Return Get Log Page for the sanitize log."""
+    """Return the NVMe command Get Log Page for the sanitize log."""
     dwords = LOG_SIZE // 4 - 1
     return AdminCommand(GET_LOG, ALL_NAMESPACES, SANITIZE_LOG | dwords << 16, size=LOG_SIZE)
 
@@ -161,7 +161,7 @@ def decode_controller(body: bytes) -> NvmeController:
 
 
 def decode_namespaces(body: bytes) -> tuple[int, ...]:
-    """Return the numbers in a list of namespaces."""
+    """Decode the numbers in a controller's list of namespaces, up to the first zero."""
     numbers = struct.unpack(f"<{len(body) // 4}I", body)
     return numbers[: numbers.index(0)] if 0 in numbers else numbers
 

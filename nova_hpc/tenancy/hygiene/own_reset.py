@@ -60,9 +60,9 @@ class ResetProgram:
         return f"program {self.path}"
 
     def argv(self, address: str) -> list[str]:
-        """The command for a device.
+        """Return the command line that resets a device.
 
-        :param address: normalised.
+        :param address: PCI address, normalised.
         """
         return [self.path, *(word.replace(ADDRESS, address) for word in self.arguments)]
 

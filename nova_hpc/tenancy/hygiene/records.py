@@ -36,7 +36,10 @@ def clock() -> tuple[float, float]:
 
 
 def _notes_of_comparison(path: Path, outcome: LedgerComparison, new: bool) -> tuple[str, ...]:
-    """Return notes for operators about a comparison of the ledger."""
+    """Return notes for operators if the ledger is foreign, new, or older than servers of the node.
+
+    :param new: whether the ledger is new.
+    """
     if outcome.foreign:
         return (
             f"the ledger {path} is that of another node and was put by: every device of this "
@@ -57,7 +60,7 @@ def _notes_of_comparison(path: Path, outcome: LedgerComparison, new: bool) -> tu
 
 @attrs.frozen
 class HygieneRecords:
-    """The ledger of one node, and the reader of its devices."""
+    """The ledger of one node, and the reader of its PCI devices."""
 
     root: Path
     ledger: LedgerFile
@@ -68,7 +71,7 @@ class HygieneRecords:
     clock: Callable[[], tuple[float, float]] = clock
 
     def moment(self) -> Moment:
-        """Return the present moment."""
+        """Return the present time: wall clock, seconds since boot, and the boot's id."""
         wall, up = self.clock()
         return Moment(wall, up, baseline.boot_of(FileTree(self.root)))
 
@@ -91,7 +94,10 @@ class HygieneRecords:
         return distrust_damaged_baselines(self.ledger.known())
 
     def change(self, edit: Callable[[Ledger], Mapping[str, LedgerDevice]]) -> Ledger:
-        """Change entries of devices; *edit* returns the changed ones."""
+        """Change entries of devices in the ledger's file under its lock; return the new ledger.
+
+        :param edit: returns address -> changed entry.
+        """
 
         def change(ledger: Ledger) -> Ledger:
             ledger = distrust_damaged_baselines(ledger)
@@ -250,7 +256,15 @@ class HygieneRecords:
         looks: Mapping[str, DeviceSnapshot],
         candidates: Mapping[str, DeviceCandidate],
     ) -> dict[str, str]:
-        """Return reasons not to give devices now; the next update settles their states."""
+        """Find new faults of PCI devices that a server would get now; change nothing.
+
+        A fault is a difference from the device's baseline, or too many errors. The next update of
+        the ledger settles the states.
+
+        :param looks: address -> the device's values, read just now.
+        :param candidates: address -> the device with its PCI function; contains all of *looks*.
+        :returns: address -> the first reason; devices without a fault are left out.
+        """
         moment = self.moment()
         reasons: dict[str, str] = {}
         for address, look in looks.items():

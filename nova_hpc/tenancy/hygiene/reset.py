@@ -161,7 +161,7 @@ _QUOTE: Final = 200
 
 
 class ResetError(Exception):
-    """A device was not reset, or its state is unknown."""
+    """A PCI device was not reset, or its state after the reset is unknown."""
 
 
 class HeldError(ResetError):
@@ -293,7 +293,7 @@ def reset_device(
 
 
 def reset_call(root: Path, timeout: float, folder: Path) -> Callable[..., None]:
-    """:func:`reset_device` with the settings of a node, as cleaners call it."""
+    """Return :func:`reset_device` with the settings of a node, as cleaners call it."""
 
     def reset(address: str, own: OwnReset | None = None, /) -> None:
         reset_device(root, address, timeout, folder, own)
@@ -326,7 +326,10 @@ def _hold_target(root: Path, address: str, own: OwnReset | None) -> Iterator[int
 
 
 def _is_unused_by_host(tree: FileTree, address: str) -> bool:
-    """As the function of this name in ``snapshots``, without reading the configuration space."""
+    """Return whether no host driver uses the device: it has none, or a VFIO driver for guests.
+
+    The configuration space is not read, unlike in the function of this name in ``snapshots``.
+    """
     base = f"{DEVICES}/{address}"
     targets = [tree.target(f"{base}/{link}") for link in ("driver", "physfn/driver")]
     driver, parent = (target and target.rpartition("/")[2] for target in targets)

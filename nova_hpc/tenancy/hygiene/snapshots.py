@@ -27,7 +27,10 @@ def baseline_of(device: LedgerDevice) -> DeviceSnapshot | None:
 
 
 def distrust_damaged_baselines(ledger: Ledger) -> Ledger:
-    """Return the ledger with a mark on each device that has a damaged baseline."""
+    """Mark each device with a damaged baseline as used by an unknown server, so that it is cleaned.
+
+    :returns: the changed ledger.
+    """
     return ledger.put(
         {
             address: attrs.evolve(device, baseline=None, server=SOMEBODY)
@@ -49,7 +52,7 @@ def add_first_baseline(
 
 
 def restart_error_count(device: LedgerDevice, look: DeviceSnapshot, moment: Moment) -> LedgerDevice:
-    """Return an entry whose count of errors starts now."""
+    """Return the ledger's entry of a device with its count of errors starting now."""
     recorded = baseline_of(device)
     if recorded is None:
         return device

@@ -48,7 +48,7 @@ _CURE_OF_REPLACED: Final = (
 
 @attrs.frozen
 class HygieneStep(TenancyStep):
-    """Keeps the devices of one node clean."""
+    """Tenancy step that keeps the devices of one node clean between servers."""
 
     name: ClassVar[str] = "hygiene"
 
@@ -60,7 +60,10 @@ class HygieneStep(TenancyStep):
     # -- the protocol -----------------------------------------------------------
 
     def before_start(self, tenant: DeviceTenant, view: NodeView) -> tuple[str, ...]:
-        """Check devices before a server gets them, and record its mark."""
+        """Check devices before a server gets them, and note in the ledger that it has them.
+
+        :raises RefusedError: a device failed the check, or the ledger cannot be changed.
+        """
         wanted = view.candidates(tenant.devices)
         try:
             refused = self.give(tenant.server, wanted, tenant.owners)
@@ -103,7 +106,7 @@ class HygieneStep(TenancyStep):
     def after_end(
         self, server: str, look: Callable[[], NodeView], owners: DeviceOwners
     ) -> tuple[str, ...]:
-        """Clean a server's devices."""
+        """Clean the devices that a server had; return notes for the log."""
         try:
             recorded = owners.rows().of(server)
         except Exception as error:  # Nova does not answer
@@ -136,7 +139,7 @@ class HygieneStep(TenancyStep):
         )
 
     def withhold(self, view: NodeView, owners: DeviceOwners) -> WithheldDevices:
-        """Clean and check free devices."""
+        """Clean and check the node's free devices; return those not to offer, with reasons."""
         try:
             ledger = self.records.known()
             # Missing devices are not in the list of offered ones.
@@ -153,7 +156,10 @@ class HygieneStep(TenancyStep):
             return WithheldDevices(dict.fromkeys(view.roles, unready), (note,), (note,))
 
     def unreported(self) -> frozenset[str]:
-        """See :meth:`TenancyStep.unreported`."""
+        """Return addresses of clean devices that are not yet reported to Placement as free.
+
+        See :meth:`TenancyStep.unreported`.
+        """
         devices = self.records.ledger.known().devices
         # A server holds the place of a replaced device: Placement has nothing to give.
         return frozenset(
@@ -163,7 +169,10 @@ class HygieneStep(TenancyStep):
         )
 
     def report(self, addresses: Collection[str]) -> None:
-        """See :meth:`TenancyStep.report`."""
+        """Record in the ledger that Placement has the report of these devices.
+
+        See :meth:`TenancyStep.report`.
+        """
         reported = frozenset(addresses)
         if reported:
             self.records.change(
@@ -244,7 +253,7 @@ class HygieneStep(TenancyStep):
     def _lost_numbers(
         self, ledger: Ledger, wanted: Mapping[str, DeviceCandidate]
     ) -> dict[str, str]:
-        """Address -> its slot, for each cleaned device that no longer reports its number.
+        """Return address -> slot, for each cleaned device without its former serial number.
 
         Otherwise it would count as replaced again at each update.
         """

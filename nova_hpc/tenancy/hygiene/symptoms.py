@@ -35,7 +35,7 @@ _WINDOW: Final = 3600.0
 
 @attrs.frozen
 class DeviceJudgement:
-    """The result of a check."""
+    """The result of a check of free devices: changed entries, reasons, notes and alarms."""
 
     #: Address -> entry, of the devices whose entries have changed.
     entries: Mapping[str, LedgerDevice] = attrs.field(factory=dict, hash=False)
@@ -47,7 +47,10 @@ class DeviceJudgement:
 
 
 def recorded_model_of(device: LedgerDevice) -> str | None:
-    """Return the recorded model of a device; see baseline.snapshot_model_of."""
+    """Return the recorded model of a device; None without a baseline.
+
+    See baseline.snapshot_model_of.
+    """
     recorded = baseline_of(device)
     return None if recorded is None else baseline.snapshot_model_of(recorded)
 
@@ -145,7 +148,10 @@ def renew_baseline(device: LedgerDevice, look: DeviceSnapshot, moment: Moment) -
 def _recount_errors(
     device: LedgerDevice, look: DeviceSnapshot, symptoms: tuple[Symptom, ...], moment: Moment
 ) -> LedgerDevice:
-    """Restart the count of errors if they were judged, or if an hour had too few to judge."""
+    """Restart the count of errors if they were judged, or if an hour had too few to judge.
+
+    :returns: the device's entry of the ledger, changed or as it is.
+    """
     many = any(symptom.sign is HealthSign.ERRORS for symptom in symptoms)
     if many:
         tried = device.trial is not None and device.trial.tried == moment.up

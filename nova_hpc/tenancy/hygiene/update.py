@@ -87,7 +87,12 @@ def update_devices(
 def _mark_places(
     records: HygieneRecords, ledger: Ledger, used: frozenset[str], offered: Collection[str]
 ) -> Ledger:
-    """Mark devices that servers have by Nova's records, and clear marks of former places."""
+    """Mark devices that servers have by Nova's records, and clear marks of former places.
+
+    A mark is the ledger's record of the server that has, or had, the device.
+
+    :returns: the ledger after the change.
+    """
 
     def edit(ledger: Ledger) -> dict[str, LedgerDevice]:
         marked = {
@@ -113,7 +118,7 @@ def _gather(
     ill: Mapping[str, Symptom],
     owners: DeviceOwners,
 ) -> tuple[dict[str, HygieneFacts], tuple[str, ...]]:
-    """Gather the facts of each device, after its entry has moved with its hardware.
+    """Gather the facts of each device, after its ledger entry has moved with its hardware.
 
     :param ledger: read before Nova's records.
     :param used: devices that servers have by Nova's records.

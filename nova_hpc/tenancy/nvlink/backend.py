@@ -23,7 +23,7 @@ NONE: Final = "none"
 
 
 class BackendError(Exception):
-    """``[hpc]nvlink_*`` is unusable; the text names the option and the cure."""
+    """An option ``[hpc]nvlink_*`` is unusable; the text names the option and the cure."""
 
 
 class WaitsError(NvlinkFabricError):
@@ -39,7 +39,7 @@ class NotSharedError(NvlinkFabricError):
 
 @attrs.frozen
 class NvlinkSettings:
-    """``[hpc]nvlink_*``."""
+    """The values of the options ``[hpc]nvlink_*``."""
 
     #: ``host:port``, or the path of a Unix socket.
     address: str
@@ -82,8 +82,9 @@ class NvlinkBackend(abc.ABC):
 
     @abc.abstractmethod
     def activate(self, partition: int) -> None:
-        """Link the GPUs of a partition.
+        """Activate a partition, so that its GPUs are linked with each other.
 
+        :param partition: its number in the manager's table.
         :raises NvlinkFabricError: they are not linked, or their state is unknown.
         """
 

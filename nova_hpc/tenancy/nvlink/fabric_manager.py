@@ -58,7 +58,7 @@ _MARGIN: Final = 2.0
 
 
 class FabricManager(NvlinkBackend):
-    """NVIDIA Fabric Manager."""
+    """Backend for NVIDIA Fabric Manager in its shared NVSwitch mode."""
 
     def __init__(self, settings: NvlinkSettings, run: Run) -> None:
         """See :class:`~nova_hpc.tenancy.nvlink.backend.NvlinkBackend`.
@@ -74,21 +74,21 @@ class FabricManager(NvlinkBackend):
             )
 
     def partitions(self) -> tuple[NvlinkPartition, ...]:
-        """See :meth:`NvlinkBackend.partitions`."""
+        """List the partitions of the NVLink fabric, see :meth:`NvlinkBackend.partitions`."""
         partitions = [self._partition(row) for row in self._call("list")]
         return tuple(sorted(partitions, key=lambda partition: partition.id))
 
     def activate(self, partition: int) -> None:
-        """See :meth:`NvlinkBackend.activate`."""
+        """Activate one partition; see :meth:`NvlinkBackend.activate`."""
         self._call("activate", [partition])
 
     def deactivate(self, partition: int) -> None:
-        """See :meth:`NvlinkBackend.deactivate`."""
+        """Deactivate one partition; see :meth:`NvlinkBackend.deactivate`."""
         # With this code the library reports that the partition is not active.
         self._call("deactivate", [partition], fine=("fmDeactivateFabricPartition", _UNINITIALIZED))
 
     def set_active(self, partitions: Sequence[int]) -> None:
-        """See :meth:`NvlinkBackend.set_active`."""
+        """Send a restarted manager the servers' partitions."""
         self._call("set", sorted(partitions))
 
     def _call(

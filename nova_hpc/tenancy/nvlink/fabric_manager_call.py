@@ -30,7 +30,7 @@ _INET, _UNIX = 1, 2
 
 
 class ConnectV1(ctypes.Structure):
-    """``fmConnectParams_v1``: up to Fabric Manager of driver branch 5xx."""
+    """The C structure ``fmConnectParams_v1``: up to Fabric Manager of driver branch 5xx."""
 
     _fields_: ClassVar[list[Any]] = [
         ("version", ctypes.c_uint),
@@ -41,13 +41,13 @@ class ConnectV1(ctypes.Structure):
 
 
 class ConnectV2(ctypes.Structure):
-    """``fmConnectParams_v2``: newer ones; they ignore ``is_unix``."""
+    """The C structure ``fmConnectParams_v2`` of newer branches, which ignore ``is_unix``."""
 
     _fields_: ClassVar[list[Any]] = [*ConnectV1._fields_, ("kind", ctypes.c_int)]
 
 
 class PartitionGpuStruct(ctypes.Structure):
-    """``fmFabricPartitionGpuInfo_t``."""
+    """The C structure ``fmFabricPartitionGpuInfo_t``: one GPU of a partition."""
 
     _fields_: ClassVar[list[Any]] = [
         ("physical_id", ctypes.c_uint),
@@ -60,7 +60,7 @@ class PartitionGpuStruct(ctypes.Structure):
 
 
 class PartitionStruct(ctypes.Structure):
-    """``fmFabricPartitionInfo_t``."""
+    """The C structure ``fmFabricPartitionInfo_t``: one partition with its GPUs."""
 
     _fields_: ClassVar[list[Any]] = [
         ("id", ctypes.c_uint),
@@ -71,7 +71,7 @@ class PartitionStruct(ctypes.Structure):
 
 
 class PartitionListStruct(ctypes.Structure):
-    """``fmFabricPartitionList_v2``, whose version number is 1."""
+    """The C structure ``fmFabricPartitionList_v2``, whose version number is 1."""
 
     _fields_: ClassVar[list[Any]] = [
         ("version", ctypes.c_uint),
@@ -82,7 +82,7 @@ class PartitionListStruct(ctypes.Structure):
 
 
 class ActivePartitionsStruct(ctypes.Structure):
-    """``fmActivatedFabricPartitionList_v1``."""
+    """The C structure ``fmActivatedFabricPartitionList_v1``: numbers of active partitions."""
 
     _fields_: ClassVar[list[Any]] = [
         ("version", ctypes.c_uint),
@@ -97,7 +97,7 @@ def version_of(structure: type[ctypes.Structure], number: int) -> int:
 
 
 class CallError(Exception):
-    """A function of the library has not returned success."""
+    """A function of Fabric Manager's library has not returned success."""
 
     def __init__(self, function: str, code: int) -> None:
         super().__init__(f"{function}: {code}")
@@ -205,7 +205,10 @@ def _do_connected_order(
 
 
 def main() -> None:
-    """Read the order from the command line and print the answer on one line."""
+    """Carry out the JSON order in the first argument; print the JSON answer on one marked line.
+
+    The answer has the partitions, or the failed function and its code, or the problem as text.
+    """
     answer: dict[str, Any] = {}
     try:
         answer["partitions"] = carry_out_order(json.loads(sys.argv[1]))

@@ -33,7 +33,7 @@ class NoPartitionError(NvlinkFabricError):
 
 @attrs.frozen
 class NvlinkPartition:
-    """One entry of the manager's table."""
+    """One partition in the NVLink manager's table: its GPUs, its links, and its activity."""
 
     id: int
     #: Normalised PCI addresses of its GPUs.
@@ -45,7 +45,7 @@ class NvlinkPartition:
 
 @attrs.frozen
 class PartitionPlan:
-    """The changes to make before a server starts, in this order."""
+    """The partitions to deactivate and to activate before a server starts, and the chosen ones."""
 
     #: Active partitions without a server that overlap.
     deactivate: tuple[int, ...]
@@ -92,7 +92,10 @@ def cover_gpus(
 def _cover_remaining_gpus(
     usable: Sequence[NvlinkPartition], rest: frozenset[str], taken: tuple[NvlinkPartition, ...]
 ) -> tuple[NvlinkPartition, ...] | None:
-    """Branch on the first GPU without a partition; of equal results keep the first."""
+    """Cover the GPUs *rest* with the fewest partitions that share no GPU; None if impossible.
+
+    The search branches on the first GPU without a partition; of equal results the first is kept.
+    """
     if not rest:
         return taken
     first = min(rest, key=address_key)

@@ -56,7 +56,13 @@ _OUT_OF_ORDER: Final = "The NVLinks of the node cannot be set now."
 
 
 def run_fabric_call(argv: Sequence[str], timeout: float) -> tuple[int, str]:
-    """Run a program that may never end; see :data:`nova_hpc.tenancy.nvlink.backend.Run`."""
+    """Run a program that may never end; return its exit status and its output.
+
+    See :data:`nova_hpc.tenancy.nvlink.backend.Run`.
+
+    :param timeout: seconds.
+    :raises NvlinkFabricError: the program did not run or did not end in time.
+    """
     try:
         return hygiene_reset.run_with_deadline(argv, timeout)
     except hygiene_reset.ResetError as error:
@@ -92,7 +98,7 @@ def nvlink_settings_of(options: Any) -> NvlinkSettings:
 
 @attrs.frozen
 class NvlinkSweep:
-    """The findings of a periodic check."""
+    """The results of a periodic check of NVLink partitions: reasons by GPU, and notes to log."""
 
     #: GPU -> why it must not be given.
     reasons: Mapping[str, str] = attrs.field(factory=dict, hash=False)
@@ -102,7 +108,7 @@ class NvlinkSweep:
 
 @attrs.frozen
 class NvlinkState:
-    """The ledger's record of the fabric."""
+    """The ledger's record of the NVLink fabric: partitions by server, known GPUs, and its loss."""
 
     tenancies: Tenancies = attrs.field(factory=dict, hash=False)
     #: Every GPU that the manager has ever shown.
@@ -173,7 +179,7 @@ class NvlinkStep(TenancyStep):
         return self._before(self.give, tenant, view)
 
     def before_restart(self, tenant: DeviceTenant, view: NodeView) -> tuple[str, ...]:
-        """Activate them again if they are no longer active."""
+        """Activate the server's NVLink partitions again if they are no longer active."""
         return self._before(self.keep, tenant, view)
 
     def _before(
@@ -214,7 +220,7 @@ class NvlinkStep(TenancyStep):
         )
 
     def withhold(self, view: NodeView, owners: DeviceOwners) -> WithheldDevices:
-        """Deactivate partitions whose server has ended."""
+        """Deactivate partitions whose server has ended; withhold GPUs with partitions in doubt."""
         try:
             # Never cut the links of a running guest, even if Nova has lost its server.
             swept = self.sweep(lambda: owners.busy(self.members(view.sets)), view.sets)
@@ -230,7 +236,7 @@ class NvlinkStep(TenancyStep):
     # -- the record -------------------------------------------------------------------
 
     def state(self) -> NvlinkState:
-        """Return the stored state."""
+        """Read the ledger's record of NVLink partitions; ``lost`` explains a missing record."""
         ledger = self.ledger.read()
         lost = None
         if ledger.lost:
@@ -432,7 +438,7 @@ class NvlinkStep(TenancyStep):
     # -- the manager ------------------------------------------------------------------
 
     def _list(self, state: NvlinkState, needed: Iterable[int]) -> tuple[NvlinkPartition, ...]:
-        """Return the table; send the *needed* partitions to a manager that waits for them."""
+        """List the NVLink manager's partitions; first send a waiting manager the *needed* ones."""
         try:
             return self.backend.partitions()
         except WaitsError as waits:
@@ -454,7 +460,7 @@ class NvlinkStep(TenancyStep):
     def _keep(
         self, state: NvlinkState, partitions: Iterable[NvlinkPartition], tenancies: Tenancies
     ) -> NvlinkState:
-        """Record the changes."""
+        """Write partitions and GPUs to the ledger if they have changed; return the new state."""
         gpus = state.known.union(*(partition.gpus for partition in partitions))
         new = NvlinkState(dict(tenancies), gpus)
         if new != state:

@@ -29,7 +29,7 @@ class PeerError(Exception):
 
 @attrs.frozen
 class PeerOutcome:
-    """The outcome of setting the ports, in texts for operators."""
+    """The outcome of setting the ACS registers of switch ports, in texts for operators."""
 
     #: Ports that were set by this call.
     made: tuple[str, ...] = ()

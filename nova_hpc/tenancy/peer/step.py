@@ -25,7 +25,7 @@ from nova_hpc.topology.peer_wish import PeerWish
 
 @attrs.frozen
 class PeerToPeerStep(TenancyStep):
-    """Sets the ports of one node."""
+    """Tenancy step that sets the switch ports of one node for peer-to-peer traffic."""
 
     name: ClassVar[str] = "peer-to-peer"
 

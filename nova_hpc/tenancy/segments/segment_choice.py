@@ -62,7 +62,7 @@ LACK_TEXTS: Final[Mapping[SegmentLack, str]] = {
 
 @attrs.frozen
 class SegmentRequest:
-    """A server's request to its host."""
+    """A server's request to its host for a part of a segment (shared memory of a server group)."""
 
     server: str
     #: UUID of the server group that shares it, or of the server itself.
@@ -74,7 +74,7 @@ class SegmentRequest:
     exact: bool = False
 
     def fits(self, name: SegmentFileName) -> bool:
-        """Whether a segment has the requested size."""
+        """Return whether the segment with this file has parts of the requested size."""
         if self.exact:
             return name.shape == self.shape
         return name.shape.part_mib == self.shape.part_mib
@@ -82,7 +82,7 @@ class SegmentRequest:
 
 @attrs.frozen
 class SegmentState:
-    """The segments of a host at one moment."""
+    """The segments of a host at one moment: their parts by server, and the free hugepages."""
 
     #: Usable files -> part -> server that has it, running or about to start.
     taken: Mapping[SegmentFileName, Mapping[int, str]] = attrs.field(factory=dict, hash=False)
@@ -104,7 +104,7 @@ class SegmentState:
 
 @attrs.frozen
 class SegmentChoice:
-    """A part of a segment."""
+    """The part of a segment that a server gets, and whether the segment's file is new."""
 
     name: SegmentFileName
     part: int

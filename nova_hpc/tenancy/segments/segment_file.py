@@ -50,7 +50,7 @@ class SegmentError(Exception):
 
 @attrs.frozen
 class FolderListing:
-    """The content of the directory."""
+    """The files of segments in the directory: usable ones, damaged ones, and problems as text."""
 
     #: Usable files of segments.
     usable: frozenset[SegmentFileName] = frozenset()
@@ -62,7 +62,7 @@ class FolderListing:
 
 @attrs.frozen
 class SegmentFolder:
-    """``[hpc]shared_memory_dir``."""
+    """The directory ``[hpc]shared_memory_dir``, with the files of the host's segments."""
 
     path: Path
     #: The folder that contains ``proc`` and ``sys``.

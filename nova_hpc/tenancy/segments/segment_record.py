@@ -29,7 +29,7 @@ _FILE: Final = re.compile(
 
 @attrs.frozen(order=True)
 class SegmentFileName:
-    """The name of a segment's file; no name is used twice."""
+    """The parsed name of a segment's file: owner, NUMA node, size, serial; names are unique."""
 
     #: UUID of the server group, or of the only server that it is for.
     owner: str
@@ -45,7 +45,11 @@ class SegmentFileName:
 
 
 def name_new_file(owner: str, node: int, shape: SegmentShape) -> SegmentFileName:
-    """Return a name that no file has had."""
+    """Return a name for a new segment's file that no file has had.
+
+    :param owner: of the segment: a server group.
+    :param node: the NUMA node of its memory.
+    """
     return SegmentFileName(owner, node, shape, uuid.uuid4().hex[:8])
 
 
@@ -61,7 +65,7 @@ def parse_file_name(text: str) -> SegmentFileName | None:
 
 @attrs.frozen
 class SegmentUse:
-    """A file that a guest maps as memory."""
+    """A file that a guest maps as memory, with the guest's part in it."""
 
     #: Path in the domain.
     path: str
@@ -69,7 +73,7 @@ class SegmentUse:
     part: int | None
 
     def file_in(self, folder: PurePosixPath) -> SegmentFileName | None:
-        """Return the segment's file if it is in *folder*."""
+        """Parse the name of the file if it is in *folder*; None if it is no segment's there."""
         path = PurePosixPath(self.path)
         return parse_file_name(path.name) if path.parent == folder else None
 

@@ -27,7 +27,7 @@ class CpioArchive:
     _entries: dict[str, tuple[int, bytes, int]] = attrs.field(factory=dict, init=False)
 
     def folder(self, path: str) -> None:
-        """Add a folder and its parents."""
+        """Add a folder and its parents to the archive."""
         for part in reversed(PurePosixPath(path).parents):
             if str(part) != ".":
                 self._entries.setdefault(str(part), (stat.S_IFDIR | 0o755, b"", 0))
@@ -39,12 +39,12 @@ class CpioArchive:
         self._entries[path] = (stat.S_IFREG | mode, content, 0)
 
     def link(self, path: str, target: str) -> None:
-        """Add a symbolic link."""
+        """Add a symbolic link at *path* to the archive, and its parent folders."""
         self._parents(path)
         self._entries[path] = (stat.S_IFLNK | 0o777, target.encode(), 0)
 
     def device(self, path: str, major: int, minor: int) -> None:
-        """Add a character device."""
+        """Add a character device (mode 0600) at *path* to the archive, and its parent folders."""
         self._parents(path)
         self._entries[path] = (stat.S_IFCHR | 0o600, b"", (major << 8) | minor)
 

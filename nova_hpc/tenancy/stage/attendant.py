@@ -47,7 +47,7 @@ class ServiceVmConsole:
         self.closed = True
 
     def text(self) -> str:
-        """Return the stored text."""
+        """Return the stored end of the console's output as text."""
         with self._lock:
             return self._data.decode("ascii", "replace")
 

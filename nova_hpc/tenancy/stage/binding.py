@@ -66,7 +66,7 @@ _lent: Final[set[str]] = set()
 
 
 class BindError(Exception):
-    """A device is not bound to the requested driver."""
+    """A PCI device is not bound to the requested driver."""
 
 
 def driver_for_guests(root: Path, address: str) -> str:

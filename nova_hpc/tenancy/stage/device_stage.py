@@ -32,7 +32,7 @@ _UNREAD: Final = "unread"
 
 
 class StagePhase(enum.Enum):
-    """The phase of a device's stage."""
+    """The phase of a device's cleaning from within between two servers: due, begun or clean."""
 
     DUE = "due"
     BEGUN = "begun"
@@ -49,7 +49,7 @@ class StageMode(enum.Enum):
 
 @attrs.frozen
 class DeviceStage:
-    """The entry of one device."""
+    """The ledger's entry about one device's stage: phase, last server, holder, times and proof."""
 
     phase: StagePhase
     #: UUID of the server that has or had the device, and so made the stage necessary.
@@ -72,7 +72,7 @@ class DeviceStage:
         return self.phase is not StagePhase.CLEAN
 
     def dumps(self) -> dict[str, Any]:
-        """Return the entry as values for JSON."""
+        """Return the ledger entry as a JSON object, without empty values."""
         body = {**attrs.asdict(self), "phase": self.phase.value}
         return {key: value for key, value in body.items() if value not in ("", None)}
 
@@ -123,7 +123,12 @@ def make_due_again(stage: DeviceStage | None, wall_time: float) -> DeviceStage:
 def pass_stage(
     stage: DeviceStage | None, seconds: float, wall_time: float, proof: str = "", stay: str = ""
 ) -> DeviceStage:
-    """Return the entry of a clean device."""
+    """Return the ledger entry of a device that has passed its stage and is clean.
+
+    :param stage: the entry before; None if it had none.
+    :param seconds: duration of the stage.
+    :param wall_time: present time, in seconds since the epoch.
+    """
     return DeviceStage(
         StagePhase.CLEAN,
         server="" if stage is None else stage.server,
@@ -180,7 +185,7 @@ def word_waiting_stage(stage: DeviceStage) -> str:
 
 
 class StageAction(enum.Enum):
-    """The next action on a device."""
+    """The next action on a device with a stage: wait, end a broken stage, begin, or forget it."""
 
     #: None: a server has it, it is clean, or its time has not come.
     WAIT = "wait"
@@ -194,7 +199,7 @@ class StageAction(enum.Enum):
 
 @attrs.frozen
 class StageFacts:
-    """The facts that determine a device's next action."""
+    """The facts that determine the next action on a device with a stage."""
 
     stage: DeviceStage | None
     mode: StageMode
@@ -209,7 +214,7 @@ class StageFacts:
 
 
 def decide_stage_action(seen: StageFacts) -> StageAction:
-    """Decide the next action on a device."""
+    """Decide the next action on a device by the ledger's entry, the node's settings and users."""
     stage = seen.stage
     if stage is None or not stage.pending or seen.mine:
         return StageAction.WAIT

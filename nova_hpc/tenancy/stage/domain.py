@@ -39,7 +39,7 @@ _LINE: Final = "console=ttyS0 panic=-1 quiet loglevel=3"
 
 @attrs.frozen
 class ServiceVmMachine:
-    """The parts of a service VM; see the options ``[hpc]clean_vm_*``."""
+    """The parts of a service VM's machine; see the options ``[hpc]clean_vm_*``."""
 
     kernel: str
     initrd: str

@@ -31,7 +31,11 @@ Bind = Callable[[Path, str, str, float], None]
 def build_check_command(
     root: Path, address: str, checks: Sequence[str], pins: Mapping[str, Any]
 ) -> list[str]:
-    """Return the command line of a device's checks."""
+    """Return the command line of the process that runs a device's checks.
+
+    :param root: the directory that contains ``sys``.
+    :param pins: expected values for the checks.
+    """
     folder = f"{str(root).rstrip('/')}{DEVICES}/{address}"
     asked = json.dumps({"checks": list(checks), "pins": dict(pins)})
     return [sys.executable, "-s", "-m", _CHECK, folder, asked]
@@ -39,7 +43,7 @@ def build_check_command(
 
 @attrs.frozen
 class HostRunner(StageRunner):
-    """Runs the stage on the node itself."""
+    """Runner that binds a device to the vendor's driver on the node and checks it there."""
 
     root: Path
     #: Role -> driver; a device of another role is checked with its present driver.
@@ -54,11 +58,14 @@ class HostRunner(StageRunner):
     erase: Callable[[str], str] | None = None
 
     def holder(self) -> str:
-        """Return the name of the mode."""
+        """Return the mode's word (clean on the host), which the ledger records as the holder."""
         return StageMode.HOST.value
 
     def run(self, holder: str, devices: Mapping[str, str | None]) -> StageOutcome:
-        """See :meth:`StageRunner.run`."""
+        """Check devices one by one on the node; see :meth:`StageRunner.run`.
+
+        :param devices: PCI address -> role.
+        """
         verdicts: dict[str, str] = {}
         proofs: dict[str, str] = {}
         for address, role in devices.items():

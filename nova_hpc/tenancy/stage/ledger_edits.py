@@ -143,7 +143,7 @@ def _put_stage(ledger: Ledger, address: str, stage: DeviceStage) -> LedgerDevice
 
 
 def group_by_holder(ledger: Ledger, addresses: Iterable[str]) -> dict[str, list[str]]:
-    """Group devices by their holder, e.g. the UUID of a service VM -> the devices."""
+    """Group devices by the holder of their stage, e.g. the UUID of a service VM -> the devices."""
     addresses_by_holder: dict[str, list[str]] = defaultdict(list)
     for address in addresses:
         entry = device_stage.load_stage(ledger.device(address).stage)
@@ -159,6 +159,7 @@ def batch_ready_devices(
 
     :param addresses: the ready devices.
     :param staged: all devices with a stage.
+    :returns: one list of PCI addresses for each IOMMU group.
     """
     groups: dict[str, list[str]] = defaultdict(list)
     for address in addresses:

@@ -26,7 +26,7 @@ _LINE: Final = re.compile(rf"{MARK} ([0-9a-f]{{16,64}}) ([0-9a-f]{{8}}) (\{{.*\}
 
 
 class ReportError(Exception):
-    """A checker's report is not valid; the text gives the reason."""
+    """The report of a check from a service VM is not valid; the text gives the reason."""
 
 
 def format_report_line(nonce: str, results: dict[str, dict[str, Any]]) -> str:

@@ -29,7 +29,7 @@ _ATTEND: Final = "nova_hpc.tenancy.stage.attendant"
 
 
 class ProgramRun(Protocol):
-    """Runs a program; see :func:`nova_hpc.tenancy.stage.process.run_stage_program`."""
+    """Interface of :func:`~nova_hpc.tenancy.stage.process.run_stage_program`."""
 
     def __call__(
         self, argv: Sequence[str], timeout: float, more: Mapping[str, str] | None = None
@@ -39,7 +39,7 @@ class ProgramRun(Protocol):
 
 @attrs.frozen
 class StageOutcome:
-    """The outcome of a stage."""
+    """The outcome of a stage for its devices: verdicts and proofs by address, or one problem."""
 
     #: Address -> why the device did not pass; "" if it passed. Every device has one, or
     #: there is a *problem*.
@@ -65,7 +65,7 @@ class StageOutcome:
 
 
 class StageRunner(abc.ABC):
-    """Checks devices that no server has, in a certain place."""
+    """Interface that checks devices that no server has: in a service VM, or on the node itself."""
 
     @abc.abstractmethod
     def holder(self) -> str:
@@ -96,7 +96,7 @@ def problem_of_check(result: Mapping[str, Any]) -> str | None:
 
 @attrs.frozen
 class ServiceVmRunner(StageRunner):
-    """Runs the stage in a throw-away guest domain."""
+    """Runner that checks devices in a throw-away guest domain (service VM) of the node."""
 
     uri: str
     machine: ServiceVmMachine
@@ -116,7 +116,10 @@ class ServiceVmRunner(StageRunner):
         return domain.new_uuid()
 
     def run(self, holder: str, devices: Mapping[str, str | None]) -> StageOutcome:
-        """See :meth:`StageRunner.run`."""
+        """Start a service VM with the devices, and read the results of its checks.
+
+        See :meth:`StageRunner.run`.
+        """
         nonce = secrets.token_hex(16)
         addresses = sorted(devices)
         checks = list(
@@ -152,7 +155,10 @@ class ServiceVmRunner(StageRunner):
         return StageOutcome(verdicts, proofs=proofs)
 
     def end(self, holder: str, devices: Sequence[str]) -> str | None:
-        """See :meth:`StageRunner.end`."""
+        """End a service VM that may be left from before; return why it may still run, else None.
+
+        See :meth:`StageRunner.end`.
+        """
         answer = self._ask("end", {"uri": self.uri, "vm": holder}, _END)
         if answer.get("ended") is True:
             return None

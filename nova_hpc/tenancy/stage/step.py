@@ -56,7 +56,7 @@ _CURE_OF_REPLACED: Final = (
 
 @attrs.define
 class _StageWork:
-    """State of the stage in this process, beside the ledger."""
+    """State of the stage in this process that is not in the ledger: locks, flags and notes."""
 
     lock: threading.Lock = attrs.field(factory=threading.Lock)
     running: bool = False
@@ -81,7 +81,7 @@ def _spawn_stage_thread(attend: Callable[[], None]) -> None:
 
 @attrs.frozen
 class StageStep(TenancyStep):
-    """Cleans the devices of some roles from within."""
+    """Tenancy step that cleans the devices of some roles from within, between two servers."""
 
     name: ClassVar[str] = "stage"
 
@@ -96,7 +96,7 @@ class StageStep(TenancyStep):
     _work: _StageWork = attrs.field(factory=_StageWork, init=False, eq=False, repr=False)
 
     def mode(self, role: str | None) -> StageMode:
-        """Return the place where the devices of a role are cleaned."""
+        """Return how a role's devices are cleaned: in a service VM, on the host, or not at all."""
         return self.modes.get(role or "", StageMode.NONE)
 
     # -- the protocol -----------------------------------------------------------
@@ -277,7 +277,7 @@ class StageStep(TenancyStep):
         )
 
     def _read_stays(self, node: Node, addresses: Collection[str]) -> dict[str, str]:
-        """Storage device -> its present stay if it has no serial number, else ""."""
+        """Map storage device to its stay (boot and kernel entry); "" if it has a serial number."""
         ledger = self.records.known()
         return {
             address: ""
@@ -328,7 +328,7 @@ class StageStep(TenancyStep):
             self._work.notes.append(text)
 
     def attend(self) -> bool:
-        """Process all devices that can be processed now, and wait for the result.
+        """Process all devices with a stage that can be processed now, and wait for the result.
 
         :returns: whether a device waits until Nova's records no longer list its server.
         :raises LedgerError: the ledger cannot be written.
@@ -375,7 +375,7 @@ class StageStep(TenancyStep):
         return waiting
 
     def _sweep(self, owners: DeviceOwners) -> None:
-        """End service VMs that are missing in the ledger, because it was lost."""
+        """End running service VMs that have no record in the ledger, once, as after its loss."""
         if self._work.swept:
             return
         domains = owners.domains()

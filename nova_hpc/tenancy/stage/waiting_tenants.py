@@ -25,7 +25,7 @@ def list_taken_devices(ledger: Ledger, owners: DeviceOwners) -> frozenset[str]:
 def find_waiting_tenants(
     ledger: Ledger, addresses: Collection[str], owners: DeviceOwners
 ) -> dict[str, str]:
-    """Address -> the server that waits for the hardware that is now at its place."""
+    """Return PCI address -> the server that waits for the hardware that is now at this address."""
     replaced = [address for address in addresses if ledger.device(address).replaced]
     rows = owners.rows().devices if replaced else {}
     tenants = {}

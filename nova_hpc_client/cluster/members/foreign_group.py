@@ -55,14 +55,14 @@ class GroupRecords:
 
     @property
     def id(self) -> str:
-        """Id of the server group."""
+        """Id of the server group in these records."""
         return str(self.group["id"])
 
 
 def read_foreign_wish(
     records: GroupRecords, user_data: str | None = None, taken: Sequence[str] = ()
 ) -> ClusterWish:
-    """The ``ClusterWish`` that describes a group's servers: the present one, or a newer one.
+    """Return the ``ClusterWish`` that describes a group's servers: the present one, or a newer one.
 
     :param user_data: digest of the user data that the user gave; empty if members have none; None
         if the user gave no option.
@@ -133,7 +133,7 @@ def _describe_servers(
 
 
 def _continue_wish(records: GroupRecords, wish: ClusterWish, user_data: str | None) -> ClusterWish:
-    """The members' present ``ClusterWish`` if it describes them, or else its next generation."""
+    """Return members' present ``ClusterWish`` if it describes them, else its next generation."""
     found_wishes = [
         member.wish
         for member in map(model.read_member, records.servers)
@@ -166,7 +166,7 @@ def _continue_wish(records: GroupRecords, wish: ClusterWish, user_data: str | No
 
 
 def find_unmarked(records: GroupRecords, wish: ClusterWish) -> list[_Record]:
-    """The servers without the complete mark and metadata of this ``ClusterWish``.
+    """Find the servers without the complete mark (tag and metadata) of this ``ClusterWish``.
 
     :raises AdoptionError: Nova would refuse to write them; the text contains the cure.
     """
@@ -220,7 +220,7 @@ def _check_mark(records: GroupRecords, server: _Record) -> None:
 
 
 def _number_servers(servers: Sequence[_Record]) -> tuple[str, Mapping[int, _Record]]:
-    """The name of the cluster, and the servers by their numbers as members.
+    """Return the name of the cluster, and the servers by their numbers as members.
 
     :raises AdoptionError: their names are not PREFIX-N with one prefix and different numbers.
     """
@@ -277,7 +277,7 @@ class _Fact:
 
 
 def _read_common(fact: _Fact, records: GroupRecords, servers: Sequence[_Record]) -> Hashable:
-    """The value that most of the servers have.
+    """Return the value of *fact* that all of the servers have.
 
     :raises AdoptionError: one of them has another value.
     """
@@ -307,7 +307,7 @@ def _show_value(value: Hashable) -> str:
 
 
 def ports_of_server(server: _Record, ports: Sequence[_Record]) -> list[_Record]:
-    """The ports of a server, in the order of its addresses; ports without addresses come last.
+    """Return the ports of a server, in the order of its addresses; those without come last.
 
     :raises AdoptionError: an address belongs to a port that the project does not see.
     """
@@ -334,13 +334,13 @@ def ports_of_server(server: _Record, ports: Sequence[_Record]) -> list[_Record]:
 
 
 def nic_of_port(port: _Record) -> Nic:
-    """The network of a port, without the type if it is the one of ports that Nova makes itself."""
+    """Return network of a port, without the type if it is that of ports Nova makes."""
     vnic = str(port.get("binding:vnic_type") or "normal")
     return Nic(str(port["network_id"]), "" if vnic == "normal" else vnic)
 
 
 def nics_of_server(server: _Record, ports: Sequence[_Record]) -> tuple[Nic, ...]:
-    """The networks of a server, in the order of its ports."""
+    """Return the networks of a server, in the order of its ports."""
     return tuple(map(nic_of_port, ports_of_server(server, ports)))
 
 
@@ -353,12 +353,12 @@ def _read_networks(server: _Record, ports: Sequence[_Record]) -> Hashable:
 
 
 def _read_image(server: _Record) -> str:
-    """Id of the image; empty if the server boots from a volume."""
+    """Return the id of the server's image; "" if the server boots from a volume."""
     return str((server.get("image") or {}).get("id") or "")
 
 
 def _read_zone(server: _Record) -> str:
-    """The availability zone of the server's request, not the host's zone."""
+    """Return the availability zone of the server's request, not the host's zone; "" if none."""
     return str(server.get("pinned_availability_zone") or "")
 
 
@@ -380,7 +380,10 @@ def _read_flavor(server: _Record) -> Hashable:
 
 
 def _read_user_data(server: _Record) -> str:
-    """A digest, or UNKNOWN: by default Nova shows user data only to administrators."""
+    """Return a digest of the server's user data; "" if it has none, UNKNOWN if Nova hides them.
+
+    By default Nova shows user data only to administrators.
+    """
     if _USER_DATA not in server:
         return UNKNOWN
     try:

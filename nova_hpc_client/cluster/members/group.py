@@ -31,7 +31,7 @@ class ClusterGroup:
 
 
 def read_group(group: Mapping[str, Any]) -> ClusterGroup:
-    """Read a server group's record of Nova's API."""
+    """Parse a server group's record of Nova's API, with the cluster label in its name."""
     label, problem = None, ""
     try:
         label = cluster_wish.from_group_name(str(group["name"]))

@@ -45,10 +45,11 @@ class MemberPlace:
 
 
 def choose_leavers(places: Mapping[int, MemberPlace], keep: int) -> frozenset[int]:
-    """The numbers of the members to remove.
+    """Choose the members to remove so that the others are closest together.
 
     :param places: number of a member -> its place; all paths have the same length.
     :param keep: the number of members that stay; 1 to all.
+    :returns: numbers of the members to remove.
     :raises ValueError: *keep* is outside this range.
     """
     if not 1 <= keep <= len(places):
@@ -71,7 +72,7 @@ def _flatten_kept(kept: _Kept) -> Iterator[int]:
 def _find_best_kept(
     places: Mapping[int, MemberPlace], numbers: Sequence[int], level: int, levels: int, keep: int
 ) -> _Table:
-    """For each count up to *keep*, the best members of *numbers* to keep.
+    """Return for each count up to *keep* the best members of *numbers* to keep, with their cost.
 
     A cost consists of the number of failed members, of rejected ones, of domains for each level,
     and the sum of the members' numbers. The tables of the domains inside this one are computed
@@ -114,7 +115,7 @@ def _split_by_domain(
 
 
 def _join_tables(first: _Table, second: _Table, keep: int) -> _Table:
-    """The best combination of both tables, for each count of kept members."""
+    """Return the best combination of both tables, for each count of kept members."""
     most = min(keep, len(first) + len(second) - 2)
     table: list[tuple[_Cost, _Kept] | None] = [None] * (most + 1)
     for first_count, (cost_here, kept_here) in enumerate(first):

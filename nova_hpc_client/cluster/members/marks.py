@@ -36,7 +36,7 @@ class ClusterMark:
 
 
 def mark_of_server(server: _Record) -> ClusterMark | None:
-    """The mark of a member; None if it has none.
+    """Return the mark of a member (id of its cluster's group); None if it has none.
 
     A tag or a metadata item is enough, because users remove tags, and because Nova stores a server
     before its tags.
@@ -53,20 +53,23 @@ def mark_of_server(server: _Record) -> ClusterMark | None:
 
 
 def mark_of_made_port(port: _Record) -> ClusterMark | None:
-    """The mark of a port that the client made for a member; None if it has none."""
+    """Return the mark of a port that the client made for a member; None if it has none."""
     description = str(port.get("description") or "")
     return _mark_of_words((description,), False) or _mark_of_words((description,), True)
 
 
 def mark_of_kept_port(port: _Record) -> ClusterMark | None:
-    """The mark of a port of another tool that a replaced member gets again; None if it has none."""
+    """Return the mark of a port of another tool that a replaced member gets again; None if none."""
     if place_of_kept_port(port) is None or mark_of_made_port(port) is not None:
         return None
     return _mark_of_words(port.get("tags") or (), True)
 
 
 def place_of_kept_port(port: _Record) -> tuple[int, int] | None:
-    """Number of its member and index of its network; None unless exactly one tag contains them."""
+    """Return the number of a kept port's member, and the index of its network.
+
+    None unless exactly one tag contains them.
+    """
     tags = map(str, port.get("tags") or ())
     places = [match for tag in tags if (match := _PLACE.fullmatch(tag))]
     return (int(places[0][1]), int(places[0][2])) if len(places) == 1 else None
@@ -88,7 +91,7 @@ class MarkedRecords:
 
     @property
     def members(self) -> frozenset[str]:
-        """Ids of all servers."""
+        """Ids of all servers that have a mark of a cluster."""
         return frozenset(str(server["id"]) for some in self.servers.values() for server in some)
 
 
@@ -122,7 +125,7 @@ def sort_by_cluster(
 
 
 def format_place_tag(number: int, place: int) -> str:
-    """The tag of a kept port, with its member and its network's index; at most 20 characters."""
+    """Return the tag of a kept port, with its member and its network's index; up to 20 letters."""
     return f"{PLACE_MARK}{number}.{place}"
 
 

@@ -16,27 +16,27 @@ from nova_hpc_guest.host_list import PublicKeys, WrongHostListError
 
 
 def read_member_keys(metadata: Mapping[str, Any]) -> PublicKeys | None:
-    """The public keys that a member was given; None if there are none, or if unreadable."""
+    """Return the public keys that a member was given; None if there are none, or if unreadable."""
     with contextlib.suppress(WrongHostListError):
         return host_list.read_public_keys(metadata.get(host_list.KEYS_KEY))
     return None
 
 
 def read_member_hosts(metadata: Mapping[str, Any]) -> str:
-    """The text of a member's host list; empty if there is none, or if a part is missing."""
+    """Return the text of a member's host list; "" if there is none, or if a part is missing."""
     with contextlib.suppress(WrongHostListError):
         return host_list.from_items(metadata) or ""
     return ""
 
 
 def shared_mib_of(flavor: Mapping[str, Any]) -> int:
-    """MiB of shared memory that a flavor requests; 0 if none."""
+    """Return the MiB of shared memory that a flavor requests; 0 if none."""
     specs = flavor.get("extra_specs") or {}
     return group_keys.parse_shared_mib(str(specs.get(group_keys.SHARED_MEMORY) or "")) or 0
 
 
 def bound_level_of(flavor: Mapping[str, Any]) -> str:
-    """The level of the fabric to which a flavor binds a cluster; empty if none."""
+    """Return the level of the fabric to which a flavor binds a cluster; "" if none."""
     specs = flavor.get("extra_specs") or {}
     level = str(specs.get(group_keys.FABRIC) or "")
     bound = specs.get(group_keys.FABRIC_POLICY, "required") == "required"

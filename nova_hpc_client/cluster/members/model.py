@@ -126,7 +126,7 @@ class ClusterMember:
 
     @property
     def failed(self) -> bool:
-        """Whether it is in error in Nova."""
+        """Whether the member's server is in error in Nova."""
         return self.standing is Standing.FAILED
 
     @property
@@ -346,7 +346,7 @@ class Numbered:
 
     @property
     def present(self) -> tuple[ClusterMember, ...]:
-        """The members, and the head."""
+        """The numbered members of the cluster, and the head if there is one."""
         return (*self.by_number.values(), *([self.head] if self.head else []))
 
 
@@ -406,7 +406,7 @@ def gather_clusters(
     servers: Iterable[Mapping[str, Any]],
     ports: Iterable[Mapping[str, Any]],
 ) -> list[Cluster]:
-    """All clusters in these records, including those whose group is gone.
+    """Gather all clusters in these records, including those whose group is gone.
 
     :param groups: records of ``GET /os-server-groups``.
     :param servers: records of ``GET /servers/detail``.

@@ -77,10 +77,10 @@ class ClusterDomain:
 
 
 def order_seats_by_nearness(cluster: Cluster) -> list[MemberSeat]:
-    """The members in the order of their nearness: members of one domain are neighbours in the list.
+    """Order the members by their nearness: members of one domain are neighbours in the list.
 
-    The largest domain comes first. MPI ranks that are assigned in this order reach their
-    neighbours over the shortest paths.
+    The largest domain comes first. MPI ranks that are assigned in this order reach their neighbours
+    over the shortest paths.
     """
     unordered = [
         MemberSeat(member_number, member, _domain_path_of(member))
@@ -95,7 +95,7 @@ def _domain_path_of(member: ClusterMember) -> tuple[str, ...]:
 
 
 def member_places_of(cluster: Cluster) -> dict[int, MemberPlace]:
-    """Number of a member -> its place, for the choice of the members to remove."""
+    """Return number of a member -> its place, for the choice of the members to remove."""
     return {
         seat.number: MemberPlace(seat.path, seat.member.failed, seat.member.rejected)
         for seat in order_seats_by_nearness(cluster)
@@ -103,12 +103,12 @@ def member_places_of(cluster: Cluster) -> dict[int, MemberPlace]:
 
 
 def build_domain_tree(cluster: Cluster) -> tuple[ClusterDomain, ...]:
-    """The domains of the cluster, the largest first; domains with unknown names are left out."""
+    """Build the tree of the cluster's domains, the largest first, without unknown names."""
     return _drop_unknown_domains(_group_seats_by_domain(order_seats_by_nearness(cluster), 0))
 
 
 def narrowest_shared_level(first: MemberSeat, second: MemberSeat) -> str:
-    """The narrowest level that two members are known to share; empty if there is none."""
+    """Return the narrowest level that two members are known to share; "" if there is none."""
     for level, first_name, second_name in reversed(
         list(zip(PATH, first.path, second.path, strict=True))
     ):
@@ -118,7 +118,7 @@ def narrowest_shared_level(first: MemberSeat, second: MemberSeat) -> str:
 
 
 def count_spanned_domains(cluster: Cluster) -> dict[str, int]:
-    """Level -> the number of its domains with members of the cluster, without unknown levels."""
+    """Return level -> number of its domains with members of the cluster, without unknown levels."""
     counts = {}
     for at, level in enumerate(PATH):
         names = {seat.path[at] for seat in order_seats_by_nearness(cluster)}
@@ -128,14 +128,14 @@ def count_spanned_domains(cluster: Cluster) -> dict[str, int]:
 
 
 def format_cluster_tree(cluster: Cluster) -> str:
-    """The tree of domains and members, as lines for people."""
+    """Format the tree of domains and members, as lines for people."""
     lines = [f"{cluster.name}: {_format_spans(count_spanned_domains(cluster))}"]
     _append_branches(build_domain_tree(cluster), "", lines)
     return "\n".join(lines) + "\n"
 
 
 def format_nearness_matrix(cluster: Cluster) -> str:
-    """The domain that each two members share, in the manner of ``nvidia-smi topo``."""
+    """Format the domain that each two members share, in the manner of ``nvidia-smi topo``."""
     order = order_seats_by_nearness(cluster)
     rows = [["", *(seat.member.shown for seat in order)]]
     for row_seat in order:
@@ -180,7 +180,7 @@ def _group_seats_by_domain(some: Sequence[MemberSeat], level: int) -> tuple[Clus
 
 
 def _lowest_number_of(domain: ClusterDomain) -> int:
-    """The lowest number of a member in a domain: the order does not depend on domains' names."""
+    """Return the lowest number of a member in a domain, to sort domains whatever their names."""
     inside = [seat.number for seat in domain.seats]
     return min([*inside, *map(_lowest_number_of, domain.domains)])
 
@@ -193,7 +193,7 @@ def _flatten_seats(domains: Sequence[ClusterDomain]) -> list[MemberSeat]:
 
 
 def _drop_unknown_domains(domains: Sequence[ClusterDomain]) -> tuple[ClusterDomain, ...]:
-    """The same domains without unknown ones, whose inner domains move up one level."""
+    """Return the same domains without unknown ones, whose inner domains move up one level."""
     kept: list[ClusterDomain] = []
     for domain in domains:
         inside = _drop_unknown_domains(domain.domains)
@@ -205,7 +205,7 @@ def _drop_unknown_domains(domains: Sequence[ClusterDomain]) -> tuple[ClusterDoma
 
 
 def find_shared_mib(domain: ClusterDomain) -> int:
-    """MiB of shared memory that each member on a host may contribute; 0 if they share none.
+    """Return the MiB of shared memory each member on a host may contribute; 0 if they share none.
 
     Nova's records show that members are on one host, are in one server group, and have a flavor
     with shared memory. Only the guests show if the host provided it (``nova-hpc-guest peers``).
@@ -248,7 +248,7 @@ def check_cluster_names(cluster: Cluster) -> None:
 
 
 def format_slurm_switches(cluster: Cluster, nodes: Collection[str] = ()) -> str:
-    """The tree for Slurm's ``topology.conf``: leaves, and the known blocks and spines above them.
+    """Format the tree for Slurm's ``topology.conf``: leaves, and the known blocks and spines above.
 
     Members without a known leaf are below one switch of their own.
 

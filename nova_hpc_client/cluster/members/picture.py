@@ -31,7 +31,7 @@ _FILLS: Final = {
 
 
 def draw_cluster_picture(cluster: Cluster) -> str:
-    """The text of the SVG file."""
+    """Draw the cluster's members in their domains; return the text of the SVG file."""
     body = _arrange_rows([_draw_domain_box(domain) for domain in build_domain_tree(cluster)])
     width, height = body.width + 2 * _GAP, body.height + 2 * _GAP + _TITLE
     root = make_plain_root(width, height, f"Cluster {cluster.name}: who is beside whom")

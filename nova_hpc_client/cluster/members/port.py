@@ -28,7 +28,7 @@ class MemberPort:
 
 
 def read_port(port: Mapping[str, Any]) -> MemberPort:
-    """Read a port record of Neutron's API."""
+    """Parse a port record of Neutron's API."""
     return MemberPort(
         str(port["id"]),
         str(port.get("name") or ""),

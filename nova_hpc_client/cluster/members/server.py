@@ -81,7 +81,7 @@ def read_own_server(
 
 
 def narrowest_common_level(first: Position, second: Position) -> str:
-    """The narrowest level that two servers are known to share; "" if there is none.
+    """Return the narrowest level that two servers are known to share; "" if there is none.
 
     An NVLink domain counts as narrower than a leaf, although it may cross one.
     """

@@ -100,11 +100,12 @@ RUNNING, PAUSED = 1, 3
 
 
 def judge_server(status: str, task: str = "", power: int | None = None) -> StatusMeaning:
-    """The meaning of a server's state.
+    """Return the meaning of a server's state for its cluster.
 
     An ACTIVE guest that has switched itself off counts as changing, because Nova stops it soon. So
     does a guest that its hypervisor does not list at the moment.
 
+    :param status: Nova's status, such as ``ACTIVE``.
     :param task: Nova's task state; empty if there is none.
     :param power: Nova's number of the power state; None if Nova does not show it.
     """

@@ -35,12 +35,18 @@ _MEMORY: Final = re.compile(r"([1-9][0-9]{0,7})(M|MiB|G|GiB)", re.ASCII)
 
 
 def share_cloud_of(app: Any) -> SdkShareCloud:
-    """Nova and Neutron with the user's rights."""
+    """Build the object that reaches Nova and Neutron with the rights of the command's user.
+
+    :param app: the OpenStack client's application object.
+    """
     return SdkShareCloud(RestClient(app.client_manager.hpc))
 
 
 def parse_memory(text: str) -> int:
-    """An argparse type: MiB of a GPU's memory, as in 16G."""
+    """Parse a size such as 16G or 512M, as an argparse type, and return it in MiB.
+
+    :raises argparse.ArgumentTypeError: the text is no such size, or the size is 0 or too large.
+    """
     match = _MEMORY.fullmatch(text)
     size = int(match[1]) * (1024 if match[2].startswith("G") else 1) if match else 0
     if not 0 < size <= records.MOST_MEMORY:
@@ -80,7 +86,7 @@ class CreateShare(HeardOutput, InertOutput, command.ShowOne):
     """
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Declare the options."""
+        """Declare the options of the command on its argparse parser; return the parser."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
         parser.add_argument("name", metavar="<name>", help="name of the share and of its server")
         parser.add_argument("--flavor", required=True, metavar="<flavor>", help="name or ID")
@@ -143,7 +149,7 @@ class CreateShare(HeardOutput, InertOutput, command.ShowOne):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Create a share, or finish an incomplete one."""
+        """Create a shared GPU, or finish an incomplete one; return it as (columns, values)."""
         cloud = share_cloud_of(self.app)
         wanted = parsed_args.wait or sys.stderr.isatty()
         with translate_errors(), show_text_progress(wanted) as said:
@@ -203,7 +209,7 @@ class DeleteShare(HeardOutput, command.Command):
     """Delete shares: their slots, servers and security groups"""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Declare the options."""
+        """Declare the options of the command on its argparse parser; return the parser."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
         parser.add_argument("shares", nargs="+", metavar="<share>", help="name or ID")
         parser.add_argument(
@@ -213,7 +219,7 @@ class DeleteShare(HeardOutput, command.Command):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> None:
-        """Delete one after the other; an error does not stop the next."""
+        """Delete the named GPU shares one after the other; an error does not stop the next."""
         cloud, pace = share_cloud_of(self.app), Pace(limit=parsed_args.timeout)
         wanted = parsed_args.wait or sys.stderr.isatty()
         wrong = []
@@ -233,13 +239,13 @@ class ListShare(HeardOutput, InertOutput, command.Lister):
     """List the shares of the project, and what is left of those that are gone"""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Declare the options."""
+        """Declare the options of the command on its argparse parser; return the parser."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
         parser.add_argument("--long", action="store_true", help="also why, and what helps")
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """One row for each share."""
+        """Return the table of the project's shared GPUs: (column titles, a row for each)."""
         cloud = share_cloud_of(self.app)
         with translate_errors():
             shares = ask_again(Pace(), cloud.look).shares
@@ -270,14 +276,14 @@ def _name_of_client(slot: ShareSlot) -> str:
 
 
 def format_reasons(share: SharedGpu) -> str:
-    """The problems of a share and its slots; empty if there are none."""
+    """Return the problems of a share and of its slots, joined by "; "; "" if there are none."""
     texts = [share.reason] if share.reason else []
     texts += [f"{_name_of_client(slot)}: {slot.problem}" for slot in share.slots if slot.problem]
     return "; ".join(texts)
 
 
 def format_next(share: SharedGpu) -> str:
-    """The command that helps; empty if there is no problem."""
+    """Return the command that mends the share's problem, as the user types it; "" if none."""
     if share.state is ShareState.GONE:
         return "any command of openstack hpc gpu that changes something takes it back"
     if share.state is ShareState.UNFINISHED:
@@ -297,13 +303,13 @@ class ShowShare(HeardOutput, InertOutput, command.ShowOne):
     """Show who uses a share, since when, and what is wrong"""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Declare the options."""
+        """Declare the options of the command on its argparse parser; return the parser."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
         parser.add_argument("share", metavar="<share>", help="name or ID")
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """The facts about the share, as columns and values."""
+        """Return the facts about one shared GPU as (columns, values), with its keys compared."""
         cloud, pace = share_cloud_of(self.app), Pace()
         with translate_errors():
             share = refusals.find_share(ask_again(pace, cloud.look).shares, parsed_args.share)
@@ -311,7 +317,7 @@ class ShowShare(HeardOutput, InertOutput, command.ShowOne):
 
 
 def share_record_of(share: SharedGpu) -> tuple[tuple[str, ...], tuple[Any, ...]]:
-    """The facts about one share, as columns and values."""
+    """Return the facts about one shared GPU as (names of the columns, their values)."""
     record = share.record
     values: dict[str, Any] = {
         "name": share.name,

@@ -25,7 +25,7 @@ class AttachShare(HeardOutput, command.Command):
     """
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Declare the options."""
+        """Declare the options of the command on its argparse parser; return the parser."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
         parser.add_argument("share", metavar="<share>", help="name or ID")
         parser.add_argument("servers", nargs="+", metavar="<server>", help="name or ID")
@@ -51,7 +51,7 @@ class AttachShare(HeardOutput, command.Command):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> None:
-        """Attach one after the other; an error does not stop the next."""
+        """Attach the servers to the GPU share one by one; an error does not stop the next."""
         cloud, pace = gpu_shares.share_cloud_of(self.app), Pace(limit=parsed_args.timeout)
         wish = attaching.AttachWish(parsed_args.memory, parsed_args.encrypt, parsed_args.force)
         wanted = parsed_args.wait or sys.stderr.isatty()
@@ -72,14 +72,14 @@ class DetachShare(HeardOutput, command.Command):
     """Take slots of a share back: their jobs end within 30 seconds"""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Declare the options."""
+        """Declare the options of the command on its argparse parser; return the parser."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
         parser.add_argument("share", metavar="<share>", help="name or ID")
         parser.add_argument("servers", nargs="+", metavar="<server>", help="name or ID")
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> None:
-        """Detach one after the other; an error does not stop the next."""
+        """Detach the servers of the GPU share one by one; an error does not stop the next."""
         cloud, pace, wrong = gpu_shares.share_cloud_of(self.app), Pace(), []
         for server in parsed_args.servers:
             try:

@@ -29,19 +29,22 @@ class ShowServer(HeardOutput, InertOutput, command.ShowOne):
     """
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Declare the options."""
+        """Declare the options of the command on its argparse parser; return the parser."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
         parser.add_argument("server", metavar="<server>", help="name or ID")
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Read the server's metadata and its siblings' metadata."""
+        """Return the facts about one server, read from its and its siblings' metadata.
+
+        They have the shape of :func:`server_record_of`.
+        """
         with translate_errors():
             return server_record_of(sdk_cloud_of(self.app).server(parsed_args.server))
 
 
 def server_record_of(server: OneServer) -> tuple[Sequence[str], Sequence[Any]]:
-    """The facts about one server, as columns and values; unknown values are empty."""
+    """Return the facts about one server as (columns, values); an unknown value is empty."""
     devices, where = server.devices or ServerDevices(), server.position
     values: dict[str, Any] = {
         "name": server.name,

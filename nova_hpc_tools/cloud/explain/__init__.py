@@ -135,7 +135,7 @@ def find_nodes(cloud: Snapshot, host: str | None) -> tuple[SnapshotNode, ...]:
 def judge_node(
     node: SnapshotNode, flavor: Flavor, request: Request, chooser: Chooser
 ) -> NodeVerdict:
-    """The choice that the scheduler would make on one node, or why there is none."""
+    """Make the scheduler's choice of devices on one node, or explain why there is none."""
     if node.out is not None:
         return NodeVerdict(node=node, reason=node.out)
     answer = chooser.choose(request, flavor, node)
@@ -163,6 +163,8 @@ def place_servers(
 
     Each goes to the best host, as HpcPackingWeigher ranks them; of equal hosts to the first by
     name, while Nova takes any.
+
+    :param verdicts: host -> the choice for the first server.
     """
     state = {node.name: node for node in nodes}
     current_verdicts = dict(verdicts)
@@ -198,7 +200,7 @@ def _nodes_after_placing(
 
 
 def _notes_on_devices(node: SnapshotNode) -> tuple[str, ...]:
-    """The troubles of devices of the node, which may be why it misses."""
+    """Return texts about unusable and withheld devices of the node, which may be why it misses."""
     notes = [f"{text}" for text in node.unusable[:_SHOWN]]
     if len(node.unusable) > _SHOWN:
         notes.append(f"{len(node.unusable) - _SHOWN} more devices are not usable")
@@ -212,7 +214,7 @@ def _notes_on_devices(node: SnapshotNode) -> tuple[str, ...]:
 
 
 def _suggest_names(name: str, names: Iterable[str]) -> str:
-    """The existing names that are close to a name."""
+    """Return the end of a message with existing names that are close to *name*."""
     candidates = sorted(set(names))
     close = difflib.get_close_matches(name, candidates, n=3) or candidates[:5]
     if not close:

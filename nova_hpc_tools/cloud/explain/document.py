@@ -29,7 +29,7 @@ VERSION: Final = 1
 def dump_explain_document(
     answer: FlavorReport | ServerReport, together: dict[str, Any] | None = None
 ) -> str:
-    """The answer of ``explain`` as a JSON document: ASCII, indented, ends with a newline.
+    """Dump the answer of ``explain`` as a JSON document: ASCII, indented, ends with a newline.
 
     :param together: whether members of a server group come together; None if not requested.
     """
@@ -42,7 +42,7 @@ def dump_explain_document(
 
 
 def describe_flavor_report(answer: FlavorReport) -> dict[str, Any]:
-    """The answer about a flavor as JSON objects."""
+    """Return the answer about a flavor as a JSON object."""
     question, request = answer.question, answer.request
     return {
         "flavor": answer.flavor.name,
@@ -104,7 +104,7 @@ def _describe_unplaced_request(asked: UnplacedRequest | None) -> dict[str, Any] 
 
 
 def describe_server_report(answer: ServerReport) -> dict[str, Any]:
-    """The answer about a server as JSON objects."""
+    """Return the answer about a server as a JSON object."""
     decision = answer.decision
     return {
         "server": answer.server.uuid,

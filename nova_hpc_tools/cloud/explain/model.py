@@ -36,7 +36,7 @@ class NodeChoice:
     devices: DeviceSet
 
     def providers(self) -> Mapping[str, int]:
-        """Provider -> number of its devices in the choice."""
+        """Return provider -> number of its devices in the choice."""
         counts: dict[str, int] = {}
         for pick in self.devices.picks:
             counts[pick.pool] = counts.get(pick.pool, 0) + 1
@@ -81,7 +81,7 @@ class Remedy:
 
 @attrs.frozen
 class FlavorReport:
-    """The answer of ``explain`` to a question about a flavor."""
+    """The answer of ``explain`` about a flavor: verdicts by node, placed servers, remedies."""
 
     question: FlavorQuestion
     flavor: Flavor
@@ -103,7 +103,7 @@ class FlavorReport:
 
 @attrs.frozen
 class AssignedDevices:
-    """The devices of one provider that a server has."""
+    """The devices of one Placement provider that a server has, with their addresses."""
 
     device: SnapshotDevice
     #: Addresses of the functions, by Nova's PCI records.
@@ -112,7 +112,7 @@ class AssignedDevices:
 
 @attrs.frozen
 class ServerReport:
-    """The answer of ``explain`` to a question about a server."""
+    """The answer of ``explain`` about a server: its devices, recorded decision and their level."""
 
     server: Server
     node: SnapshotNode

@@ -43,15 +43,13 @@ class Chooser:
         self._known: dict[tuple[Request, FreeHost], ChoiceAnswer] = {}
 
     def rank(self, request: Request, devices: DeviceSet, node: SnapshotNode) -> tuple[int, ...]:
-        """The sort key of *node* with *devices*, as HpcPackingWeigher ranks hosts; smaller is
-        better.
-        """
+        """Return sort key of *node* with *devices*, as HpcPackingWeigher ranks; least is best."""
         coarse = between_hosts.damage_grain_of(self._profile)
         free = between_hosts.free_room_of(node.numa)
         return between_hosts.rank_device_set(devices.score, request.level, coarse, free=free)
 
     def choose(self, request: Request, flavor: Flavor, node: SnapshotNode) -> ChoiceAnswer:
-        """The best device sets of *node* for *request*."""
+        """Choose the best device sets of *node* for *request*, as the scheduler does; cached."""
         host = snapshot.engine_host(node, flavor.server.wants, request.roles, flavor.ports)
         ids = {pool.id: pool.name for pool in host.pools}
         # Without unique names the answer could not be mapped back to the providers.
@@ -95,7 +93,7 @@ def find_remedies(
     request: Request,
     chooser: Chooser,
 ) -> tuple[Remedy, ...]:
-    """The remedies for a flavor that fits none of *nodes*, the smallest first."""
+    """Find the remedies for a flavor that fits none of *nodes*, the smallest first."""
     usable = [node for node in nodes if node.out is None]
     remedies = []
     for kind, candidates in (
@@ -119,7 +117,11 @@ def _try_change(
     changed: Flavor,
     chooser: Chooser,
 ) -> Remedy | None:
-    """The remedy if *changed* fits; the best node for it."""
+    """Return the remedy with the best node for it if *changed* fits; None if it does not.
+
+    :param kind: of the change: affinity, group or size.
+    :param text: the words for it.
+    """
     try:
         request = snapshot.request_of_flavor(changed, cloud.hosts)
     except FlavorError:
@@ -143,7 +145,10 @@ def _best_devices_on(
 
 
 def _wider_levels(flavor: Flavor, request: Request) -> Iterator[tuple[str, Flavor]]:
-    """One step wider after the other; Nova's own policy has to allow it."""
+    """Yield the flavor with each wider level, one after the other; Nova's policy has to allow it.
+
+    Each is a pair: the words for people, and the changed flavor.
+    """
     if request.policy is AffinityPolicy.PREFERRED:
         return
     for level in Level:
@@ -164,7 +169,7 @@ def _wider_levels(flavor: Flavor, request: Request) -> Iterator[tuple[str, Flavo
 
 
 def _smaller_groups(flavor: Flavor, request: Request) -> Iterator[tuple[str, Flavor]]:
-    """The same devices in groups of a half, a third and so on."""
+    """Yield the flavor with the same devices in groups of a half, a third and so on."""
     per_group = _group_counts_of(request)
     words = GroupWords.of(
         flavor.extra_specs.get(GROUP), request.wants, request.roles, flavor.server.port_roles
@@ -182,7 +187,7 @@ def _smaller_groups(flavor: Flavor, request: Request) -> Iterator[tuple[str, Fla
 
 
 def _fewer_devices(flavor: Flavor, request: Request) -> Iterator[tuple[str, Flavor]]:
-    """Fewer devices in the same proportion, the most first."""
+    """Yield the flavor with fewer devices in the same proportion, the most first."""
     whole = math.gcd(*(want.count for want in flavor.wants))
     per_group = _group_counts_of(request)
     for parts in range(whole - 1, 0, -1):
@@ -199,7 +204,7 @@ def _fewer_devices(flavor: Flavor, request: Request) -> Iterator[tuple[str, Flav
 
 
 def _group_counts_of(request: Request) -> dict[str, int]:
-    """Alias -> its devices in one group."""
+    """Return alias -> number of its devices in one group."""
     names = {want.key: want.name for want in request.wants}
     counts: dict[str, int] = {}
     for key, count in request.groups[0].counts.items():
@@ -214,7 +219,7 @@ def _without_servers(
     request: Request,
     chooser: Chooser,
 ) -> Iterator[Remedy]:
-    """Servers that each make enough room by leaving; otherwise whole nodes."""
+    """Yield servers that each make enough room by leaving; otherwise whole nodes."""
     servers = {server.uuid: server for server in cloud.servers}
     tried = named = 0
     for node in nodes:
@@ -244,7 +249,7 @@ def _without_servers(
 
 
 def _servers_on_node(node: SnapshotNode) -> list[str]:
-    """The servers that have devices of *node*."""
+    """Return UUIDs of the servers that have devices of *node*."""
     return list(dict.fromkeys(use.server for device in node.devices for use in device.used))
 
 

@@ -78,7 +78,7 @@ def explain_server(cloud: Snapshot, name: str) -> ServerReport:
 def _arrange_own_devices(
     cloud: Snapshot, server: Server, node: SnapshotNode, given: tuple[AssignedDevices, ...]
 ) -> NodeChoice | None:
-    """The server's own devices in the groups of its flavor, if that is still there."""
+    """Arrange the server's own devices in the groups of its flavor; None if it has changed."""
     flavor = next(
         (
             flavor
@@ -125,7 +125,7 @@ def _peer_notes_of(decision: Decision | None, given: Iterable[AssignedDevices]) 
 def list_peer_paths(
     decision: Decision, given: Iterable[AssignedDevices]
 ) -> Iterator[tuple[str, str, str, bool | None]]:
-    """Each GPU and adapter below one switch, and the reason for their path at the start.
+    """Yield each GPU and adapter below one switch, and the reason for their path at the start.
 
     The last value: whether it was the operator's required path; None if none was required.
 

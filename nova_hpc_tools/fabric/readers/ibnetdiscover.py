@@ -53,7 +53,7 @@ _FEW: Final = 0.25
 
 @attrs.frozen
 class _End:
-    """The other end of a port's cable."""
+    """The other end of a port's cable: GUID, port number, rate and description."""
 
     guid: str
     port: int
@@ -185,7 +185,7 @@ def _compare_ends(sections: dict[str, _Section], collector: ProblemCollector) ->
 
 
 def _switch_names(sections: dict[str, _Section], exclusions: Exclusions) -> dict[str, str]:
-    """GUID of a switch -> a unique name; the GUID itself if the switch has none."""
+    """Return GUID of a switch -> a unique name; the GUID itself if the switch has none."""
     short: dict[str, str] = {}
     long: dict[str, str] = {}
     for guid, section in sections.items():
@@ -216,7 +216,7 @@ def _switch_names(sections: dict[str, _Section], exclusions: Exclusions) -> dict
 def _hosts_of_adapters(
     sections: dict[str, _Section], exclusions: Exclusions, collector: ProblemCollector
 ) -> dict[str, tuple[str, str | None]]:
-    """GUID of an adapter -> host and rail; the rail is None if the description has only a host.
+    """Map GUID of an adapter -> host and rail; rail None if the description has no rail.
 
     Hosts with a repeated rail are left out: two hosts may have the same name.
     """
@@ -278,7 +278,7 @@ def _is_nameless(description: str, host: str, rail: str | None, exclusions: Excl
 def _ports_of_adapters(
     sections: dict[str, _Section], names: dict[str, str], hosts: dict[str, tuple[str, str | None]]
 ) -> list[HostPort]:
-    """The adapters' cables, from their own lines and from those of the switches."""
+    """List the adapters' cables to switches, by their own lines and the switches'."""
     port_ends: dict[tuple[str, int], tuple[str, _End]] = {}
     for guid in hosts:
         section = sections.get(guid)

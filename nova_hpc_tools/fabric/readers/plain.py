@@ -104,7 +104,7 @@ def _read_domain_entry(
 def _names_in_value(
     value: LineValue | None, what: str, collector: ProblemCollector
 ) -> Iterator[tuple[str, int]]:
-    """The names in a list, or in a text like ``n[1-4],n7``."""
+    """Yield the names in a list, or in a text like ``n[1-4],n7``, each with its line number."""
     if value is None:
         return
     for item in value.each() if isinstance(value.value, list) else (value,):

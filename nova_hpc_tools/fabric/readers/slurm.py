@@ -126,7 +126,7 @@ def read_yaml(
 
 
 def _explain_other_kind(chosen: LineValue, entries: Mapping[str | None, LineValue]) -> str:
-    """Why a topology without switches cannot be read, and which others can.
+    """Explain why a topology without switches cannot be read, and which others can.
 
     :param entries: all topologies of the file by name.
     """
@@ -144,7 +144,7 @@ def _explain_other_kind(chosen: LineValue, entries: Mapping[str | None, LineValu
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Number and text of each line with content; a backslash joins two lines."""
+    """Yield number and text of each line with content; a backslash joins two lines."""
     start, held = 0, ""
     for number, line in enumerate(text.splitlines(), 1):
         start = start or number
@@ -213,7 +213,7 @@ def _build_reading(
 def _drop_repeated_entries(
     entries: list[_TopologyEntry], kind: str, collector: ProblemCollector
 ) -> Iterator[_TopologyEntry]:
-    """Each name once; a repeated name is a problem, and its first entry counts."""
+    """Yield each name once; a repeated name is a problem, and its first entry counts."""
     seen: dict[str, int] = {}
     for entry in entries:
         if not collector.good_name(entry.name, f"a {kind}", entry.line):

@@ -73,7 +73,7 @@ class Spoken:
         switches: Iterable[FabricSwitch] = (),
         links: Iterable[FabricLink] = (),
     ) -> FabricReading:
-        """The reading of all collected hosts as a map."""
+        """Build the map of all collected hosts, and return it with the problems and notes."""
         note_placeholders(self._nowhere, self.exclusions, self.found)
         places = [
             FabricPlace(

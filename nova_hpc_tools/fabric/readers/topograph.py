@@ -196,7 +196,7 @@ def _read_nodes(block: LineValue, collector: ProblemCollector) -> Iterator[tuple
 def _read_domain_label(
     entry: LineValue, keys: Iterable[str], what: str, collector: ProblemCollector
 ) -> str | None:
-    """The first of the labels *keys* that an entry has; None if it has none, or a bad name."""
+    """Return the first of the labels *keys* that an entry has; None if none, or a bad name."""
     groups = [entry.get(name) for name in ("labels", "annotations", "attributes")]
     labels = [text_of(values.get(key)) for values in groups if values for key in keys]
     # Old models have the domain as a key of the entry itself.
@@ -210,7 +210,7 @@ def _read_domain_label(
 def _one_each(
     domains: dict[str, dict[str, int]], level: FabricLevel, collector: ProblemCollector
 ) -> dict[str, str]:
-    """Host -> its domain; a host with two domains is a problem, and is missing."""
+    """Return host -> its domain; a host with two domains is a problem, and is missing."""
     for host, domain_lines in domains.items():
         if len(domain_lines) > 1:
             names = ", ".join(sorted(domain_lines))
@@ -226,5 +226,5 @@ def _one_each(
 
 
 def _drop_repeated_ports(ports: list[HostPort]) -> tuple[HostPort, ...]:
-    """Each pair of host and switch once, with its first port: a second one adds nothing."""
+    """Return each pair of host and switch once, with its first port: a second one adds nothing."""
     return tuple({(port.host, port.switch): port for port in reversed(ports)}.values())

@@ -64,7 +64,7 @@ def parse_release(text: str) -> Release:
 
 
 def format_slurm_tree(fabric: FabricMap) -> str:
-    """The text of ``topology.conf`` for ``TopologyPlugin=topology/tree``, of any release.
+    """Format ``topology.conf`` for ``TopologyPlugin=topology/tree``, of any release of Slurm.
 
     :raises FabricMapError: Slurm does not accept the name of a host.
     """
@@ -82,7 +82,7 @@ def format_slurm_tree(fabric: FabricMap) -> str:
 def format_slurm_blocks(
     fabric: FabricMap, release: Release, level: FabricLevel | None = None
 ) -> str:
-    """The text of ``topology.conf`` for ``TopologyPlugin=topology/block``.
+    """Format ``topology.conf`` for ``TopologyPlugin=topology/block``.
 
     :param level: level of a block; None for that of :func:`block_level`.
     :raises FabricMapError: *release* has no blocks, or the map has none.
@@ -103,7 +103,7 @@ def format_slurm_blocks(
 def format_topology_yaml(
     fabric: FabricMap, release: Release, level: FabricLevel | None = None
 ) -> str:
-    """The text of ``topology.yaml``: topology ``tree``, and ``block`` if there are blocks.
+    """Format ``topology.yaml``: topology ``tree``, and ``block`` if there are blocks.
 
     :raises FabricMapError: *release* does not read this file.
     """
@@ -144,7 +144,7 @@ def format_topology_yaml(
 
 
 def block_level(fabric: FabricMap) -> FabricLevel | None:
-    """The level of Slurm's blocks: the NVLink domains, else blocks, else leaves; None without."""
+    """Choose the level of Slurm's blocks: NVLink domains, else blocks, else leaves, else None."""
     for level in (FabricLevel.NVLINK_DOMAIN, FabricLevel.BLOCK, FabricLevel.LEAF):
         if fabric.domains(level):
             return level
@@ -152,11 +152,11 @@ def block_level(fabric: FabricMap) -> FabricLevel | None:
 
 
 def tree_switches_of(fabric: FabricMap) -> list[TreeSwitch]:
-    """The switches of Slurm's tree, each after the switches below it.
+    """List the switches of Slurm's tree, each after the switches below it.
 
     A switch of Slurm has hosts or switches, not both. So hosts of unknown leaf get an extra switch
-    below their lowest known domain if that domain has switches. Hosts without any domain are
-    below no switch.
+    below their lowest known domain if that domain has switches. Hosts without any domain are below
+    no switch.
     """
     hosts: dict[tuple[FabricLevel, str], list[str]] = {}
     below: dict[tuple[FabricLevel, str], set[tuple[FabricLevel, str]]] = {}
@@ -186,7 +186,7 @@ def tree_switches_of(fabric: FabricMap) -> list[TreeSwitch]:
 
 
 def format_release(release: Release) -> str:
-    """A release as Slurm writes it."""
+    """Format a release as Slurm writes it, such as ``24.11``."""
     return f"{release[0]:02d}.{release[1]:02d}"
 
 
@@ -208,7 +208,7 @@ def _named_blocks_of(
 
 
 def _block_sizes_of(blocks: Iterable[tuple[str, tuple[str, ...]]], release: Release) -> list[int]:
-    """The base size and its doublings, up to the size of all blocks together."""
+    """Return the base size and its doublings, up to the size of all blocks together, in hosts."""
     counts = [len(hosts) for _, hosts in blocks]
     # The base is the smallest block if the release refuses smaller ones. Otherwise it is the
     # usual size, so that a broken host does not change the sizes.
@@ -221,7 +221,7 @@ def _block_sizes_of(blocks: Iterable[tuple[str, tuple[str, ...]]], release: Rele
 
 
 def _slurm_names_of(keys: Iterable[tuple[FabricLevel, str]]) -> dict[tuple[FabricLevel, str], str]:
-    """Domain -> a unique name that Slurm accepts."""
+    """Return domain -> a unique name that Slurm accepts."""
     names: dict[tuple[FabricLevel, str], str] = {}
     taken: set[str] = set()
     for key in sorted(set(keys)):
@@ -248,7 +248,7 @@ def _candidate_names(name: str, level: FabricLevel) -> Iterator[str]:
 
 
 def _shorten_to_slurm(name: str) -> str:
-    """*name* if it is short enough for Slurm; else its start and a hash of the whole name."""
+    """Return *name* if it is short enough for Slurm; else its start and hash of the whole name."""
     if len(name) <= _LONGEST:
         return name
     mark = hashlib.sha256(name.encode()).hexdigest()[:8]

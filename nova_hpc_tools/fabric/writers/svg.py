@@ -99,7 +99,7 @@ def draw_fabric_svg(
 
 
 def _outermost_boxes(fabric: FabricMap) -> list[_DomainBox]:
-    """The outermost boxes."""
+    """Build the boxes of the picture, nested like the domains; return the outermost ones."""
     box_of_path: dict[tuple[tuple[FabricLevel, str], ...], _DomainBox] = {}
     switches: dict[tuple[FabricLevel, str], list[FabricSwitch]] = {}
     for switch in fabric.switches:
@@ -227,7 +227,7 @@ def _draw_cables(root: Element, fabric: FabricMap, chips: Mapping[str, tuple[int
 
 
 def _colours_of_domains(fabric: FabricMap) -> dict[str, str]:
-    """NVLink domain -> its colour; neighbours in the order of the names are far apart."""
+    """Return NVLink domain -> its colour; neighbours in the order of the names are far apart."""
     colours = {}
     for number, name in enumerate(fabric.domains(FabricLevel.NVLINK_DOMAIN)):
         parts = colorsys.hls_to_rgb(number * _GOLDEN % 1, 0.42, 0.7)

@@ -25,7 +25,7 @@ class _FabricBranch:
 
 
 def draw_fabric_tree(fabric: FabricMap) -> Iterator[str]:
-    """Draw *fabric* as a tree of text lines."""
+    """Yield the lines of *fabric* drawn as a text tree."""
     yield f"fabric {fabric.name}: {', '.join(summarise_fabric(fabric))}"
     switches: dict[tuple[FabricLevel, str], int] = {}
     for switch in fabric.switches:
@@ -60,7 +60,7 @@ def draw_fabric_tree(fabric: FabricMap) -> Iterator[str]:
 
 
 def summarise_fabric(fabric: FabricMap) -> list[str]:
-    """The numbers of hosts and domains as phrases, such as ``["121 hosts", "8 leaves"]``."""
+    """Return the numbers of hosts and domains as phrases, such as ``["121 hosts", "8 leaves"]``."""
     phrases = [_format_host_count(len(fabric.places))]
     for level in FabricLevel:
         count = len(fabric.domains(level))

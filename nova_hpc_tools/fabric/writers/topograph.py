@@ -12,7 +12,7 @@ _SUB_DOMAIN = "accelerator.topograph.run/sub-domain"
 
 
 def format_topograph_json(fabric: FabricMap) -> str:
-    """The map as JSON of topograph. A host whose leaf is unknown has no layers."""
+    """Format the map as JSON of topograph. A host whose leaf is unknown has no layers."""
     return (
         json.dumps({"instances": [_describe_instance(place) for place in fabric.places]}, indent=1)
         + "\n"

@@ -40,7 +40,7 @@ from tests.unit.cluster.model_cloud import Killed, ModelCloud
 
 DATE = 1_800_000_000.0
 TERMS = HealTerms("me", 10.0, force=True)
-#: Words for which a member is replaced, without the code under test.
+#: Words of faults that make a healer replace a member, written without the code under test.
 REPLACED = {"host", "gone", "errors", "link", "port", "slow"}
 
 
@@ -293,7 +293,7 @@ def histories(draw: st.DrawFn) -> list[tuple[str, int, int]]:
 def test_never_more_than_so_many_in_any_hour(
     history: list[tuple[str, int, int]], most: int
 ) -> None:
-    """Two healers, of which each may be another process at any moment, over hours."""
+    """Two healers over hours; each may be another process at any moment."""
     words: dict[int, tuple[FaultWord, ...]] = dict.fromkeys(range(1, 6), ())
     ids = {number: f"a{number}" for number in words}
     wish: dict[str, Any] = {}

@@ -71,14 +71,14 @@ class Background(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """Run the step, and keep its error."""
+        """Run the step in this thread, and keep its error for :meth:`join`."""
         try:
             self.step()
         except (OSError, NodeError) as err:
             self.error = err
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait for the step, and raise its error if it failed."""
+        """Wait for the step's thread, and raise the step's error if it failed."""
         super().join(timeout)
         if self.error is not None:
             raise self.error
@@ -126,7 +126,7 @@ def drivers() -> None:
 
 
 def adapters_by_mac() -> dict[str, Path]:
-    """MAC -> network device."""
+    """Return MAC -> folder of the network device in sysfs."""
     adapters: dict[str, Path] = {}
     for link in NET.iterdir():
         with contextlib.suppress(OSError):
@@ -158,7 +158,10 @@ def virtual_functions(adapter: dict[str, Any], adapters: dict[str, Path]) -> lis
 
 
 def gpus(node: dict[str, Any]) -> list[str]:
-    """Addresses of the GPU stand-ins of both kinds, and of NVMe disks."""
+    """Return PCI addresses of the GPU stand-ins of both kinds, and of NVMe disks.
+
+    :raises NodeError: there are fewer or more than the shape has.
+    """
     found = []
     for kind in ("gpu", "wide_gpu", "nvme"):
         here = [
@@ -243,7 +246,7 @@ def configuration(node: dict[str, Any]) -> None:
 
 
 def declaration(node: dict[str, Any]) -> str:
-    """The declaration of the node's operator: networks by role, and the adapters of each rail."""
+    """Format the declaration of the node's operator: networks by role, adapters by rail."""
     networks = {}
     rails: dict[int, list[str]] = {}
     for each in node["adapters"]:
@@ -263,7 +266,7 @@ def declaration(node: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """All steps in order, some of them in parallel."""
+    """Run all steps that make this machine a node, in order, some of them in parallel."""
     node = json.loads((CONFIG / "node.json").read_text())
     phase("network")
     # The node has two processors, and these two steps do not depend on each other.

@@ -168,13 +168,13 @@ class SubnetManager(Protocol):
         """
 
     def foreign_pkeys(self) -> frozenset[int]:
-        """P_Keys that an administrator's own partitions use: no network may have them."""
+        """Return the P_Keys that an administrator's own partitions use; no network gets them."""
 
     def watched_files(self) -> Sequence[Path]:
-        """The files whose change by other programs has to wake the agent."""
+        """Return the files whose change by other programs has to wake the agent."""
 
     def audit(self) -> Sequence[AuditRow]:
-        """Check the settings on which the isolation depends; one row for each."""
+        """Check the subnet manager's settings that isolation depends on; one result for each."""
 
     def close(self) -> None:
         """Close the open files and connections of the subnet manager; idempotent."""

@@ -13,7 +13,7 @@ NAMESPACE: Final = "nova_hpc.subnet_managers"
 
 
 def read_capabilities(name: str) -> Capabilities:
-    """The features of a subnet manager, read without starting any part of it.
+    """Return the features of a subnet manager, without starting any part of it.
 
     :param name: of the entry point: ``opensm``.
     :raises SubnetManagerError: no entry point has that name.

@@ -50,13 +50,19 @@ class FunctionTableExpectations(TableExpectations):
     """The expected P_Key tables of physical ports if their virtual functions have own tables."""
 
     def judge_port(self, guid: int, tables: PortTables) -> str | None:
-        """See :meth:`TableExpectations.judge_port`; keys of functions do not count."""
+        """Compare a port's P_Key table with the expected; keys of virtual functions are ignored.
+
+        See :meth:`TableExpectations.judge_port`.
+        """
         return super().judge_port(guid, self._without_functions(guid, tables))
 
     def find_strangers(
         self, read: Mapping[int, PortTables], leaving: frozenset[tuple[int, int]] = frozenset()
     ) -> Strangers:
-        """See :meth:`TableExpectations.find_strangers`; keys of functions do not count."""
+        """Find unexpected P_Keys in the tables that were read, besides those of virtual functions.
+
+        See :meth:`TableExpectations.find_strangers`.
+        """
         plain = {guid: self._without_functions(guid, tables) for guid, tables in read.items()}
         # A function's key that has to go is at a physical port, whose GUID is another one.
         functions = {pkey for guid, pkey in leaving if guid not in self.fabric.ports}
@@ -86,7 +92,10 @@ class NvidiaSubnetManager(OpensmSubnetManager):
     capabilities: ClassVar[Capabilities] = Capabilities(separates_functions=True)
 
     def audit(self) -> Sequence[AuditRow]:
-        """See :meth:`SubnetManager.audit`; with the keys that this manager has."""
+        """Check the settings on which the isolation depends, and the manager's virtualisation.
+
+        See :meth:`SubnetManager.audit`; the management keys are those of NVIDIA's manager.
+        """
         options = read_running(self._conf).overlay_options(
             read_text(Path(self._conf.opensm_config))
         )

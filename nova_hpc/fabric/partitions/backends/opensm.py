@@ -79,7 +79,7 @@ _OWN_IN_FORCE: Final = "own-partitions.last-good.conf"
 
 @attrs.frozen
 class _Told:
-    """The last file content for which opensm got a signal, and the process that got it."""
+    """The last file content that opensm was signalled to read, and the process of opensm."""
 
     process: OpensmProcess
     body: str
@@ -233,8 +233,9 @@ class OpensmSubnetManager:
     # -- the administrator's own partitions ----------------------------------------------
 
     def _choose_own(self, text: str | None, desired: DesiredPartitions) -> OwnPartitions:
-        """The own partitions to use: the file's, or the last ones in force.
+        """Choose the administrator's own partitions to use: the file's, or the last ones in force.
 
+        :param text: opensm's present file of partitions; None if it does not exist.
         :raises SubnetManagerError: the file is bad, and no own partitions were in force.
         """
         before = self._find_own(text)
@@ -261,9 +262,9 @@ class OpensmSubnetManager:
         return own
 
     def _find_own(self, text: str | None) -> OwnPartitions | None:
-        """The own partitions in force; after a start of the agent those in a file.
+        """Return the own partitions in force; after a start those of *text*, the present file.
 
-        :param text: the file of partitions.
+        None if no readable file has them.
         """
         if self._own is not None:
             return self._own
@@ -371,7 +372,7 @@ class OpensmSubnetManager:
         return ReadBack(readings, tuple(faults), opened, managers, full)
 
     def _explain_shrunk(self, fabric: FabricPorts) -> str | None:
-        """Why absent ports prove nothing about rows: most of the fabric is suddenly missing."""
+        """Explain why absent ports prove nothing (under half of all answer); None if they do."""
         silent = fabric.silent_places
         answering = sum(port.facing not in silent for port in fabric.ports.values())
         self._most_ports = max(self._most_ports, answering)
@@ -388,7 +389,7 @@ class OpensmSubnetManager:
         return TableExpectations(layout, own, fabric, is_enforced(self._read_options()))
 
     def _explain_not_in_force(self, body: str) -> str | None:
-        """Why opensm does not use the rendered text; None if it does."""
+        """Explain why opensm does not use the rendered text; None if it does."""
         text = self._store.read()
         if text is None or body_of_file(text) != body:
             return f"{self._store.path} is not as it was written"
@@ -403,7 +404,7 @@ class OpensmSubnetManager:
         return None
 
     def _read_complaints(self) -> tuple[str, ...]:
-        """The complaints about the file in opensm's log.
+        """Return the complaints about the file in opensm's log; () if the log cannot be read.
 
         A sweep that began before the write may still complain about the file before. So the first
         complaint leads to one more signal, and only complaints after that signal count.
@@ -474,10 +475,7 @@ class OpensmSubnetManager:
     # -- the rest ------------------------------------------------------------------------
 
     def watched_files(self) -> Sequence[Path]:
-        """The files of opensm and of the operator whose change has to wake the agent.
-
-        See :meth:`SubnetManager.watched_files`.
-        """
+        """Return the files whose change wakes the agent; see the interface's method."""
         return (self._store.path, self._own_path, Path(self._conf.opensm_pid_file))
 
     def audit(self) -> Sequence[AuditRow]:
@@ -488,7 +486,7 @@ class OpensmSubnetManager:
         return self._checks.audit()
 
     def plan_first_write(self, desired: DesiredPartitions) -> None:
-        """See :class:`~nova_hpc.fabric.partitions.first_write.PlansFirstWrite`."""
+        """Store the desired partitions, as the interface ``PlansFirstWrite`` requires."""
         self._checks.plan_first_write(desired)
 
     def accept_losses(self) -> tuple[str, ...]:
@@ -522,7 +520,7 @@ def _is_unsettled(reading: MemberReading) -> bool:
 
 
 def _explain_open(strangers: Strangers, fabric: FabricPorts) -> str | None:
-    """Why the partitions of all ports are in doubt: opensm has opened them, and not one port."""
+    """Explain why all partitions are in doubt: most ports are full default members; else None."""
     opened = strangers.full_defaults()
     return describe_open_fabric(opened) if 2 * len(opened) > len(fabric.ports) else None
 

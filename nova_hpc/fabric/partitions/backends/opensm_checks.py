@@ -42,7 +42,7 @@ _ISOLATION: Final = "SDN04-04"
 
 
 def read_running(conf: Any) -> RunningOptions:
-    """The options that the command line of the running opensm sets.
+    """Read the options that the command line of the running opensm sets.
 
     :param conf: the group ``[hpc_fabric_agent]``.
     """
@@ -66,13 +66,16 @@ class OpensmChecks:
         self._desired = DesiredPartitions(0)
 
     def plan_first_write(self, desired: DesiredPartitions) -> None:
-        """See :class:`~nova_hpc.fabric.partitions.first_write.PlansFirstWrite`."""
+        """Store the desired partitions for the audit of losses by the agent's first write.
+
+        See :class:`~nova_hpc.fabric.partitions.first_write.PlansFirstWrite`.
+        """
         self._desired = desired
 
     def audit(
         self, judge: Callable[..., tuple[AuditRow, ...]] = audit_opensm
     ) -> tuple[AuditRow, ...]:
-        """All rows of the audit.
+        """Audit opensm's options, its file of partitions and the agent's secrets; return all rows.
 
         :param judge: of the options, such as :func:`audit_opensm`.
         """
@@ -83,7 +86,10 @@ class OpensmChecks:
         return (*rows, *self._audit_writes(text, trial), *audit_secrecy(self._conf))
 
     def _choose_trial(self) -> FileTrial | None:
-        """The trial that decides if the text of a file is not enough."""
+        """Return the function that has a second opensm read a file; None if off or impossible.
+
+        It decides if the text of a file is not enough.
+        """
         may_try = self._conf.trial and opensm_trial.can_try_file()
         return opensm_trial.try_file if may_try else None
 
@@ -92,7 +98,7 @@ class OpensmChecks:
         return not is_file_of_agent(text) and not self._store.latest_ticket(text)
 
     def _audit_writes(self, text: str | None, trial: FileTrial | None) -> tuple[AuditRow, AuditRow]:
-        """The rows on the losses from the file of partitions, and on the losses from ports."""
+        """Audit the first write's losses: one row on the file, and one on the ports' tables."""
         if not self._is_first_write(text):
             found = "an agent has written the file before"
             return (

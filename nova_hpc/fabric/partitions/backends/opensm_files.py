@@ -124,7 +124,7 @@ class PartitionStore:
             lock.release()
 
     def read(self) -> str | None:
-        """The present text of the file of partitions; None if it does not exist.
+        """Read the present text of opensm's file of partitions; None if it does not exist.
 
         :raises SubnetManagerError: it cannot be read.
         """
@@ -149,7 +149,7 @@ class PartitionStore:
             replace_text(self.ticket_path, f"{ticket}\n")
 
     def latest_ticket(self, text: str | None) -> int:
-        """The highest ticket (number of a reading) that was stored; 0 if none was.
+        """Return the last stored ticket (number of a reading of the desired state); 0 if none was.
 
         :param text: the file as it is.
         """
@@ -166,7 +166,7 @@ class PartitionStore:
 
 
 def _ticket_of_file(text: str | None) -> int:
-    """The ticket of a file as an agent wrote it; 0 if the file is absent or was changed."""
+    """Return the ticket in a file that an agent wrote; 0 if the file is absent or was changed."""
     if text is None or body_of_file(text) is None:
         return 0
     try:
@@ -190,7 +190,7 @@ class OpensmLog:
         self._managers: dict[str, float] = {}
 
     def set_mark(self) -> None:
-        """Set the mark at the present end of the log."""
+        """Remember the present end of opensm's log; :meth:`read_complaints` starts there."""
         self._mark = self._end()
 
     def _end(self) -> tuple[int, int]:
@@ -201,17 +201,17 @@ class OpensmLog:
         return status.st_ino, status.st_size
 
     def read_complaints(self) -> tuple[str, ...]:
-        """The lines behind the mark that report that opensm has rejected a file.
+        """Return the lines after the mark that report that opensm has rejected a file.
 
         :raises SubnetManagerError: it cannot be read.
         """
         return tuple(_COMPLAINT.findall(self._read_from(self._mark)))
 
     def find_other_managers(self) -> tuple[str, ...]:
-        """Places of other subnet managers with another sm_key, for a time after their last line in
-        the log.
+        """Return the places of other subnet managers with another sm_key, from opensm's log.
 
-        opensm mentions them in its sweeps of the whole fabric, and the last may be long ago.
+        A place stays for a time after its last line in the log: opensm mentions them in its sweeps
+        of the whole fabric, and the last may be long ago.
 
         :raises SubnetManagerError: the log cannot be read.
         """
@@ -226,8 +226,7 @@ class OpensmLog:
         return tuple(self._managers)
 
     def describe_other_managers(self, fabric: FabricPorts) -> tuple[str, ...]:
-        """Sentences about the managers of :meth:`find_other_managers`; () if the log cannot be
-        read.
+        """Return one sentence on each manager of :meth:`find_other_managers`; () if unknown.
 
         An unreadable log is reported elsewhere.
         """

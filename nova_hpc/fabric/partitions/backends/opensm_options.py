@@ -113,7 +113,10 @@ def parse_command_line(words: Sequence[bytes]) -> CommandLine:
 
 
 def _read_hexadecimal(text: str) -> str:
-    """As strtoull(3) with base 16, which opensm takes for these; the file has base 0."""
+    """Convert a number like strtoull(3) with base 16; return it as text with ``0x``.
+
+    opensm takes base 16 for these options on its command line; its file has base 0.
+    """
     digits = text.strip().lower().removeprefix("0x")
     number, _ = read_number(f"0x{digits}".encode())
     return f"{number:#x}"
@@ -141,7 +144,10 @@ _SETTERS: Final[Mapping[str, tuple[str, Callable[[str], str]]]] = {
 
 
 def _split_options(words: Sequence[bytes]) -> list[tuple[str, str]]:
-    """Letter, or name, and value of each option."""
+    """Split opensm's command line with getopt_long(3).
+
+    :returns: for each option its letter, or its name if it has none, and its value.
+    """
     names: dict[int, str] = {}
     table = (_Option * (len(_WITHOUT) + len(_WITH) + 1))()
     for place, (text, has_value) in enumerate(

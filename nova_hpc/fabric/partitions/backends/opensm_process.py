@@ -20,7 +20,7 @@ _PROC: Final = Path("/proc")
 
 
 class NotRunningError(SubnetManagerError):
-    """opensm does not run, according to the processes of this host."""
+    """No process on this host is the running opensm."""
 
 
 @attrs.frozen
@@ -74,7 +74,9 @@ def _look_at(pid: int) -> OpensmProcess | None:
 
 
 def read_running_options(pid_file: Path, config: Path) -> RunningOptions:
-    """The options that the command line of the running opensm sets.
+    """Read the options that the command line of the running opensm sets; none if it does not run.
+
+    Problems are in the field ``unknown`` of the result; the function does not raise.
 
     :param config: the file of options that the agent looks at.
     """
@@ -127,7 +129,7 @@ def wake_opensm(process: OpensmProcess) -> None:
 
 
 def _catches_hangup(pid: int) -> bool:
-    """Whether it has a handler: without one SIGHUP ends a process."""
+    """Return whether the process has a handler for SIGHUP, which ends a process without one."""
     for line in (_PROC / str(pid) / "status").read_text(encoding="utf-8").splitlines():
         if line.startswith("SigCgt:"):
             return bool(int(line.split()[1], 16) & _HANGUP_BIT)

@@ -29,7 +29,7 @@ _PAUSE = 2.0
 
 
 def parse_kernel_arguments(text: str) -> dict[str, str]:
-    """Return the arguments of the kernel."""
+    """Parse the kernel's command line: key -> value, "" without a value."""
     return {key: value for key, _, value in (word.partition("=") for word in text.split())}
 
 
@@ -48,7 +48,10 @@ def find_function_behind_port(number: int, devices: Path = _DEVICES) -> Path | N
 
 
 def check_one_device(device: Path, checks: list[str], pins: dict[str, Any]) -> dict[str, Any]:
-    """Run the checks of one device, until one fails."""
+    """Run the checks of one device inside the service VM, until one fails by raising.
+
+    :returns: a JSON object: ``ok`` is True, and the answer of each check by its name.
+    """
     answers: dict[str, Any] = {}
     for check in checks:
         own = clean_check.own_check_of(check)
@@ -80,7 +83,11 @@ def run_operator_check(path: Path, device: Path) -> str:
 def check_all_devices(
     arguments: dict[str, str], devices: Path = _DEVICES
 ) -> dict[str, dict[str, Any]]:
-    """Return the result of each device, by its number."""
+    """Run the checks of all devices of the service VM, found by the number of their PCIe port.
+
+    :param arguments: of the kernel; they contain the checks and the pinned values.
+    :returns: number, as text -> result as JSON object.
+    """
     checks = [check for check in arguments.get("nova_hpc.checks", "").split(",") if check]
     packed = arguments.get("nova_hpc.pins", "")
     pins = json.loads(base64.urlsafe_b64decode(packed)) if packed else {}

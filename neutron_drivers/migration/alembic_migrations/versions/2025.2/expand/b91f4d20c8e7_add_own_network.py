@@ -13,6 +13,9 @@ down_revision = "5e83d1b7f09a"
 
 
 def upgrade() -> None:
-    """Add the column; older rows keep the ports of all networks off."""
+    """Add the column ``own_network`` to the former holders of GUIDs.
+
+    Rows of earlier releases have none, and keep the ports of all networks off.
+    """
     column = sa.Column("own_network", sa.String(36), nullable=True)
     op.add_column("hpc_partition_former_holders", column)
