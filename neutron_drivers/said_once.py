@@ -18,7 +18,10 @@ class SaidOnce:
     _guard: threading.Lock = attrs.field(factory=threading.Lock)
 
     def is_new(self, about: Hashable, text: str) -> bool:
-        """Whether *text* differs from the last text about the subject; False for "" (no fault)."""
+        """Whether *text* differs from the last one about the subject, and remember it.
+
+        "" (no fault) is never new; it makes the object forget the last text.
+        """
         with self._guard:
             before = self._said.pop(about, "")
             if text:

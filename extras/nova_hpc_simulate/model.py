@@ -166,7 +166,7 @@ class TaskShape:
 
     @property
     def groups(self) -> int:
-        """The number of groups of the task."""
+        """The number of groups of GPUs that must be together; 0 if the task needs no GPU."""
         return self.gpus // self.group_size if self.gpus else 0
 
 

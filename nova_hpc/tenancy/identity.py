@@ -153,7 +153,7 @@ def move_entries_with_hardware(
 
 
 def _is_place_held(entry: LedgerDevice) -> bool:
-    """Whether a server may have the place according to Nova's records."""
+    """Whether a ledger entry has a server, or is marked as replaced: then a server may have it."""
     return entry.server is not None or entry.replaced
 
 

@@ -304,7 +304,9 @@ def format_gpu_command(*words: str) -> str:
 
 
 def find_share(shares: Iterable[SharedGpu], name: str) -> SharedGpu:
-    """Find the share with this name or id.
+    """Find the share that has this name or id, or a server of this name.
+
+    A share whose server was deleted is not found.
 
     :raises ShareError: there is none, or more than one.
     """

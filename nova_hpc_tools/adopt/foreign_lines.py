@@ -97,7 +97,9 @@ class ForeignFiles:
     sources: tuple[Path, ...] = ()
 
     def quote(self, text: str) -> str:
-        """Quote the lines that contain a JSON object, from the sources if these have it.
+        """Return the lines on which a JSON object begins, each as ``path:number: text``.
+
+        They come from the sources, or from the files that the service reads if no source has it.
 
         :param text: the object, as the service has it; returned if no line contains it.
         """

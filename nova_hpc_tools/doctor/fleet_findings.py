@@ -38,12 +38,12 @@ def convert_finding(finding: DoctorFinding, layout: str, node: str | None) -> Wi
 def merge_fleet_findings(
     folder: Path, layout: str
 ) -> tuple[list[tuple[str | None, WireFinding]], int]:
-    """Merge the findings on all nodes and between them; return them with the exit status.
+    """Merge the findings on all nodes and between them; return them with the highest severity.
 
-    A node that cannot be read is a finding.
+    A node that cannot be read is a finding. Without findings, the severity is 0.
 
     :param folder: the directory with one ``.json`` file for each node.
-    :param layout: the layout of the cures that are not in a node's own file.
+    :param layout: the deployment tool in whose words the cures outside a node's own file are.
     :raises CommandError: *folder* does not exist, or has no ``.json`` file.
     """
     if not folder.is_dir():

@@ -220,7 +220,7 @@ class HpcLibvirtDriver(LibvirtDriver):
     def spawn(
         self, context: RequestContext, instance: objects.Instance, *args: Any, **kwargs: Any
     ) -> None:
-        """Check, then start; at this point Nova has built nothing for the guest."""
+        """Check the server's devices, hold its part of a segment, then let Nova start the guest."""
         rebuilt = instance.task_state == task_states.REBUILD_SPAWNING
         here = rebuilt and instance.migration_context is None
         if here:

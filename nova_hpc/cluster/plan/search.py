@@ -218,7 +218,10 @@ class _DomainSearch:
     # --- in one domain ---------------------------------------------------------------
 
     def _pieces(self, domain: GangDomain) -> list[tuple[Part, ...]]:
-        """Return the domain's hosts as trees: first the leaves with members, then the others."""
+        """Return trees of the domain's hosts: those in leaves of present members, then the others.
+
+        Only the others if the gang has no member yet.
+        """
         old = {leaf_of(place) for place in self.home}
         sides: list[list[FreeSpot]] = [[], []] if old else [[]]
         for spot in domain.spots:

@@ -146,7 +146,10 @@ class AdapterStep(TenancyStep):
             return (f"Adapters are not put back yet: {error}",)
 
     def withhold(self, view: NodeView, owners: DeviceOwners) -> WithheldDevices:
-        """Restore virtual functions whose server is gone; withhold those not restored."""
+        """Restore virtual functions whose server is gone; withhold and quarantine those that fail.
+
+        If the records cannot be read, all virtual functions of adapters are withheld.
+        """
         notes: tuple[str, ...] = ()
         try:
             # A running guest keeps its addresses, even if Nova has lost its server.

@@ -188,7 +188,7 @@ def word_replaced_devices(total: int, refused: Mapping[str, str], cure: str) -> 
 
 
 def _shows_own_serial(candidate: DeviceCandidate, look: DeviceSnapshot) -> bool:
-    """Whether a device's snapshot already contains its serial number."""
+    """Whether a snapshot contains the device's own serial number; False for a virtual function."""
     return look.serial is not None and candidate.function.physical_function is None
 
 
