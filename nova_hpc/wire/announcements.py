@@ -53,11 +53,11 @@ class PlannedDeviceWork:
     #: concerned, too.
     devices: Mapping[str, str] = attrs.field(factory=dict, hash=False)
     #: UUID of a server -> time that its owner has as a tag and an instance action.
-    told: Mapping[str, str] = attrs.field(factory=dict, hash=False)
+    announced: Mapping[str, str] = attrs.field(factory=dict, hash=False)
 
     def dumps(self) -> dict[str, dict[str, str]]:
         """The planned work as an object for JSON; {} if there is none."""
-        parts = {"devices": dict(self.devices), "told": dict(self.told)}
+        parts = {"devices": dict(self.devices), "announced": dict(self.announced)}
         return {name: times for name, times in parts.items() if times}
 
 
@@ -135,7 +135,7 @@ def read_planned_work(body: Any, problems: list[str]) -> PlannedDeviceWork:
     try:
         return PlannedDeviceWork(
             _read_times(body.get("devices", {}), normalise_address, problems),
-            _read_times(body.get("told", {}), lambda server: server, problems),
+            _read_times(body.get("announced", {}), lambda server: server, problems),
         )
     except AttributeError:
         problems.append("the planned work in the ledger is damaged")

@@ -22,7 +22,7 @@ One JSON object in a file of the node, ``[hpc]ledger_file``::
      "maintenance": {"start": 1767225600.0, "end": 1767232800.0, "reason": "firmware 1.2"},
      "accepted": [{"model": "10de:2330", "change": "...", "reason": "..."}],
      "planned": {"devices": {"0000:41:00.0": "2026-12-04T08:00Z"},
-                 "told": {"<uuid>": "2026-12-04T08:00Z"}},
+                 "announced": {"<uuid>": "2026-12-04T08:00Z"}},
      "compared": true,
      "node": "<uuid>", "written": "9f86d081884c7d65",
      "nvlink": {"gpus": ["0000:41:00.0", ...],
@@ -36,7 +36,7 @@ clean. ``baseline``, ``adapter``, ``stage`` and ``watch`` belong to their writer
 :mod:`nova_hpc.tenancy.stage.device_stage`, :mod:`nova_hpc.tenancy.watch.record`) and are passed on
 unchanged.
 ``absent`` contains the records of hardware that is no longer in the node.
-``planned`` lists the devices with planned work, and the servers whose owners know of it.
+``planned`` lists the devices with planned work, and the servers to whose owners it is announced.
 ``compared`` is set once nova-compute has marked the devices that servers have in Nova's
 records. A file that was started again after the old one was lost does not have it.
 ``clean`` is present while the device is known to be clean, and contains the version of Nova's

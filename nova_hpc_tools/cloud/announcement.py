@@ -26,7 +26,7 @@ _BETWEEN_HOSTS: Final = ("MIGRATING", "RESIZE", "REVERT_RESIZE", "VERIFY_RESIZE"
 class Announcement:
     """The result for one server.
 
-    :ivar time: the time that its owner is told; "" for an announcement that is taken back.
+    :ivar time: the time that is announced to its owner; "" for an announcement that is taken back.
     :ivar failure: the reason why its tags are not as they should be; "" if they are.
     """
 
@@ -107,5 +107,5 @@ def _change_tags(cloud: DrainCloud, server: DrainServer, change: TagChange) -> N
 
 def _explain_failure(error: NovaApiError) -> str:
     if error.status == HTTPStatus.BAD_REQUEST:
-        return f"{error}; ask its owner to remove a tag, and run it again"
+        return f"{error}; its owner has to remove a tag first"
     return str(error)

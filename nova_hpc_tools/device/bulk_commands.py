@@ -272,14 +272,14 @@ class ReleaseDevices(_BulkDeviceCommand):
 
 
 class MaintenanceWindow(base.RecordCommand):
-    """Announce a time in which devices may change, or tell owners of work on a device.
+    """Announce a time in which devices may change, or work on devices to owners.
 
     --start: a change of identity, BARs, capabilities or the number of virtual functions that
     is seen in that time becomes the new baseline, with a line in the log. Use it around
     updates of firmware and drivers, and end it when they are done.
 
-    --at: nova-compute tells the owners of the servers that have the devices when work on them
-    begins, by a tag and an instance action. They learn the time alone. Without options, the
+    --at: the servers that have the devices get a tag and an instance action from nova-compute, so
+    their owners learn when work on the devices begins, and no more. Without options, the
     announced times are shown.
     """
 
@@ -300,7 +300,7 @@ class MaintenanceWindow(base.RecordCommand):
             "--at",
             type=parse_planned_time,
             metavar="TIME",
-            help="work on these devices begins at TIME, like 2026-12-04T08:00Z: tell the owners",
+            help="work on these devices begins at TIME, like 2026-12-04T08:00Z; announce it",
         )
         what.add_argument(
             "--start",
@@ -381,12 +381,12 @@ class MaintenanceWindow(base.RecordCommand):
     def _plan(self, place: ManagedNode, texts: Sequence[str], time: str) -> Ledger:
         """Write the time at which work on devices begins.
 
-        :raises CommandError: the node has no such device, or its nova-compute tells no owner.
+        :raises CommandError: the node has no such device, or its watch is off.
         """
         if not place.options.hpc.watch_interval:
             raise CommandError(
-                "[hpc]watch_interval is 0, so nova-compute of this node tells no owner: set it, or "
-                "announce work on the whole host with nova-hpc drain --at"
+                "[hpc]watch_interval is 0, so nova-compute of this node announces nothing: set it, "
+                "or announce work on the whole host with nova-hpc drain --at"
             )
         addresses = [normalise_address(text) for text in texts]
         for address in addresses:

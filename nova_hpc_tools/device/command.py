@@ -144,7 +144,7 @@ class ManagedNode:
         if not time:
             return ""
         now = format_planned_time(datetime.datetime.now(datetime.UTC))
-        waits = server is not None and time > now and planned.told.get(server) != time
+        waits = server is not None and time > now and planned.announced.get(server) != time
         return f"{time}, not reported to its owner yet" if waits else time
 
     def since(self, address: str) -> str:

@@ -26,7 +26,7 @@ from nova_hpc_common.wire.server_faults import FaultWord
 
 LOG = logging.getLogger(__name__)
 
-#: A fact that an owner is told.
+#: A fact that is reported to an owner.
 OwnerFact: TypeAlias = FaultWord | PlannedWork
 
 

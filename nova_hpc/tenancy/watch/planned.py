@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which owners are told now that work is planned on a device of their server. Pure.
+"""The owners to whom planned work on a device of their server is announced now. Pure.
 
-An owner learns the earliest time of all devices of the server. A time that has passed is not told
-any more: a server that gets the device afterwards is not announced. An owner that knows the time
-keeps it until the operator takes it back or the server leaves the device.
+An owner learns the earliest time of all devices of the server. A time that has passed is not
+announced any more, if a server gets the device afterwards. An announced time stays until the
+operator takes it back or the server leaves the device.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import attrs
 
 @attrs.frozen
 class PlannedChange:
-    """A change that the owner of a server is told."""
+    """A change of the announcement to the owner of a server."""
 
     server: str
     #: UTC, as ``2026-12-04T08:00Z``.
@@ -43,17 +43,17 @@ def find_planned_times(
 
 
 def decide_planned_changes(
-    times: Mapping[str, frozenset[str]], told: Mapping[str, str], now: str
+    times: Mapping[str, frozenset[str]], announced: Mapping[str, str], now: str
 ) -> list[PlannedChange]:
     """Return the changes, ordered by server; a new time comes before the end of the old one.
 
     :param times: server -> times at which work on its devices begins.
-    :param told: server -> time that its owner is told.
+    :param announced: server -> time that is announced to its owner.
     :param now: the present time.
     """
     changes = []
-    for server in sorted(times.keys() | told.keys()):
-        before = told.get(server)
+    for server in sorted(times.keys() | announced.keys()):
+        before = announced.get(server)
         candidates = (time for time in times.get(server, ()) if time > now or time == before)
         after = min(candidates, default=None)
         if after is not None and after != before:

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import argparse
 import datetime
+from unittest import mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nova_hpc_common.wire.planned_work import earliest_planned_time
+from nova_hpc_tools.cloud import drain_command
 from nova_hpc_tools.cloud.announcement import decide_tags
 from nova_hpc_tools.cloud.drain_api import DrainServer
 from nova_hpc_tools.planned_time import parse_planned_time
@@ -69,3 +71,20 @@ def test_a_time_is_read_with_its_zone() -> None:
 def test_other_times_are_refused_with_the_cure(text: str, reason: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match=reason):
         parse_planned_time(text)
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--at", "2999-12-04T08:00"], "argument --at: '2999-12-04T08:00' has no time zone"),
+        (["--no-at", "--yes"], "not allowed with argument"),
+        (["--yes", "--no-at"], "not allowed with argument"),
+    ],
+)
+def test_an_announcement_is_no_move(
+    words: list[str], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parser = drain_command.Drain(mock.Mock(), None).get_parser("nova-hpc drain")
+    with pytest.raises(SystemExit):
+        parser.parse_args(["node1", *words])
+    assert reason in capsys.readouterr().err

@@ -223,7 +223,7 @@ def test_planned_work_is_a_mark_that_changes_nothing_else(node, ask):
         GPU: f"{moment}Z",
         OTHER: waiting,
     }
-    told = attrs.evolve(node.ledger.planned, told={SERVER: f"{moment}Z"})
+    told = attrs.evolve(node.ledger.planned, announced={SERVER: f"{moment}Z"})
     node.file.change(lambda ledger: attrs.evolve(ledger, planned=told))
     assert ask("show", OTHER, "-f", "value", "-c", "Planned")[1] == f"{moment}Z\n"
     # A window is another thing, and one mark is taken back alone.
@@ -242,7 +242,7 @@ def test_planned_work_needs_the_watch(node, ask):
     path.write_text(f"{path.read_text()}watch_interval = 0\n")
     status, _, err = ask("maintenance", GPU, "--at", LATER)
     assert status == 2
-    assert "[hpc]watch_interval is 0, so nova-compute of this node tells no owner" in err
+    assert "[hpc]watch_interval is 0, so nova-compute of this node announces nothing" in err
     assert node.ledger.planned.devices == {}
 
 

@@ -74,12 +74,12 @@ def test_a_damaged_reservation_is_lost_and_named(change):
 def test_a_damaged_time_of_planned_work_is_left_out(wrong):
     problems: list[str] = []
     right = {"0000:41:00.0": "2026-12-04T08:00Z"}
-    body = {"devices": {**right, "0000:42:00.0": wrong}, "told": {}}
+    body = {"devices": {**right, "0000:42:00.0": wrong}, "announced": {}}
     assert announcements.read_planned_work(body, problems) == PlannedDeviceWork(right)
     assert problems == ["planned work number 1 in the ledger is damaged"]
     bad = {"devices": {"gpu": "2026-12-04T08:00Z"}}
     assert announcements.read_planned_work(bad, problems) == PlannedDeviceWork()
-    for part in ([], {"told": 7}):
+    for part in ([], {"announced": 7}):
         assert announcements.read_planned_work(part, problems) == PlannedDeviceWork()
     assert problems[1:] == [
         "planned work number 0 in the ledger is damaged",
