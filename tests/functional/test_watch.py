@@ -266,7 +266,7 @@ class WatchTest(WatchCase):
             self.look(3)
         self.assertEqual({"link": False}, self.recorded(address))
         self.assertEqual(
-            1, len(self.log_lines(f"WARNING.*faults of server {server['id']} are not reported"))
+            1, len(self.log_lines(f"WARNING.*work of server {server['id']} are not reported"))
         )
         # Written, but the answer is lost.
         create = objects.InstanceAction.create

@@ -90,7 +90,10 @@ class OwnerReports:
                 self.forget(server)  # deleted, and its tags with it
             except Exception as error:
                 if server not in self._failed:
-                    LOG.warning("The faults of server %s are not reported yet: %s", server, error)
+                    LOG.warning(
+                        "The faults or planned work of server %s are not reported yet: %s",
+                        *(server, error),
+                    )
                 self._failed.add(server)
             finally:
                 self._failed &= self._queues.keys()
