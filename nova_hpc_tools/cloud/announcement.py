@@ -18,8 +18,9 @@ from nova_hpc_common.wire.planned_work import PlannedWork, read_planned_tags
 from nova_hpc_tools.cloud.drain_api import DrainCloud, DrainServer
 from nova_hpc_tools.fabric.nova_aggregates import NovaApiError
 
-#: Servers in a move may come back to the host of their tag.
-_BETWEEN_HOSTS: Final = ("MIGRATING", "RESIZE", "REVERT_RESIZE", "VERIFY_RESIZE")
+#: Statuses in which Nova changes tags (nova/api/openstack/compute/server_tags.py). A server in a
+#: move has another one, and may come back to the host of its tag.
+_AT_REST: Final = ("ACTIVE", "PAUSED", "SUSPENDED", "SHUTOFF")
 
 
 @attrs.frozen
@@ -81,6 +82,8 @@ def announce(cloud: DrainCloud, host: str, time: str) -> Iterator[Announcement]:
 def clear_moved_servers(cloud: DrainCloud) -> Iterator[Announcement]:
     """Remove announcements from servers of the cloud that have left the announced host.
 
+    Other servers keep theirs until a later call; readers leave them out.
+
     :returns: the results, as in :func:`announce`.
     :raises NovaApiError: Nova does not list the servers.
     """
@@ -88,7 +91,7 @@ def clear_moved_servers(cloud: DrainCloud) -> Iterator[Announcement]:
         former = tuple(
             work.tag for work in read_planned_tags(server.tags) if not work.concerns(server.host_id)
         )
-        if not former or server.status in _BETWEEN_HOSTS:
+        if not former or server.status not in _AT_REST:
             continue
         try:
             _change_tags(cloud, server, TagChange(remove=former))
