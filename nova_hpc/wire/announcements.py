@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An operator's announcements in the ledger: times of maintenance, and accepted changes.
+"""An operator's announcements in the ledger: maintenance, accepted changes, and planned work.
 
-The parts ``maintenance`` and ``accepted`` of :mod:`nova_hpc.wire.ledger`.
+The parts ``maintenance``, ``accepted`` and ``planned`` of :mod:`nova_hpc.wire.ledger`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
 
+from nova_hpc.topology.model import normalise_address
 from nova_hpc.wire.values import cut_reason, require_finite, require_type
+from nova_hpc_common.wire.planned_work import is_planned_time
 
 
 @attrs.frozen
@@ -41,6 +43,22 @@ class Accepted:
     #: :func:`describe_capability_change`, with ``; `` between several.
     change: str
     reason: str = attrs.field(default="", converter=cut_reason)
+
+
+@attrs.frozen
+class PlannedDeviceWork:
+    """Work that operators have planned on devices; times as ``2026-12-04T08:00Z``."""
+
+    #: Normalised PCI address -> time at which work on the device begins. Its virtual functions are
+    #: concerned, too.
+    devices: Mapping[str, str] = attrs.field(factory=dict, hash=False)
+    #: UUID of a server -> time that its owner has as a tag and an instance action.
+    announced: Mapping[str, str] = attrs.field(factory=dict, hash=False)
+
+    def dumps(self) -> dict[str, dict[str, str]]:
+        """The planned work as an object for JSON; {} if there is none."""
+        parts = {"devices": dict(self.devices), "announced": dict(self.announced)}
+        return {name: times for name, times in parts.items() if times}
 
 
 # -- the text of a change ----------------------------------------------------------------
@@ -107,3 +125,30 @@ def read_accepted_changes(body: Any, problems: list[str]) -> tuple[Accepted, ...
     except (AttributeError, KeyError, TypeError, ValueError):
         problems.append("the accepted changes in the ledger are damaged: none counts")
         return ()
+
+
+def read_planned_work(body: Any, problems: list[str]) -> PlannedDeviceWork:
+    """Read the planned work from the ledger; a damaged time is left out.
+
+    Then *problems* contains the damage.
+    """
+    try:
+        return PlannedDeviceWork(
+            _read_times(body.get("devices", {}), normalise_address, problems),
+            _read_times(body.get("announced", {}), lambda server: server, problems),
+        )
+    except AttributeError:
+        problems.append("the planned work in the ledger is damaged")
+        return PlannedDeviceWork()
+
+
+def _read_times(body: Any, read_key: Callable[[str], str], problems: list[str]) -> dict[str, str]:
+    times: dict[str, str] = {}
+    for number, (key, time) in enumerate(body.items()):
+        try:
+            if not is_planned_time(time):
+                raise ValueError
+            times[read_key(key)] = time
+        except ValueError:
+            problems.append(f"planned work number {number} in the ledger is damaged")
+    return times

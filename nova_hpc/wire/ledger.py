@@ -21,6 +21,8 @@ One JSON object in a file of the node, ``[hpc]ledger_file``::
      "absent": {"serial:...": {as above}},
      "maintenance": {"start": 1767225600.0, "end": 1767232800.0, "reason": "firmware 1.2"},
      "accepted": [{"model": "10de:2330", "change": "...", "reason": "..."}],
+     "planned": {"devices": {"0000:41:00.0": "2026-12-04T08:00Z"},
+                 "announced": {"<uuid>": "2026-12-04T08:00Z"}},
      "compared": true,
      "node": "<uuid>", "written": "9f86d081884c7d65",
      "nvlink": {"gpus": ["0000:41:00.0", ...],
@@ -34,6 +36,7 @@ clean. ``baseline``, ``adapter``, ``stage`` and ``watch`` belong to their writer
 :mod:`nova_hpc.tenancy.stage.device_stage`, :mod:`nova_hpc.tenancy.watch.record`) and are passed on
 unchanged.
 ``absent`` contains the records of hardware that is no longer in the node.
+``planned`` lists the devices with planned work, and the servers to whose owners it is announced.
 ``compared`` is set once nova-compute has marked the devices that servers have in Nova's
 records. A file that was started again after the old one was lost does not have it.
 ``clean`` is present while the device is known to be clean, and contains the version of Nova's
@@ -58,7 +61,7 @@ import attrs
 
 from nova_hpc.topology.model import AddressError, address_key, normalise_address
 from nova_hpc.wire import announcements, reservation
-from nova_hpc.wire.announcements import Accepted, Maintenance
+from nova_hpc.wire.announcements import Accepted, Maintenance, PlannedDeviceWork
 from nova_hpc.wire.reservation import ReservedProvider
 from nova_hpc.wire.values import cut_reason, require_finite, require_type, require_type_or_none
 from nova_hpc_common.wire.version import WireDocument
@@ -229,7 +232,7 @@ _KEYS: Final = frozenset(
 )
 _TOP: Final = frozenset(
     {LEDGER.key, "devices", "nvlink", "absent", "maintenance", "accepted"}
-    | {"providers", "compared", "node", "written"}
+    | {"planned", "providers", "compared", "node", "written"}
 )
 
 
@@ -261,6 +264,8 @@ class Ledger:
     maintenance: Maintenance | None = None
     #: Accepted changes of a model, the latest last.
     accepted: tuple[Accepted, ...] = attrs.field(default=(), converter=_latest_accepted)
+    #: Work that is planned on devices.
+    planned: PlannedDeviceWork = attrs.field(factory=PlannedDeviceWork)
     #: Normalised PCI address -> reservation of the provider that is named after it.
     providers: Mapping[str, ReservedProvider] = attrs.field(factory=dict, hash=False)
     #: nova-compute has compared this file with Nova's records since it was begun: a device
@@ -375,6 +380,8 @@ class Ledger:
             body["maintenance"] = attrs.asdict(self.maintenance)
         if self.accepted:
             body["accepted"] = [attrs.asdict(change) for change in self.accepted]
+        if planned := self.planned.dumps():
+            body["planned"] = planned
         if self.providers:
             body["providers"] = reservation.write_reservations(self.providers)
         return json.dumps(body, indent=1, sort_keys=True) + "\n"
@@ -418,6 +425,7 @@ def read_ledger(text: str) -> Ledger:
         absent=_read_absent(body.get("absent", {}), problems),
         maintenance=announcements.read_maintenance(body.get("maintenance"), problems),
         accepted=announcements.read_accepted_changes(body.get("accepted", []), problems),
+        planned=announcements.read_planned_work(body.get("planned", {}), problems),
         providers=reservation.read_reservations(body.get("providers"), problems),
         compared=body.get("compared") is True,
         node=_text_or_none(body.get("node")) or "",

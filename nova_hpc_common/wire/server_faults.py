@@ -50,6 +50,15 @@ class FaultWord(enum.Enum):
         return f"{TAG_PREFIX}{self.value}"
 
     @property
+    def message(self) -> str:
+        """The message of its instance actions."""
+        return self.value
+
+    def action(self, present: bool) -> str:
+        """The name of the instance action for the beginning of the fault, or for its end."""
+        return FOUND_ACTION if present else CLEARED_ACTION
+
+    @property
     def needs_other_devices(self) -> bool:
         """Whether the server works again only with other devices, so that it is replaced.
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 import attrs
 
 from nova_hpc_common.outside.text import printable_text
+from nova_hpc_common.wire.planned_work import earliest_planned_time
 from nova_hpc_tools.fabric.nova_aggregates import FabricCloud, NovaApiError
 
 #: 2.56: a cold migration names its host; 2.59: migrations have UUIDs; 2.64: rules of server
@@ -39,6 +40,14 @@ class DrainServer:
     #: Name of its flavor when it was created or resized.
     flavor: str
     extra_specs: Mapping[str, str]
+    #: Nova's name of its host for its project; "" while it has none.
+    host_id: str = ""
+    tags: tuple[str, ...] = ()
+
+    @property
+    def planned(self) -> str:
+        """The earliest time at which work on its host or its devices is announced, or ""."""
+        return earliest_planned_time(self.tags, self.host_id)
 
 
 @attrs.frozen
@@ -76,6 +85,14 @@ class DrainCloud(FabricCloud):
             "/servers/detail", "servers", MICROVERSION, all_tenants="1", host=host
         )
         return [_parse_drain_server(server) for server in api_servers]
+
+    def all_servers(self) -> Iterator[DrainServer]:
+        """The servers of all projects, also those without a host.
+
+        :raises NovaApiError: Nova does not answer, or refuses.
+        """
+        api_servers = self._pages("/servers/detail", "servers", MICROVERSION, all_tenants="1")
+        return map(_parse_drain_server, api_servers)
 
     def server(self, uuid: str) -> DrainServer | None:
         """The server with this UUID; None if it was deleted.
@@ -189,6 +206,24 @@ class DrainCloud(FabricCloud):
         body = {"confirmResize": None}
         self._call("post", f"/servers/{uuid}/action", body, microversion=MICROVERSION)
 
+    def add_tag(self, uuid: str, tag: str) -> None:
+        """Add a tag that the server does not have.
+
+        :raises NovaApiError: Nova refuses, for example because the server has 50 tags.
+        """
+        self._call("put", f"/servers/{uuid}/tags/{tag}", microversion=MICROVERSION)
+
+    def remove_tag(self, uuid: str, tag: str) -> None:
+        """Remove a tag from a server; it may be gone already, and the server, too.
+
+        :raises NovaApiError: Nova refuses.
+        """
+        try:
+            self._call("delete", f"/servers/{uuid}/tags/{tag}", microversion=MICROVERSION)
+        except NovaApiError as error:
+            if error.status != HTTPStatus.NOT_FOUND:
+                raise
+
     def why(self, uuid: str, action: str = "migrate") -> str:
         """The reason of the server's last failed *action*, from Nova; "" without one."""
         path = f"/servers/{uuid}/os-instance-actions"
@@ -214,4 +249,6 @@ def _parse_drain_server(server: Mapping[str, Any]) -> DrainServer:
         host=str(server.get("OS-EXT-SRV-ATTR:host") or ""),
         flavor=str(flavor.get("original_name") or ""),
         extra_specs=dict(flavor.get("extra_specs") or {}),
+        host_id=str(server.get("hostId") or ""),
+        tags=tuple(str(tag) for tag in server.get("tags") or ()),
     )

@@ -14,7 +14,8 @@ import attrs
 from nova_hpc.placement.flavor import has_fabric_keys, has_hpc_keys
 from nova_hpc_common.outside.text import printable_text, shell_command
 from nova_hpc_tools.base import CommandAnswer, CommandError, Count, ListCommand
-from nova_hpc_tools.cloud import drain, server_moves
+from nova_hpc_tools.cloud import announcement, drain, server_moves
+from nova_hpc_tools.cloud.announcement import Announcement
 from nova_hpc_tools.cloud.drain import Move
 from nova_hpc_tools.cloud.drain_api import (
     COLD,
@@ -29,13 +30,14 @@ from nova_hpc_tools.cloud.explain import find_nodes
 from nova_hpc_tools.cloud.server_moves import DrainStopError, MovePatience
 from nova_hpc_tools.fabric import nova_aggregates
 from nova_hpc_tools.fabric.nova_aggregates import NovaApiError
+from nova_hpc_tools.planned_time import parse_planned_time
 from nova_hpc_tools.site import source_options
 from nova_hpc_tools.snapshot import SnapshotError, cloud_readers
 
 _TO_DO: Final = 1
 #: The reason that operators read in ``openstack compute service list --long``.
 _REASON: Final = "nova-hpc drain"
-_COLUMNS: Final = ("Server", "ID", "To", "Level", "Domain", "Done", "Reason")
+_COLUMNS: Final = ("Server", "ID", "To", "Level", "Domain", "Done", "Reason", "Planned")
 _CONFIRM: Final = "confirm"
 _SERVICE: Final = "nova-compute"
 
@@ -69,16 +71,31 @@ class Drain(ListCommand):
     With --dead the host is off and its nova-compute is down. Servers with a place are evacuated:
     Nova builds them again on the host of the plan. The others are left as they are, each with its
     reason; Nova would set them to ERROR. Disks that no other host can read start from their image.
+
+    With --at, work on the host is announced to the owners of all its servers, and nothing moves.
+    Each server gets a tag with the time. --no-at removes the tags. The exit status is 1 if Nova
+    refuses a tag.
     """
 
-    acts_with = ("yes",)
+    acts_with = ("yes", "at", "no_at")
     errors = (SnapshotError, NovaApiError)
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Declare the options."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
         parser.add_argument("host", metavar="HOST", help="as Nova calls its compute service")
-        parser.add_argument("--yes", action="store_true", help="carry out the shown steps")
+        step = parser.add_mutually_exclusive_group()
+        step.add_argument("--yes", action="store_true", help="carry out the shown steps")
+        step.add_argument(
+            "--at",
+            type=parse_planned_time,
+            metavar="TIME",
+            help="announce now to owners that work on the host begins at TIME, like "
+            "2026-12-04T08:00Z; an earlier announcement is replaced",
+        )
+        step.add_argument(
+            "--no-at", action="store_true", help="no work is planned any more: remove the tags"
+        )
         parser.add_argument(
             "--dead",
             action="store_true",
@@ -116,6 +133,10 @@ class Drain(ListCommand):
         cloud = self.cloud(args)
         if args.server and not args.dead:
             raise CommandError("--server needs --dead: a live host is drained as a whole")
+        if args.at or args.no_at:
+            if args.dead:
+                raise CommandError("--at and --no-at move nothing: leave --dead out")
+            return self._announce(cloud, args.host, args.at or "")
         look = _survey_drained_host(cloud, args.host, args.dead, frozenset(args.server))
         taken = cloud_readers.obtain_snapshot(None, args.config)
         find_nodes(taken, args.host)
@@ -149,18 +170,22 @@ class Drain(ListCommand):
             done, stop_reason = self._do(cloud, args.host, look, plan.moves, patience)
         for reason in failed.values():
             print(f"failed: {printable_text(reason)}", file=sys.stderr)
+        if args.yes:
+            self._clear_moved_servers(cloud)
         if stop_reason is not None:
             print(f"{self._name}: {stop_reason}", file=sys.stderr)
+        names = {server.uuid: server.name for server in look.servers}
+        times = {server.uuid: server.planned for server in look.servers}
         rows: list[tuple[object, ...]] = [
             (
                 *(move.name, move.server, _format_move_target(move), move.level, move.domain),
                 *(move in done, failed.get(move.server, "")),
+                "" if move in done else times.get(move.server, ""),
             )
             for move in moves
         ]
-        names = {server.uuid: server.name for server in look.servers}
         rows += [
-            (names.get(uuid, uuid), uuid, "", "", "", False, reason)
+            (names.get(uuid, uuid), uuid, "", "", "", False, reason, times.get(uuid, ""))
             for uuid, reason in refusals.items()
         ]
         status = 0 if stop_reason is None and len(done) == len(rows) else _TO_DO
@@ -176,6 +201,51 @@ class Drain(ListCommand):
     def cloud(self, args: argparse.Namespace) -> DrainCloud:
         """The cloud; tests have one of their own."""
         return DrainCloud(nova_aggregates.connect_compute_proxy(args))
+
+    def _announce(self, cloud: DrainCloud, host: str, time: str) -> CommandAnswer:
+        """Announce a time to the owners of the host's servers; "" takes announcements back."""
+        cloud.service(host)
+        results: list[Announcement] = []
+        for result in announcement.announce(cloud, host, time):
+            self._report_announcement(result)
+            results.append(result)
+        if not time:
+            self._clear_moved_servers(cloud)
+        failed = sum(bool(result.failure) for result in results)
+        count = _format_server_count(len(results) - failed)
+        return CommandAnswer(
+            columns=_COLUMNS,
+            rows=[
+                (
+                    *(result.server.name, result.server.uuid, "", "", ""),
+                    *(not result.failure, result.failure, "" if result.failure else time),
+                )
+                for result in results
+            ],
+            status=_TO_DO if failed else 0,
+            show=lambda: print(
+                f"work on {host} at {time} is announced to the owners of {count}"
+                if time
+                else f"no work on {host} is announced any more; {count} had an announcement"
+            ),
+        )
+
+    def _clear_moved_servers(self, cloud: DrainCloud) -> None:
+        """Remove announcements from servers that have left the announced host."""
+        try:
+            for result in announcement.clear_moved_servers(cloud):
+                self._report_announcement(result)
+        except NovaApiError as error:
+            print(f"note: former announcements stay: {printable_text(str(error))}", file=sys.stderr)
+
+    def _report_announcement(self, result: Announcement) -> None:
+        server = f"{result.server.name} ({result.server.uuid})"
+        if result.failure:
+            print(f"failed: {server}: {printable_text(result.failure)}", file=sys.stderr)
+        elif result.time:
+            self.say(f"done: {server} is announced for {result.time}")
+        else:
+            self.say(f"done: {server} has no announcement any more")
 
     def _do(
         self,

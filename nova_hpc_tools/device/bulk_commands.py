@@ -8,7 +8,7 @@ import datetime
 import re
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import attrs
@@ -20,6 +20,7 @@ from nova_hpc.wire.ledger import DeviceState, Ledger
 from nova_hpc_tools import base
 from nova_hpc_tools.base import CommandAnswer, CommandError
 from nova_hpc_tools.device.command import ERRORS, ManagedNode, format_ledger_time
+from nova_hpc_tools.planned_time import parse_planned_time
 from nova_hpc_tools.site import source_options
 
 _FAILED: Final = 1
@@ -271,11 +272,15 @@ class ReleaseDevices(_BulkDeviceCommand):
 
 
 class MaintenanceWindow(base.RecordCommand):
-    """Announce a time in which devices may change, or show the announced time.
+    """Announce a time in which devices may change, or work on devices to owners.
 
-    A change of identity, BARs, capabilities or the number of virtual functions that is
-    seen in it becomes the new baseline, with a line in the log. Use it around updates of
-    firmware and drivers, and end it when they are done.
+    --start: a change of identity, BARs, capabilities or the number of virtual functions that
+    is seen in that time becomes the new baseline, with a line in the log. Use it around
+    updates of firmware and drivers, and end it when they are done.
+
+    --at: the servers that have the devices get a tag and an instance action from nova-compute, so
+    their owners learn when work on the devices begins, and no more. Without options, the
+    announced times are shown.
     """
 
     errors = ERRORS
@@ -283,7 +288,20 @@ class MaintenanceWindow(base.RecordCommand):
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Declare the options."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
+        parser.add_argument(
+            "addresses",
+            metavar="ADDRESS",
+            nargs="*",
+            help="with --at and --stop: PCI addresses like 0000:41:00.0; that of a physical "
+            "function stands for its virtual functions, too",
+        )
         what = parser.add_mutually_exclusive_group()
+        what.add_argument(
+            "--at",
+            type=parse_planned_time,
+            metavar="TIME",
+            help="work on these devices begins at TIME, like 2026-12-04T08:00Z; announce it",
+        )
         what.add_argument(
             "--start",
             nargs="?",
@@ -293,7 +311,11 @@ class MaintenanceWindow(base.RecordCommand):
             metavar="TIME",
             help="begin at TIME, like 2026-11-22T23:00 (default: now)",
         )
-        what.add_argument("--stop", action="store_true", help="nothing is expected any more")
+        what.add_argument(
+            "--stop",
+            action="store_true",
+            help="nothing is expected or planned any more; with ADDRESS, no work on that device",
+        )
         end = parser.add_mutually_exclusive_group()
         end.add_argument("--end", type=_parse_time, metavar="TIME", help="until TIME")
         end.add_argument(
@@ -321,30 +343,86 @@ class MaintenanceWindow(base.RecordCommand):
         args = parsed_args
         # Time for maintenance can be announced before nova-compute has run.
         starts = args.start is not False and not args.stop
+        if args.addresses and not (args.at or args.stop):
+            self._parser.error("ADDRESS needs --at or --stop")
+        if args.at and not args.addresses:
+            self._parser.error("--at needs the ADDRESS of a device")
         place = (ManagedNode.read if starts else ManagedNode.read_existing)(args.config)
-        announced = place.ledger.maintenance
+        ledger = place.ledger
         if args.stop:
-            announced = None
-            place.file.change(lambda ledger: attrs.evolve(ledger, maintenance=None))
-        elif args.start is not False:
+            ledger = self._end(place, args.addresses)
+        elif starts:
             announced = self._announced(args)
-            place.file.change(lambda ledger: self._with(ledger, announced))
+            ledger = place.file.change(lambda ledger: attrs.evolve(ledger, maintenance=announced))
         elif args.end or args.lasts or args.reason or args.model:
             self._parser.error("--end, --for, --model and --reason need --start")
-        if announced is None:
+        elif args.at:
+            ledger = self._plan(place, args.addresses, args.at)
+        window = ledger.maintenance
+        planned = [f"{address} {time}" for address, time in sorted(ledger.planned.devices.items())]
+        values = ("", "", "", "")
+        if window is not None:
+            values = (
+                format_ledger_time(window.start),
+                format_ledger_time(window.end),
+                " ".join(window.models),
+                window.reason,
+            )
+            models = values[2] or "all models"
+            self.say(f"from {values[0]} to {values[1]}, {models}: {values[3]}")
+        elif not planned:
             if not args.stop:
-                expect_whole(place.ledger)
+                expect_whole(ledger)
             self.say("no maintenance is announced")
-            return CommandAnswer(_COLUMNS, ("", "", "", ""))
-        values = (
-            format_ledger_time(announced.start),
-            format_ledger_time(announced.end),
-            " ".join(announced.models),
-            announced.reason,
+        for line in planned:
+            self.say(f"planned work: {line}")
+        return CommandAnswer(_COLUMNS, (*values, "; ".join(planned)))
+
+    def _plan(self, place: ManagedNode, texts: Sequence[str], time: str) -> Ledger:
+        """Write the time at which work on devices begins.
+
+        :raises CommandError: the node has no such device, or its watch is off.
+        """
+        if not place.options.hpc.watch_interval:
+            raise CommandError(
+                "[hpc]watch_interval is 0, so nova-compute of this node announces nothing: set it, "
+                "or announce work on the whole host with nova-hpc drain --at"
+            )
+        addresses = [normalise_address(text) for text in texts]
+        for address in addresses:
+            place.candidate(address)
+        return self._put_planned(
+            place, lambda devices: {**devices, **dict.fromkeys(addresses, time)}
         )
-        models = values[2] or "all models"
-        self.say(f"from {values[0]} to {values[1]}, {models}: {values[3]}")
-        return CommandAnswer(_COLUMNS, values)
+
+    def _end(self, place: ManagedNode, texts: Sequence[str]) -> Ledger:
+        """End the window and all planned work, or the planned work on some devices alone.
+
+        :raises CommandError: no work is planned on one of them.
+        """
+        addresses = {normalise_address(text) for text in texts}
+        for address in sorted(addresses - place.ledger.planned.devices.keys()):
+            raise CommandError(f"no work is planned on {address}")
+        if not addresses:
+            place.file.change(lambda ledger: attrs.evolve(ledger, maintenance=None))
+        return self._put_planned(
+            place,
+            lambda devices: {
+                address: time
+                for address, time in devices.items()
+                if addresses and address not in addresses
+            },
+        )
+
+    @staticmethod
+    def _put_planned(
+        place: ManagedNode, change: Callable[[Mapping[str, str]], dict[str, str]]
+    ) -> Ledger:
+        def edit(ledger: Ledger) -> Ledger:
+            planned = attrs.evolve(ledger.planned, devices=change(ledger.planned.devices))
+            return attrs.evolve(ledger, planned=planned)
+
+        return place.file.change(edit)
 
     def _announced(self, args: argparse.Namespace) -> Maintenance:
         reason = " ".join((args.reason or "").split())
@@ -358,9 +436,5 @@ class MaintenanceWindow(base.RecordCommand):
             raise CommandError("it would end before it begins")
         return Maintenance(start, end, reason, tuple(args.model))
 
-    @staticmethod
-    def _with(ledger: Ledger, announced: Maintenance | None) -> Ledger:
-        return attrs.evolve(ledger, maintenance=announced)
 
-
-_COLUMNS: Final = ("Start", "End", "Models", "Reason")
+_COLUMNS: Final = ("Start", "End", "Models", "Reason", "Planned")

@@ -34,6 +34,7 @@ from nova_hpc.topology import roles, sysfs
 from nova_hpc.topology.device import DEVICES
 from nova_hpc.topology.model import AddressError, Node, address_key, normalise_address
 from nova_hpc.wire.ledger import DeviceState, Ledger
+from nova_hpc_common.wire.planned_work import format_planned_time
 from nova_hpc_tools import base
 from nova_hpc_tools.base import CommandAnswer, CommandError
 from nova_hpc_tools.device.upkeep import DeviceUpkeep
@@ -45,6 +46,7 @@ from nova_hpc_tools.site.device_spec import DeviceSpec
 #: Options that are used here.
 _NEEDED: Final = (
     *("ledger_file", "reset_timeout", "sysfs_root", "offer_anyway", "clean_timeout"),
+    "watch_interval",
     *erasers.OPTIONS,
 )
 
@@ -131,6 +133,19 @@ class ManagedNode:
         """The faults of a device that a server has, as nova-compute's watch found them, or ""."""
         entry = record.load_record(self.ledger.device(address).watch)
         return "" if entry is None else entry.text(format_ledger_time)
+
+    def planned(self, address: str) -> str:
+        """The time at which work on a device or on its physical function begins, or ""."""
+        function = self.node.function(address)
+        parent = None if function is None else function.physical_function
+        planned, server = self.ledger.planned, self.ledger.device(address).server
+        times = (planned.devices.get(key or "", "") for key in (address, parent))
+        time = min(filter(None, times), default="")
+        if not time:
+            return ""
+        now = format_planned_time(datetime.datetime.now(datetime.UTC))
+        waits = server is not None and time > now and planned.announced.get(server) != time
+        return f"{time}, not reported to its owner yet" if waits else time
 
     def since(self, address: str) -> str:
         """The time at which the state of a device began; "" if it never had a fault."""
@@ -313,6 +328,7 @@ class ShowDevice(_DeviceCommand):
             "Reason": reason,
             "Server": description["Server"],
             "Faults": place.faults(address),
+            "Planned": place.planned(address),
             "Driver": function.driver or "",
             "Reset methods": " ".join(function.reset_methods or ()),
             "Differences": "; ".join([*differences, *unknown]),

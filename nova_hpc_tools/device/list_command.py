@@ -76,10 +76,14 @@ class ListDevices(base.ListCommand):
                 place.ledger.device(address).server or "",
                 place.since(address),
                 place.cleaned_in(address),
+                place.planned(address),
             )
             for address in place.addresses()
         )
-        columns = ("Address", "Role", "State", "Reason", "Server", "Since", "Cleaned in s")
+        columns = (
+            *("Address", "Role", "State", "Reason", "Server", "Since", "Cleaned in s"),
+            "Planned",
+        )
         nothing = "; ".join(place.node.problems) or "This node offers no device."
         if not place.options.pci.device_spec:
             nothing = (

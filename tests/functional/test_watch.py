@@ -50,7 +50,7 @@ def equip(tree: FakeSysfs) -> None:
     boot.write_text("5f0c0f6e-8b1c-4b64-9f3e-0d1c1d1c1d1c\n")
 
 
-class WatchTest(DriverTest):
+class WatchCase(DriverTest):
     """The watch of one node, look by look."""
 
     def setUp(self) -> None:
@@ -130,6 +130,8 @@ class WatchTest(DriverTest):
         assert entry is not None
         return {word.value: fault.reported for word, fault in entry.faults.items()}
 
+
+class WatchTest(WatchCase):
     # -- the whole way ------------------------------------------------------------
 
     def test_a_narrow_link_from_the_node_to_the_owner(self) -> None:
@@ -264,7 +266,7 @@ class WatchTest(DriverTest):
             self.look(3)
         self.assertEqual({"link": False}, self.recorded(address))
         self.assertEqual(
-            1, len(self.log_lines(f"WARNING.*faults of server {server['id']} are not reported"))
+            1, len(self.log_lines(f"WARNING.*work of server {server['id']} are not reported"))
         )
         # Written, but the answer is lost.
         create = objects.InstanceAction.create

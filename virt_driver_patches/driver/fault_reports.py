@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reports the faults of a server's devices to its owner: a tag and an instance action each.
+"""Reports faults and planned work of a server's devices to its owner: a tag and an action each.
 
 Nova's objects write both, so a user's limit of 50 tags does not count: only the API checks it
 (nova/api/openstack/compute/server_tags.py, releases 32 to 34). A report that fails stays in its
 server's queue, and the next look sends it again. Its request id shows whether an earlier try has
-arrived all the same. The texts contain the word of the fault, and nothing of the host.
+arrived all the same. The texts contain the word of the fault or the time of the work, and nothing
+of the host.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 from collections.abc import Mapping
+from typing import TypeAlias
 
 import attrs
 from nova import context as nova_context
@@ -19,9 +21,13 @@ from nova import exception, objects
 from oslo_log import log as logging
 from oslo_utils import timeutils
 
-from nova_hpc_common.wire.server_faults import CLEARED_ACTION, FOUND_ACTION, FaultWord
+from nova_hpc_common.wire.planned_work import PlannedWork
+from nova_hpc_common.wire.server_faults import FaultWord
 
 LOG = logging.getLogger(__name__)
+
+#: A fact that is reported to an owner.
+OwnerFact: TypeAlias = FaultWord | PlannedWork
 
 
 def _new_request_id() -> str:
@@ -30,10 +36,10 @@ def _new_request_id() -> str:
 
 
 @attrs.define
-class _FaultReport:
-    """One change of a server's faults that is not reported yet."""
+class _OwnerReport:
+    """One change of the facts of a server that is not reported yet."""
 
-    word: FaultWord
+    fact: OwnerFact
     present: bool
     moment: datetime.datetime = attrs.field(factory=timeutils.utcnow)
     request_id: str = attrs.field(factory=_new_request_id)
@@ -45,22 +51,22 @@ class _FaultReport:
 class OwnerReports:
     """The reports of one node. Only the thread of the watch uses it."""
 
-    #: Server -> faults that its owner has as tags and actions.
-    _reported: dict[str, set[FaultWord]] = attrs.field(factory=dict)
-    _queues: dict[str, list[_FaultReport]] = attrs.field(factory=dict)
+    #: Server -> facts that its owner has as tags and actions.
+    _reported: dict[str, set[OwnerFact]] = attrs.field(factory=dict)
+    _queues: dict[str, list[_OwnerReport]] = attrs.field(factory=dict)
     _failed: set[str] = attrs.field(factory=set)
 
-    def restore(self, server: str, word: FaultWord) -> None:
-        """Take over a fault that an earlier run of this service has reported."""
-        self._reported.setdefault(server, set()).add(word)
+    def restore(self, server: str, fact: OwnerFact) -> None:
+        """Take over a fact that an earlier run of this service has reported."""
+        self._reported.setdefault(server, set()).add(fact)
 
-    def put(self, server: str, word: FaultWord, present: bool) -> None:
+    def put(self, server: str, fact: OwnerFact, present: bool) -> None:
         """Add a change to the server's queue."""
-        self._queues.setdefault(server, []).append(_FaultReport(word, present))
+        self._queues.setdefault(server, []).append(_OwnerReport(fact, present))
 
-    def is_reported(self, server: str, word: FaultWord) -> bool:
-        """Whether a present fault has its tag and its action."""
-        return word in self._reported.get(server, ())
+    def is_reported(self, server: str, fact: OwnerFact) -> bool:
+        """Whether a present fact has its tag and its action."""
+        return fact in self._reported.get(server, ())
 
     @property
     def waiting(self) -> frozenset[str]:
@@ -77,14 +83,17 @@ class OwnerReports:
                 if server in self._queues:
                     self._send_queue(server)
                     continue  # the tags were read before
-                for word in self._reported.get(server, ()):
-                    if word.tag not in tags[server]:
-                        _add_tag(server, word)
+                for fact in self._reported.get(server, ()):
+                    if fact.tag not in tags[server]:
+                        _add_tag(server, fact)
             except exception.InstanceNotFound:
                 self.forget(server)  # deleted, and its tags with it
             except Exception as error:
                 if server not in self._failed:
-                    LOG.warning("The faults of server %s are not reported yet: %s", server, error)
+                    LOG.warning(
+                        "The faults or planned work of server %s are not reported yet: %s",
+                        *(server, error),
+                    )
                 self._failed.add(server)
             finally:
                 self._failed &= self._queues.keys()
@@ -99,32 +108,32 @@ class OwnerReports:
         while queue:
             report = queue[0]
             if report.present:
-                _add_tag(server, report.word)
+                _add_tag(server, report.fact)
             else:
-                _remove_tag(server, report.word)
+                _remove_tag(server, report.fact)
             _write_action(server, report)
             reported = self._reported.setdefault(server, set())
             if report.present:
-                reported.add(report.word)
+                reported.add(report.fact)
             else:
-                reported.discard(report.word)
+                reported.discard(report.fact)
             del queue[0]
         del self._queues[server]
         if not self._reported[server]:
             del self._reported[server]
 
 
-def _add_tag(server: str, word: FaultWord) -> None:
+def _add_tag(server: str, fact: OwnerFact) -> None:
     context = nova_context.get_admin_context()
-    objects.Tag(context=context, resource_id=server, tag=word.tag).create()
+    objects.Tag(context=context, resource_id=server, tag=fact.tag).create()
 
 
-def _remove_tag(server: str, word: FaultWord) -> None:
+def _remove_tag(server: str, fact: OwnerFact) -> None:
     with contextlib.suppress(exception.InstanceTagNotFound):  # its owner was faster
-        objects.Tag.destroy(nova_context.get_admin_context(), server, word.tag)
+        objects.Tag.destroy(nova_context.get_admin_context(), server, fact.tag)
 
 
-def _write_action(server: str, report: _FaultReport) -> None:
+def _write_action(server: str, report: _OwnerReport) -> None:
     context = nova_context.get_admin_context()
     if report.tried and objects.InstanceAction.get_by_request_id(
         context, server, report.request_id
@@ -135,8 +144,8 @@ def _write_action(server: str, report: _FaultReport) -> None:
         context=context,
         instance_uuid=server,
         request_id=report.request_id,
-        action=FOUND_ACTION if report.present else CLEARED_ACTION,
-        message=report.word.value,
+        action=report.fact.action(report.present),
+        message=report.fact.message,
         start_time=report.moment,
         updated_at=report.moment,
     ).create()

@@ -43,6 +43,7 @@ from virt_driver_patches.driver import server_standing
 from virt_driver_patches.driver.fault_reports import OwnerReports
 from virt_driver_patches.driver.kept_devices import GuestComparison
 from virt_driver_patches.driver.notifications import notify_server_fault
+from virt_driver_patches.driver.planned_work import PlannedDeviceReports
 from virt_driver_patches.driver.server_standing import ServerState
 
 CONF = nova.conf.CONF
@@ -115,6 +116,9 @@ class DeviceWatch:
         self._reader = DeviceReader(self._root, _error_file_of(CONF))
         self._removed = RemovedDevices()
         self._reports = OwnerReports()
+        self._planned = PlannedDeviceReports(
+            self._ledger, self._reports, self._reader.physical_function_of
+        )
         #: None until the ledger was read.
         self._records: dict[str, WatchRecord] | None = None
         self._devices: dict[str, WatchedDevice] = {}
@@ -205,10 +209,12 @@ class DeviceWatch:
         )
         self._take_steps(users, looks, steps, states, moment)
         self._compare_words(users)
+        self._planned.compare(users)
         self._clear_former_tags(states)
         self._reports.send(
             {server: state.tags for server, state in states.items() if state.tags is not None}
         )
+        self._planned.record()
         self._unwritten |= steps.keys()
         self._write_records(users, boot)
 
@@ -352,6 +358,7 @@ class DeviceWatch:
             if server not in self._unchecked or unknown:
                 continue
             del self._unchecked[server]
+            self._planned.clear_former(server, state.tags or ())
             for word in NODE_WORDS - self._words.get(server, frozenset()):
                 if word.tag in (state.tags or ()):
                     self._reports.put(server, word, present=False)

@@ -101,6 +101,10 @@ class DeviceReader:
             for address in addresses
         }
 
+    def physical_function_of(self, address: str) -> str | None:
+        """Return the physical function of a virtual function; None for any other device."""
+        return self._place(address).physical
+
     def _missing(self, address: str) -> DeviceLook:
         self._places.pop(address, None)
         return DeviceLook(present=False)

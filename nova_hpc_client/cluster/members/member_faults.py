@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The faults of a member, from the records that its owner can read.
+"""The faults of a member and its planned work, from the records that its owner can read.
 
 The node's words are tags of the server. Three words come from elsewhere: the measurement's verdict,
 the status of the host if Nova's policy shows it to owners, and the status of the ports.
@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from nova_hpc_common.wire import member_verdict, server_faults
+from nova_hpc_common.wire import member_verdict, planned_work, server_faults
 from nova_hpc_common.wire.server_faults import FaultWord
 
 #: Values of ``host_status`` of hosts that do not answer (nova/objects/fields.py, ``HostStatus``).
@@ -42,3 +42,13 @@ def read_faults(
     if server["id"] in failed and server.get("status") == "ACTIVE":
         words.add(FaultWord.PARTITION)
     return tuple(word for word in FaultWord if word in words)
+
+
+def read_planned_time(server: Mapping[str, Any]) -> str:
+    """Read the earliest announced time of work on a server's host or devices; "" without one.
+
+    :param server: a record of Nova's API.
+    """
+    return planned_work.earliest_planned_time(
+        server.get("tags") or (), str(server.get("hostId") or "")
+    )

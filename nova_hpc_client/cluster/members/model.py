@@ -71,6 +71,8 @@ class ClusterMember:
     :ivar problem: the reason not to act on its ``ClusterWish``: a later release wrote it.
     :ivar verdict: the result of its measurement; None if there is none that can be read.
     :ivar faults: its present faults, the worst first.
+    :ivar planned: the earliest time at which work on its host or its devices begins, in UTC as
+        ``2026-12-04T08:00Z``; empty if none is announced.
     """
 
     id: str
@@ -97,6 +99,7 @@ class ClusterMember:
     problem: str = ""
     verdict: MemberVerdict | None = None
     faults: tuple[FaultWord, ...] = ()
+    planned: str = ""
 
     @property
     def shown(self) -> str:
@@ -504,4 +507,5 @@ def read_member(
         problem=problem,
         verdict=member_verdict.verdict_of_metadata(metadata),
         faults=member_faults.read_faults(server, ports),
+        planned=member_faults.read_planned_time(server),
     )

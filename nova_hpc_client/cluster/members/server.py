@@ -25,6 +25,8 @@ class OneServer:
     :ivar devices: None if its metadata contains none that can be read.
     :ivar beside: level -> names of the siblings whose narrowest common level with it is this.
     :ivar faults: its present faults, the worst first.
+    :ivar planned: the earliest time at which work on its host or its devices begins, in UTC; "" if
+        none is announced.
     """
 
     id: str
@@ -34,6 +36,7 @@ class OneServer:
     position: Position
     beside: Mapping[str, tuple[str, ...]] = attrs.Factory(dict)
     faults: tuple[FaultWord, ...] = ()
+    planned: str = ""
 
     @property
     def groups(self) -> tuple[str, ...]:
@@ -77,6 +80,7 @@ def read_own_server(
             level: tuple(sorted(beside[level])) for level in reversed(LEVELS) if level in beside
         },
         faults=member_faults.read_faults(server, ports),
+        planned=member_faults.read_planned_time(server),
     )
 
 

@@ -84,6 +84,9 @@ def cluster_record_of(cluster: Cluster) -> tuple[Sequence[str], Sequence[Any]]:
                 if member.faults
             }
         ),
+        "planned": format_columns.DictColumn(
+            {member.name: member.planned for member in numbered_members.present if member.planned}
+        ),
         "spans": format_columns.DictColumn(neighbours.count_spanned_domains(cluster)),
     }
     if cluster.wants_head:
@@ -112,7 +115,7 @@ class ListCluster(HeardOutput, InertOutput, command.Lister):
             clusters = sdk_cloud_of(self.app).clusters()
         columns = ["Name", "ID", "State", "Members", "Ports"]
         if parsed_args.long:
-            columns += ["Policy", "Reason", "Next", "Faults"]
+            columns += ["Policy", "Reason", "Next", "Faults", "Planned"]
         return columns, [_format_cluster_row(cluster, parsed_args.long) for cluster in clusters]
 
 
@@ -130,7 +133,8 @@ def _format_cluster_row(cluster: Cluster, long: bool) -> Sequence[Any]:
         present = number_members(cluster).present
         faults = [f"{member.name} {word.value}" for member in present for word in member.faults]
         row += [policy, cluster.reason, decide.format_finish_commands(cluster)]
-        row.append(format_columns.ListColumn(faults))
+        planned = [f"{member.name} {member.planned}" for member in present if member.planned]
+        row += [format_columns.ListColumn(faults), format_columns.ListColumn(planned)]
     return row
 
 

@@ -26,6 +26,7 @@ class ShowServer(HeardOutput, InertOutput, command.ShowOne):
     names of its domains on the fabric. Names are the project's own: two servers with the
     same name of a leaf share it. "beside" says so of the servers in its server groups, each
     at the narrowest level that both are known to share. "faults" are words for present faults.
+    "planned" is the time (UTC) at which announced work on its host or its devices begins.
     """
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
@@ -61,5 +62,6 @@ def server_record_of(server: OneServer) -> tuple[Sequence[str], Sequence[Any]]:
             {level: list(names) for level, names in server.beside.items()}
         ),
         "faults": format_columns.ListColumn([word.value for word in server.faults]),
+        "planned": server.planned,
     }
     return tuple(values), tuple(values.values())

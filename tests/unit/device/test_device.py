@@ -115,6 +115,7 @@ def test_the_life_of_a_quarantine(node, ask):
         "Reason": "the kernel knows no way to reset it",
         "Server": "",
         "Cleaned in s": "",
+        "Planned": "",
     }
     status, out, err = ask("release", GPU)
     assert (status, out) == (1, "")

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import time
 
+import attrs
 import pytest
 
 from nova_hpc.wire.ledger import DeviceState
@@ -18,6 +20,7 @@ from tests.unit.tenancy.hygiene_node import config, make
 
 GPUS = [f"0000:{bus:02x}:00.0" for bus in range(0x40, 0x48)]
 GPU, OTHER = GPUS[:2]
+LATER = f"{datetime.date.today() + datetime.timedelta(days=9)}T08:00Z"
 SERVER = "11111111-1111-1111-1111-111111111111"
 COMMANDS = {
     "list": list_command.ListDevices,
@@ -169,7 +172,7 @@ def test_release_in_bulk(node, ask):
 def test_announced_changes_are_recorded(node, ask):
     assert rows(ask, "maintenance") == (
         0,
-        {"Start": "", "End": "", "Models": "", "Reason": ""},
+        {"Start": "", "End": "", "Models": "", "Reason": "", "Planned": ""},
     )
     node.now[:] = [time.time() + 60, 1000.0]
     status, out, _ = ask("maintenance", "--start", "--for", "2h", "--reason", "firmware 2.0")
@@ -197,6 +200,52 @@ def test_a_maintenance_of_one_model_is_not_that_of_another(node, ask):
     assert len(sweep(node)) == len(GPUS)
 
 
+def test_planned_work_is_a_mark_that_changes_nothing_else(node, ask):
+    node.now[:] = [time.time(), 1000.0]
+    moment = f"{datetime.date.today() + datetime.timedelta(days=3)}T08:00"
+    before = node.ledger
+    status, out, _ = ask("maintenance", OTHER, GPU.upper(), "--at", f"{moment}+00:00")
+    assert (status, out) == (
+        0,
+        f"planned work: {GPU} {moment}Z\nplanned work: {OTHER} {moment}Z\n",
+    )
+    assert attrs.evolve(node.ledger, planned=before.planned) == before
+    # Changes are not expected, and the device goes to servers as before.
+    update(node, GPU)
+    assert set(sweep(node)) == {GPU}
+    node.config(GPU)
+    assert node.step().give(SERVER, node.candidates(OTHER)) == {}
+    assert ask("show", GPU, "-f", "value", "-c", "Planned")[1] == f"{moment}Z\n"
+    waiting = f"{moment}Z, not reported to its owner yet"
+    assert ask("show", OTHER, "-f", "value", "-c", "Planned")[1] == f"{waiting}\n"
+    listed = {row["Address"]: row["Planned"] for row in rows(ask, "list")[1]}
+    assert {address: text for address, text in listed.items() if text} == {
+        GPU: f"{moment}Z",
+        OTHER: waiting,
+    }
+    told = attrs.evolve(node.ledger.planned, announced={SERVER: f"{moment}Z"})
+    node.file.change(lambda ledger: attrs.evolve(ledger, planned=told))
+    assert ask("show", OTHER, "-f", "value", "-c", "Planned")[1] == f"{moment}Z\n"
+    # A window is another thing, and one mark is taken back alone.
+    ask("maintenance", "--start", "--for", "2h", "--reason", "x")
+    status, out, _ = ask("maintenance", "--stop", GPU)
+    assert out.splitlines()[1:] == [f"planned work: {OTHER} {moment}Z"]
+    assert ask("maintenance", "--stop", GPU)[0] == 2
+    assert rows(ask, "maintenance")[1]["Planned"] == f"{OTHER} {moment}Z"
+    assert ask("maintenance", "--stop")[1] == "no maintenance is announced\n"
+    assert node.ledger.maintenance is None
+    assert node.ledger.planned == attrs.evolve(told, devices={})
+
+
+def test_planned_work_needs_the_watch(node, ask):
+    path = node.root / "nova.conf"
+    path.write_text(f"{path.read_text()}watch_interval = 0\n")
+    status, _, err = ask("maintenance", GPU, "--at", LATER)
+    assert status == 2
+    assert "[hpc]watch_interval is 0, so nova-compute of this node announces nothing" in err
+    assert node.ledger.planned.devices == {}
+
+
 def test_an_operators_quarantine_is_not_accepted_away(node, ask):
     node.file.quarantine({GPU: "ticket 4711"})
     update(node, GPU)
@@ -221,6 +270,16 @@ def test_an_operators_quarantine_is_not_accepted_away(node, ask):
         (["maintenance", "--start", "--for", "2h"], "needs --reason"),
         (["maintenance", "--for", "2h"], "need --start"),
         (["maintenance", "--start", "--for", "soon", "--reason", "x"], "no duration"),
+        (["maintenance", GPU, "--at", "2026-11-01T08:00Z"], "is in the past"),
+        (["maintenance", GPU, "--at", "2999-01-01T08:00"], "has no time zone"),
+        (["maintenance", "--at", LATER], "needs the ADDRESS of a device"),
+        (["maintenance", GPU], "ADDRESS needs --at or --stop"),
+        (["maintenance", GPU, "--start", "--for", "2h", "--reason", "x"], "ADDRESS needs --at"),
+        (["maintenance", "0000:99:00.0", "--at", LATER], "no such device"),
+        (["maintenance", "gpu3", "--at", LATER], "not a PCI address"),
+        (["maintenance", GPU, "--at", LATER, "--reason", "x"], "need --start"),
+        (["maintenance", GPU, "--at", LATER, "--stop"], "not allowed with"),
+        (["maintenance", "--stop", GPU], f"no work is planned on {GPU}"),
         (["maintenance", "--start", "--end", "1d", "--reason", "x"], "end before it begins"),
     ],
 )

@@ -37,7 +37,7 @@ from nova_hpc.topology import nccl
 from nova_hpc.topology.peer import PeerReason
 from nova_hpc.topology.peer_wish import PeerWish as PeerWish
 from nova_hpc.wire import capture, device_record, partitions
-from nova_hpc.wire.announcements import Accepted, Maintenance
+from nova_hpc.wire.announcements import Accepted, Maintenance, PlannedDeviceWork
 from nova_hpc.wire.decision import Decision
 from nova_hpc.wire.guest_abi import Abi, TopologyMode
 from nova_hpc.wire.ledger import DeviceState, Ledger, LedgerDevice, PartitionTenancy, Trial
@@ -261,6 +261,10 @@ LEDGER: Final = Ledger(
     },
     maintenance=Maintenance(1790000000.0, 1790007200.0, "firmware 1.2", ("10de:2330",)),
     accepted=(Accepted("10de:2330", "its capabilities have changed", "firmware 1.1"),),
+    planned=PlannedDeviceWork(
+        {GPU: "2026-12-04T08:00Z"},
+        {"d3b5b3ac-54b1-4a6e-a3d5-6b0e6f6c2a10": "2026-12-04T08:00Z"},
+    ),
     providers={
         GPU: ReservedProvider(
             uuid="5f0d2f5a-8a58-4f0e-8a51-0c1f7f3f1d11",

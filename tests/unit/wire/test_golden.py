@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 from nova_hpc.topology import roles
 from nova_hpc.topology.nccl import NCCL_VERSION
 from nova_hpc.wire import (
+    announcements,
     capture,
     decision,
     device_record,
@@ -255,7 +256,8 @@ def test_texts_of_the_first_code_are_read() -> None:
     bare = {"trial": None, "last_server": None, "counted": None, "proof": None}
     # Of a release that took silence for clean: nothing is.
     unproved = {each: attrs.evolve(found, proof=None) for each, found in said.items()}
-    new = {"compared": False, "node": "", "written": ""}
+    nothing = announcements.PlannedDeviceWork()
+    new = {"compared": False, "node": "", "written": "", "planned": nothing}
     assert READERS["ledger"](golden("ledger/v1-unproved.json")) == attrs.evolve(
         examples.LEDGER, devices=unproved, **new
     )

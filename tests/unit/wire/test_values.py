@@ -8,7 +8,7 @@ import json
 import pytest
 
 from nova_hpc.wire import announcements, reservation, values
-from nova_hpc.wire.announcements import Accepted, Maintenance
+from nova_hpc.wire.announcements import Accepted, Maintenance, PlannedDeviceWork
 
 #: Of these no entry is made, whatever they stand for.
 WRONG = [None, True, "7", [7], {"7": 7}]
@@ -68,3 +68,20 @@ def test_a_damaged_reservation_is_lost_and_named(change):
     body = {"0000:41:00.0": right, "0000:42:00.0": {**right, **change}}
     assert list(reservation.read_reservations(body, problems)) == ["0000:41:00.0"]
     assert problems == ["0000:42:00.0: the reservations of its provider cannot be read"]
+
+
+@pytest.mark.parametrize("wrong", [*WRONG[1:], "soon", "2026-13-04T08:00Z"])
+def test_a_damaged_time_of_planned_work_is_left_out(wrong):
+    problems: list[str] = []
+    right = {"0000:41:00.0": "2026-12-04T08:00Z"}
+    body = {"devices": {**right, "0000:42:00.0": wrong}, "announced": {}}
+    assert announcements.read_planned_work(body, problems) == PlannedDeviceWork(right)
+    assert problems == ["planned work number 1 in the ledger is damaged"]
+    bad = {"devices": {"gpu": "2026-12-04T08:00Z"}}
+    assert announcements.read_planned_work(bad, problems) == PlannedDeviceWork()
+    for part in ([], {"announced": 7}):
+        assert announcements.read_planned_work(part, problems) == PlannedDeviceWork()
+    assert problems[1:] == [
+        "planned work number 0 in the ledger is damaged",
+        *["the planned work in the ledger is damaged"] * 2,
+    ]
