@@ -7,7 +7,7 @@ each of their steps, and two heal at once.
 
 from __future__ import annotations
 
-import os
+import re
 import subprocess
 import sys
 import time
@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from nova import context as nova_context
 from nova import objects
+from nova.tests.functional.api import client
 
 from nova_hpc_common.wire.server_faults import FaultWord
 from tests.functional.cluster_client import base
@@ -56,12 +57,6 @@ class HealTest(base.ClusterClientTest):
 
     def ports_of(self, server: str) -> set[str]:
         return {port["id"] for port in self.made_ports() if port["device_id"] == server}
-
-    def program(self, name: str, text: str) -> str:
-        path = self._folder / name
-        path.write_text(f"#!/bin/sh\n{text}\n")
-        path.chmod(0o755)
-        return str(path)
 
 
 class OneRoundTest(HealTest):
@@ -127,6 +122,81 @@ class OneRoundTest(HealTest):
         self.untag(before["k-3"]["id"], FaultWord.LINK)
         self.heal("--force")
         self.assertNotEqual(before["k-2"]["id"], self.by_name()["k-2"]["id"])
+
+    @pytest.mark.slow
+    def test_two_members_at_once(self) -> None:
+        before = self.make(5)
+        ports = {name: self.ports_of(before[name]["id"]) for name in before}
+
+        def changed() -> set[str]:
+            after = self.by_name()
+            for name, server in after.items():
+                self.assertEqual(ports[name], self.ports_of(server["id"]))
+            found = {name for name in before if after[name]["id"] != before[name]["id"]}
+            before.update(after)
+            return found
+
+        for name in ("k-2", "k-5"):
+            self.tag(before[name]["id"], FaultWord.LINK)
+        self.front.arm()
+        lines = self.heal("--force", "--at-once", "2")
+        of_servers = [
+            each for each in self.front.requests if re.match(r"(DELETE|POST) /v2.1/serv", each)
+        ]
+        self.assertEqual({"k-2", "k-5"}, changed())
+        self.assertIn("k-2, k-5 is another server now", lines)
+        # Both are gone before the first new one is created.
+        kinds = [each.split("/servers")[0] for each in of_servers if "/metadata" not in each]
+        self.assertEqual(["DELETE /v2.1"] * 2 + ["POST /v2.1"] * 2, kinds)
+        self.assert_complete("k", [1, 2, 3, 4, 5], ports_each=1)
+        # Two that failed, one after the other: the one that waits does not stop the first.
+        for name in ("k-1", "k-4"):
+            self.fail(before[name]["id"])
+        lines = self.heal()
+        self.assertEqual({"k-1", "k-4"}, changed())
+        self.assertLess(
+            lines.index("k-1 is another server now"), lines.index("k-4 is another server now")
+        )
+        self.assert_complete("k", [1, 2, 3, 4, 5], ports_each=1)
+        # All four are in the count.
+        self.tag(before["k-3"]["id"], FaultWord.LINK)
+        lines = self.heal("--force", "--at-once", "2", status=1)
+        self.assertIn("4 members were replaced within an hour, which is the most", lines[-1])
+
+    @pytest.mark.slow
+    def test_nova_gives_a_port_to_one_server(self) -> None:
+        """No new member can have the ports before the old one is deleted: a contract of Nova's."""
+        before = self.make(2)
+        (port,) = self.ports_of(before["k-1"]["id"])
+        early = {
+            "name": "early",
+            "flavorRef": self.flavor,
+            "imageRef": base.IMAGE,
+            "networks": [{"port": port}],
+        }
+        with self.assertRaisesRegex(client.OpenStackApiException, f"Port {port} is still in use"):
+            self.api.post_server({"server": early})
+        self.assert_complete("k", [1, 2], ports_each=1)
+
+    @pytest.mark.slow
+    def test_the_only_member_has_to_be_named(self) -> None:
+        before = self.make(1)
+        self.tag(before["k-1"]["id"], FaultWord.GONE)
+        lines = self.heal("--force", status=1)
+        self.assertIn("if it is named: openstack hpc cluster heal k k-1", lines[-1])
+        self.assertEqual(before["k-1"]["id"], self.by_name()["k-1"]["id"])
+        self.cluster("heal", "k", "k-1", *SOON, "--force")
+        self.assertNotEqual(before["k-1"]["id"], self.by_name()["k-1"]["id"])
+        self.assert_complete("k", [1], ports_each=1)
+        # It dies with the member's server gone: the group's name has what the cluster is to be.
+        self.tag(self.by_name()["k-1"]["id"], FaultWord.GONE)
+        self.assertTrue(self.killed(2, False, ("heal", "k", "k-1", *SOON, "--force"), writes=True))
+        self.wait_until_calm()
+        self.assertEqual({}, self.by_name())
+        lines = self.cluster("heal", "k", "k-1", *SOON, status=1).out.splitlines()
+        self.assertIn("k-1 is missing: openstack hpc cluster create --resume k, or", lines[-1])
+        self.cluster("create", "--resume", "k")
+        self.assert_complete("k", [1], ports_each=1)
 
     @pytest.mark.slow
     def test_most_per_hour_is_counted_in_the_cloud(self) -> None:
@@ -271,22 +341,12 @@ class WatchTest(HealTest):
 
     def start(self, *words: str) -> subprocess.Popen[str]:
         """Start a healer that watches the cluster."""
-        environment = {
-            **{key: value for key, value in os.environ.items() if not key.startswith("OS_")},
-            "OS_AUTH_URL": f"{self.front.url}/identity/v3",
-            "OS_AUTH_TYPE": "v3password",
-            "OS_USERNAME": "fake",
-            "OS_PASSWORD": "x",
-            "OS_USER_DOMAIN_ID": "default",
-            "OS_PROJECT_ID": base.PROJECT,
-            "OS_IDENTITY_API_VERSION": "3",
-        }
         command = [sys.executable, "-m", "openstackclient.shell", "hpc", "cluster", "heal", "k"]
         log = (self._folder / f"healer-{len(self.healers)}").open("w+")
         self.addCleanup(log.close)
         process = subprocess.Popen(
             [*command, "--watch", "--force", *SOON, *words],
-            env=environment,
+            env=self.own_environment(),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

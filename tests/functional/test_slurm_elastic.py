@@ -4,73 +4,25 @@
 from __future__ import annotations
 
 import os
-import shlex
-import shutil
 import subprocess
-import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.functional.cluster_client import base
-from tests.unit.cluster.test_samples import SLURM
+from tests.functional.cluster_client import base, slurm_base
 from tests.unit.fabric import slurmctld
 from tests.unit.fabric.slurmctld import scontrol
 
-_TOP = Path(__file__).resolve().parents[2]
 _NODES = [f"train-{number}" for number in range(1, 13)]
 
 
 @pytest.mark.slow
-class SlurmTest(base.ClusterClientTest):
+class SlurmTest(slurm_base.SlurmClusterTest):
     """Five hosts of two vCPUs: room for ten members."""
 
     HOSTS = 5
 
-    def setUp(self) -> None:
-        for tool in ("slurmctld", "scontrol", "sbatch"):
-            if shutil.which(tool) is None:
-                self.skipTest(f"{tool} is not installed")
-        super().setUp()
-        self.folder = self._folder / "slurm"
-        self.folder.mkdir()
-        (self.folder / "openstack").write_text(
-            f'#!/bin/bash\nexec {sys.executable} -m openstackclient.shell "$@"\n'
-        )
-        (self.folder / "openstack").chmod(0o755)
-        environment = {
-            "OS_AUTH_URL": f"{self.front.url}/identity/v3",
-            "OS_AUTH_TYPE": "v3password",
-            "OS_USERNAME": "fake",
-            "OS_PASSWORD": "x",
-            "OS_USER_DOMAIN_ID": "default",
-            "OS_PROJECT_ID": base.PROJECT,
-            "OS_IDENTITY_API_VERSION": "3",
-            "HPC_CREATE": f"--flavor one --image {base.IMAGE} --network {base.NETWORK}",
-            "HPC_LOCKS": str(self.folder),
-            "HPC_TOPOLOGY": "file",
-            "HPC_TOPOLOGY_FILE": str(self.folder / "topology.conf"),
-        }
-        lines = [f"{key}={shlex.quote(value)}\n" for key, value in environment.items()]
-        (self.folder / "hpc.env").write_text("".join(lines))
-        for name in ("hpc-resume", "hpc-suspend"):
-            self._program(name)
-
-    def _program(self, name: str) -> None:
-        """The sample, with what an installation has in its usual places: slurmctld gives none."""
-        given = {
-            "PATH": f"{self.folder}:{os.environ['PATH']}",
-            "PYTHONPATH": f"{_TOP}:{_TOP / 'lab'}",
-            "HPC_ENV": str(self.folder / "hpc.env"),
-            "SLURM_CONF": str(self.folder / "slurm.conf"),
-        }
-        exports = "".join(f"export {key}={shlex.quote(value)}\n" for key, value in given.items())
-        log = self.folder / f"{name}.log"
-        path = self.folder / name
-        path.write_text(f'#!/bin/bash\n{exports}exec {SLURM / name} "$@" >>{log} 2>&1\n')
-        path.chmod(0o755)
+    SAMPLES = ("hpc-resume", "hpc-suspend")
 
     def slurm(self):
         return slurmctld.running(
@@ -78,13 +30,7 @@ class SlurmTest(base.ClusterClientTest):
             f"SwitchName=train-all Nodes={','.join(_NODES)}\n",
             _NODES,
             "topology/tree",
-            f"ResumeProgram={self.folder / 'hpc-resume'}",
-            f"SuspendProgram={self.folder / 'hpc-suspend'}",
-            "ResumeTimeout=3000",
-            "SuspendTimeout=30",
-            "SuspendTime=3000",
-            "ResumeRate=0",
-            "SuspendRate=0",
+            *slurmctld.cloud_settings(self.folder / "hpc-resume", self.folder / "hpc-suspend"),
         )
 
     def submit(self, nodes: int) -> str:
@@ -118,17 +64,6 @@ class SlurmTest(base.ClusterClientTest):
         self.assertEqual(set(_NODES), set().union(*leaves.values()))
         missing = leaves.get("train-none", leaves.get("train-all", frozenset()))
         return set(_NODES) - missing
-
-    def until(self, done: Callable[[], bool], what: str) -> None:
-        end = time.monotonic() + 900
-        while not done():
-            if time.monotonic() > end:
-                logs = "\n".join(
-                    f"{path.name}: {path.read_text(errors='replace')[-3000:]}"
-                    for path in [*self.folder.glob("*.log"), self.folder / "log"]
-                )
-                raise AssertionError(f"{what} never came\n{logs}")
-            time.sleep(1)
 
     def names(self) -> list[str]:
         return sorted(each["name"] for each in self.servers() if each["status"] == "ACTIVE")

@@ -31,6 +31,7 @@ from nova_hpc_client.cluster.members.model import (
     ClusterState,
     number_members,
 )
+from nova_hpc_client.cluster.members.server_state import CHANGEABLE
 from nova_hpc_client.cluster.user_data import UserDataError
 from nova_hpc_client.cluster.wish import Secrets, WishError
 from nova_hpc_common.outside.text import printable_text, shell_command
@@ -133,6 +134,7 @@ def resume_cluster(
     given_wish: ClusterWish | None,
     secrets: Secrets,
     pace: Pace,
+    leave: Collection[str] = (),
 ) -> Cluster:
     """Finish a cluster that a client left incomplete.
 
@@ -140,6 +142,7 @@ def resume_cluster(
     it deletes nothing else: the cluster may have worked before.
 
     :param given_wish: the options that the user gave again; None if there are none.
+    :param leave: ids of servers in error that are left as they are.
     :raises ClusterError: it cannot be finished; the text contains the reason.
     """
     wish = _known_wish(cluster, given_wish)
@@ -151,7 +154,7 @@ def resume_cluster(
         missing = wish.members - numbered.by_number.keys() or (wish.head and not numbered.head)
         if missing or decide.remakable_members_of(cluster):
             raise ClusterError(str(error)) from error
-    terms = Terms(remake=decide.remakable_members_of(cluster))
+    terms = Terms(remake=decide.remakable_members_of(cluster), leave=frozenset(leave))
     if terms.remake:
         _check_user_data(wish, secrets)
     return life_cycle_run.fulfil_wish(cloud, cluster.id, wish, secrets, pace, terms)
@@ -243,6 +246,7 @@ def replace_members(
     secrets: Secrets,
     pace: Pace,
     head: bool = False,
+    leave: Collection[str] = (),
 ) -> Cluster:
     """Delete members and create them again, with their names and ports.
 
@@ -250,6 +254,7 @@ def replace_members(
 
     :param which: numbers of the members to replace.
     :param head: replace the head, too.
+    :param leave: ids of servers in error that are left as they are; others are an error in the end.
     :raises ClusterError: with the reason; ``create --resume`` can create a missing member later.
         Nothing has changed if a member that stays does not run. This check is left out if all
         members to replace have failed, because no other command helps these.
@@ -273,11 +278,17 @@ def replace_members(
     if not all(member.failed for member in old):
         stay = [member for member in numbered.present if member not in old and not member.failed]
         _refuse_resting(cluster, stay)
-    label = cluster.group.label if cluster.group else None
-    if len(old) == len(cluster.servers) and (label is None or label.wish != wish):
+    others = [server for server in cluster.servers if server not in old]
+    if not others and not _label_has(cluster, wish):
         raise ClusterError(
             "these are all members, and only they know what the cluster is to be: "
             "replace some of them first"
+        )
+    if others and not any(each.wish == wish or each.status in CHANGEABLE for each in others):
+        # The newest record would go with the old servers.
+        raise ClusterError(
+            f"{others[0].shown} is {others[0].state_text}, and Nova changes no metadata then: "
+            f"{decide.format_replace_command(cluster, others[0])}; nothing has changed"
         )
     _check_user_data(wish, secrets)
     told = [server for server in numbered.present if wish.hosts or server.wish != wish]
@@ -288,8 +299,9 @@ def replace_members(
         )
     life_cycle_run.remove_members(cloud, cluster.id, old, pace, wish)
     bear = frozenset(server.id for server in cluster.servers if server.failed)
+    terms = Terms(bear=bear, leave=frozenset(leave))
     try:
-        return life_cycle_run.fulfil_wish(cloud, cluster.id, wish, secrets, pace, Terms(bear=bear))
+        return life_cycle_run.fulfil_wish(cloud, cluster.id, wish, secrets, pace, terms)
     except ClusterError as error:
         tail = f"{_format_cluster_command('create', '--resume', cluster.id)} tries it again"
         with contextlib.suppress(ClusterCloudError):
@@ -297,6 +309,16 @@ def replace_members(
                 # The error's text contains the command that starts the others.
                 tail = "the new members are there"
         raise ClusterError(f"{error}\n{tail}") from error
+
+
+def _label_has(cluster: Cluster, wish: ClusterWish) -> bool:
+    """Whether the server group's name is enough to create all members again."""
+    label = cluster.group.label if cluster.group else None
+    if label is None or label.wish is None:
+        return False
+    # A healer's claim and count may be lost with the last member.
+    same = attrs.evolve(wish, turn="", healed=(), generation=label.wish.generation)
+    return label.wish == (same if wish.turn_verb in ("", cluster_wish.HEAL) else wish)
 
 
 def delete_cluster(cloud: ClusterCloud, cluster: Cluster, pace: Pace) -> None:

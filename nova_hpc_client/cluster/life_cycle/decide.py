@@ -54,7 +54,8 @@ class Terms:
     """Limits for the servers that existed before the command began.
 
     :ivar remake: ids of servers that failed before they ever ran; they are deleted and replaced.
-    :ivar bear: ids of servers in error that do not stop the plan.
+    :ivar bear: ids of servers in error that do not stop the plan, but are an error in the end.
+    :ivar leave: ids of servers in error that are left as they are.
     :ivar rest: no member needs to run in the end.
     :ivar new_keys: public keys of the members that are created.
     :ivar leaves: ids of servers that are not members any more, whatever their names.
@@ -62,6 +63,7 @@ class Terms:
 
     remake: frozenset[str] = frozenset()
     bear: frozenset[str] = frozenset()
+    leave: frozenset[str] = frozenset()
     rest: bool = False
     new_keys: PublicKeys | None = None
     leaves: frozenset[str] = frozenset()
@@ -114,7 +116,7 @@ def plan_fulfilment(wish: ClusterWish, cluster: Cluster, terms: Terms | None = N
     failed = [
         member
         for member in numbered.present
-        if member.failed and member.id not in terms.bear and not terms.rest
+        if member.failed and member.id not in terms.bear | terms.leave and not terms.rest
     ]
     if failed:
         return Stuck(explain_failure(failed))
@@ -135,7 +137,8 @@ def plan_fulfilment(wish: ClusterWish, cluster: Cluster, terms: Terms | None = N
         return Wait(f"{len(building)} of {len(wish.members)} members are building")
     if numbered.head and numbered.head.building:
         return Wait(f"{numbered.head.shown} is building")
-    running = Done() if terms.rest else plan_running(cluster, numbered.present)
+    needed = [member for member in numbered.present if member.id not in terms.leave]
+    running = Done() if terms.rest else plan_running(cluster, needed)
     if not wish.hosts or not isinstance(running, Done):
         return running
     return _plan_hosts(wish, cluster, numbered.present)

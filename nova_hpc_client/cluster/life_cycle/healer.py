@@ -22,6 +22,7 @@ from nova_hpc_client.cluster.life_cycle.healing import (
     HoldBack,
     Release,
     Replace,
+    Undrain,
 )
 from nova_hpc_client.cluster.life_cycle.run import (
     ClusterCloud,
@@ -65,6 +66,8 @@ class HealTools:
     :ivar drain: drains one member; returns whether it is free.
     :ivar check: raises :class:`ClusterError` if Nova would refuse new servers with these numbers,
         HEAD for the head. The second argument has the numbers whose servers exist still.
+    :ivar undrain: makes one member take jobs again, whether it is drained or not; returns whether
+        that has worked.
     :ivar settle: finishes a cluster with these new members; raises :class:`ClusterError` if one of
         them is not accepted.
     :ivar tell: writes an event.
@@ -72,6 +75,7 @@ class HealTools:
     """
 
     drain: Callable[[ClusterMember], bool]
+    undrain: Callable[[ClusterMember], bool]
     check: Callable[[Cluster, Collection[int], Collection[int]], None]
     settle: Callable[[Cluster, Collection[int]], None]
     tell: Callable[[str], None]
@@ -97,7 +101,6 @@ class Healer:
     well: bool = False
     _memory: HealMemory = attrs.Factory(HealMemory)
     _told: str = ""
-    _unaccepted: bool = False
 
     def heal(self, watch: bool) -> bool:
         """Heal until nothing more can be done.
@@ -131,7 +134,8 @@ class Healer:
         moment = self.pace.clock()
         self._memory = self._memory.remember(cluster, moment)
         move = healing.plan_healing(cluster, self._memory, self.terms, moment, self.tools.date())
-        self.well = isinstance(move, Healthy) and not self._unaccepted
+        unsettled = self._memory.unfit | self._memory.stuck
+        self.well = isinstance(move, Healthy) and not unsettled
         if isinstance(move, Healthy):
             self._tell(f"no member of {cluster.name} has to be replaced")
             return False
@@ -142,6 +146,9 @@ class Healer:
             return move.passes and waits
         if isinstance(move, DrainFirst):
             self._drain(cluster, move.numbers)
+            return True
+        if isinstance(move, Undrain):
+            self._undrain(cluster, move.numbers)
             return True
         try:
             if isinstance(move, Release):
@@ -171,7 +178,9 @@ class Healer:
     def _pause(self) -> None:
         self.pace.sleep(self.terms.interval)
         nothing: frozenset[str] = frozenset()
-        self._memory = attrs.evolve(self._memory, free=nothing, busy=nothing, refused=nothing)
+        self._memory = attrs.evolve(
+            self._memory, free=nothing, busy=nothing, refused=nothing, stuck=nothing
+        )
 
     def _tell(self, text: str) -> None:
         """Write an event, unless it is the last one again."""
@@ -188,6 +197,19 @@ class Healer:
             else:
                 self._tell(f"{member.shown} ({words}) is busy")
                 self._memory = attrs.evolve(self._memory, busy=self._memory.busy | {member.id})
+
+    def _undrain(self, cluster: Cluster, numbers: Sequence[int]) -> None:
+        """Make members take jobs again, until another healer may have seen a fault meanwhile."""
+        begun = self.pace.clock()
+        for member in find_servers(cluster, numbers):
+            if self.tools.undrain(member):
+                self._memory = attrs.evolve(
+                    self._memory, serving=self._memory.serving | {member.id}
+                )
+            else:
+                self._memory = attrs.evolve(self._memory, stuck=self._memory.stuck | {member.id})
+            if self.pace.clock() - begun > self.terms.interval / 2:
+                return
 
     def _make(self, cluster: Cluster, move: Replace | Finish) -> bool:
         """Replace members, or finish a half cluster; returns whether the healer goes on."""
@@ -213,7 +235,6 @@ class Healer:
                 return True
             # Another client may have stopped this one after it had deleted a server.
             return isinstance(move, Replace) and bool(_find_missing(left))
-        self._unaccepted = False
         with contextlib.suppress(_OvertakenError):
             self._write(made, attrs.evolve(move.wish, turn="", generation=move.wish.generation + 1))
         new = ", ".join(member.shown for member in find_servers(made, numbers))
@@ -222,19 +243,22 @@ class Healer:
             self.tools.settle(made, numbers)
         except ClusterError as error:
             self._tell(str(error))
-            self._unaccepted = True
+            new_ids = {member.id for member in find_servers(made, numbers)}
+            self._memory = attrs.evolve(self._memory, unfit=self._memory.unfit | new_ids)
         return True
 
     def _make_claimed(self, cluster: Cluster, move: Replace | Finish) -> Cluster:
         cloud, secrets, pace = self.cloud, self.secrets, self.pace
+        # Members that failed meanwhile, or whose turn is later, do not keep the claim for ever.
+        failed = {server.id for server in cluster.servers if server.failed}
         if isinstance(move, Finish):
             self._tell(f"a healer has left {cluster.name}: its work is finished")
-            return commands.resume_cluster(cloud, cluster, None, secrets, pace)
+            return commands.resume_cluster(cloud, cluster, None, secrets, pace, failed)
         for member in find_servers(cluster, move.numbers):
             self._tell(f"{member.shown} ({', '.join(_words_of(member))}) is replaced")
         numbers = [number for number in move.numbers if number != HEAD]
         head = HEAD in move.numbers
-        return commands.replace_members(cloud, cluster, numbers, secrets, pace, head)
+        return commands.replace_members(cloud, cluster, numbers, secrets, pace, head, failed)
 
     def _claim(self, cluster: Cluster, wish: ClusterWish) -> Cluster:
         """Write a claim, wait until another healer's would be there, and look again."""

@@ -29,6 +29,7 @@ from nova_hpc_client.cluster.members.model import (
     number_members,
 )
 from nova_hpc_client.cluster.members.server_state import Standing
+from nova_hpc_common.outside.text import shell_command
 from nova_hpc_common.wire.cluster_wish import HEAL, ClusterWish
 from nova_hpc_guest.host_list import HEAD
 
@@ -49,6 +50,7 @@ class HealTerms:
     :ivar most_per_hour: replacements in any hour, of all healers together.
     :ivar at_once: members that are replaced at the same time.
     :ivar drains: a program drains members before they are replaced.
+    :ivar undrains: a program makes members without a fault take jobs again.
     :ivar force: members are replaced even if jobs may run on them.
     :ivar named: numbers of the members to heal, and HEAD for the head; empty for all members.
     """
@@ -58,6 +60,7 @@ class HealTerms:
     most_per_hour: int = 4
     at_once: int = 1
     drains: bool = False
+    undrains: bool = False
     force: bool = False
     named: frozenset[int] = frozenset()
 
@@ -72,6 +75,9 @@ class HealMemory:
     :ivar free: ids of servers that the drain program has drained since the last pause.
     :ivar busy: ids of servers that it could not drain.
     :ivar refused: ids of servers whose replacement was refused since the last pause.
+    :ivar serving: ids of servers that the undrain program has had since their last fault.
+    :ivar stuck: ids of servers for which it has failed since the last pause.
+    :ivar unfit: ids of new servers that were not accepted.
     :ivar owes: this healer has deleted a server, and the cluster has not been whole since.
     """
 
@@ -81,6 +87,9 @@ class HealMemory:
     free: frozenset[str] = frozenset()
     busy: frozenset[str] = frozenset()
     refused: frozenset[str] = frozenset()
+    serving: frozenset[str] = frozenset()
+    stuck: frozenset[str] = frozenset()
+    unfit: frozenset[str] = frozenset()
     owes: bool = False
 
     def remember(self, cluster: Cluster, moment: float) -> HealMemory:
@@ -104,6 +113,8 @@ class HealMemory:
             seen={server: self.seen.get(server, moment) for server in faulty},
             scene=scene,
             unchanged=self.unchanged if scene == self.scene else moment,
+            serving=self.serving.difference(faulty),
+            unfit=self.unfit.intersection(server.id for server in cluster.servers),
             owes=self.owes and bool(cluster.wanted - number_members(cluster).by_number.keys()),
         )
 
@@ -122,6 +133,13 @@ class Replace:
 @attrs.frozen
 class DrainFirst:
     """Run the drain program for these members."""
+
+    numbers: tuple[int, ...]
+
+
+@attrs.frozen
+class Undrain:
+    """Run the undrain program for these members, which have no fault."""
 
     numbers: tuple[int, ...]
 
@@ -162,7 +180,7 @@ class Healthy:
     """No member has a fault for which it would be replaced."""
 
 
-HealMove = Replace | DrainFirst | Finish | Release | HoldBack | Healthy
+HealMove = Replace | DrainFirst | Undrain | Finish | Release | HoldBack | Healthy
 
 
 def is_faulty(server: ClusterMember) -> bool:
@@ -188,8 +206,8 @@ def plan_healing(
     """The next action of a healer.
 
     The phases, in this order: a cluster that cannot be read; one in change, which is waited for; a
-    half one, which is finished if a healer has left it; a claim that is not needed any more; then
-    the faulty members.
+    half one, which is finished if a healer has left it; a claim that is not needed any more;
+    members that may still be drained; then the faulty members.
 
     :param memory: the looks so far, with this one.
     :param moment: time of this look, in seconds of the memory's clock.
@@ -220,6 +238,9 @@ def plan_healing(
     unborn = decide.remakable_members_of(cluster)
     if claimed and not unborn:
         return Release(attrs.evolve(wish, turn="", generation=wish.generation + 1))
+    drained = _find_drained(numbered, memory, terms)
+    if drained:
+        return Undrain(drained)
     return _plan_faulty(cluster, numbered, memory, terms, moment, date)
 
 
@@ -238,7 +259,14 @@ def _plan_faulty(
     if not faulty:
         return Healthy()
     ill = len(faulty_numbers(cluster))
-    if 2 * ill > len(numbered.by_number):
+    if len(numbered.by_number) == 1:
+        # One member alone shows nothing of a switch or of the power.
+        (number,) = numbered.by_number
+        if number in faulty and not terms.named:
+            name = wishes.member_name(wish, number)
+            command = shell_command("openstack", "hpc", "cluster", "heal", cluster.name, name)
+            return HoldBack(f"the only member is replaced only if it is named: {command}")
+    elif 2 * ill > len(numbered.by_number):
         return HoldBack(
             f"{ill} of {len(numbered.by_number)} members are faulty, and none is replaced: a "
             "switch or the power may have failed"
@@ -276,6 +304,25 @@ def _plan_faulty(
     if terms.drains or not idle:
         return HoldBack(f"not replaced: {names}")
     return HoldBack(f"{names} may have jobs: --drain PROGRAM drains it before, --force ends them")
+
+
+def _find_drained(numbered: Numbered, memory: HealMemory, terms: HealTerms) -> tuple[int, ...]:
+    """Numbers of members without a fault that may be drained.
+
+    No record of the cloud shows which members a healer has drained. That healer may have died, or
+    a fault may be gone. So each healer begins with all members.
+    """
+    if not terms.undrains:
+        return ()
+    done = memory.serving | memory.stuck | memory.unfit
+    return tuple(
+        number
+        for number, member in _servers_of(numbered).items()
+        if (number in terms.named if terms.named else number != HEAD)
+        and member.standing is Standing.RUNS
+        and member.id not in done
+        and not is_faulty(member)
+    )
 
 
 def _servers_of(numbered: Numbered) -> Mapping[int, ClusterMember]:

@@ -97,8 +97,8 @@ class HealCluster(HeardOutput, cluster_changes.ClusterChange, command.Command):
         parser.add_argument(
             "--undrain",
             metavar="<program>",
-            help="program that is called with the name of each new member, after --accept has "
-            "accepted it",
+            help="program that is called with the name of each member without a fault: once at the "
+            "beginning, after its replacement, and after its fault has gone",
         )
         parser.add_argument(
             "--force", action="store_true", help="replace members even if they are busy"
@@ -137,11 +137,10 @@ class HealCluster(HeardOutput, cluster_changes.ClusterChange, command.Command):
                 gpu_members.attach_members(cloud, made, args.timeout)
                 if args.accept:
                     _accept_members(cloud, made, numbers, args, floors)
-                if args.undrain:
-                    _undrain_members(args.undrain, made, numbers)
 
             tools = HealTools(
                 drain=lambda member: _drain_member(args.drain, member),
+                undrain=lambda member: _undrain_member(args.undrain, member),
                 check=lambda current, numbers, freed: _check_room(cloud, current, numbers, freed),
                 settle=settle,
                 tell=_print_event if args.watch else lambda text: print(text, flush=True),
@@ -170,6 +169,7 @@ def _read_terms(args: argparse.Namespace) -> HealTerms:
         most_per_hour=args.most_per_hour,
         at_once=args.at_once,
         drains=bool(args.drain),
+        undrains=bool(args.undrain) and not args.dry_run,
         force=args.force,
     )
 
@@ -217,19 +217,13 @@ def _drain_member(program: str | None, member: ClusterMember) -> bool:
     return True
 
 
-def _undrain_members(program: str, cluster: Cluster, numbers: Collection[int]) -> None:
-    """Call the program for new members.
-
-    :raises ClusterError: it has failed for one of them; the others were called, too.
-    """
-    wrong = []
-    for member in healer.find_servers(cluster, numbers):
-        try:
-            _run_program(program, member, "")
-        except (ClusterError, OutsideError) as error:
-            wrong.append(f"--undrain {error}")
-    if wrong:
-        raise ClusterError("\n".join(wrong))
+def _undrain_member(program: str, member: ClusterMember) -> bool:
+    try:
+        _run_program(program, member, "")
+    except (ClusterError, OutsideError) as error:
+        print(printable_text(f"--undrain {error}"), file=sys.stderr)
+        return False
+    return True
 
 
 def _run_program(program: str, member: ClusterMember, words: str) -> None:

@@ -151,6 +151,30 @@ class ClusterClientTest(integrated_helpers.ProviderUsageBaseTestCase):
 
     # -- the command -------------------------------------------------------
 
+    def credentials(self, user: str = "fake", project: str = PROJECT) -> dict[str, str]:
+        """The environment with which the command finds this cloud, and signs in."""
+        return {
+            "OS_AUTH_URL": f"{self.front.url}/identity/v3",
+            "OS_AUTH_TYPE": "v3password",
+            "OS_USERNAME": user,
+            "OS_PASSWORD": "x",
+            "OS_USER_DOMAIN_ID": "default",
+            "OS_PROJECT_ID": project,
+            "OS_IDENTITY_API_VERSION": "3",
+        }
+
+    def own_environment(self) -> dict[str, str]:
+        """The environment of a command in a process of its own."""
+        ours = {key: value for key, value in os.environ.items() if not key.startswith("OS_")}
+        return {**ours, **self.credentials()}
+
+    def program(self, name: str, text: str) -> str:
+        """The path of a new shell script."""
+        path = self._folder / name
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+        return str(path)
+
     def openstack(
         self, *words: str, user: str = "fake", project: str = PROJECT, closed: bool = False
     ) -> Said:
@@ -160,16 +184,7 @@ class ClusterClientTest(integrated_helpers.ProviderUsageBaseTestCase):
         """
         self._calls += 1
         base = self._folder / str(self._calls)
-        environment = {
-            "OS_AUTH_URL": f"{self.front.url}/identity/v3",
-            "OS_AUTH_TYPE": "v3password",
-            "OS_USERNAME": user,
-            "OS_PASSWORD": "x",
-            "OS_USER_DOMAIN_ID": "default",
-            "OS_PROJECT_ID": project,
-            "OS_IDENTITY_API_VERSION": "3",
-            **self.environment,
-        }
+        environment = {**self.credentials(user, project), **self.environment}
         call = {"words": list(words), "environment": environment, "closed": closed}
         base.with_suffix(".json").write_text(json.dumps(call))
         self._forks.stdin.write(f"{self._folder} {self._calls}\n".encode())

@@ -45,6 +45,7 @@ class CloudFront:
     :ivar kill_at: number of the request at which the client dies; 0: none.
     :ivar kill_before: whether it dies before the request takes effect.
     :ivar kill: ends the client's process.
+    :ivar watch: called with method and path of each request to Nova, before Nova has it.
     :ivar requests: method and path of each request but Keystone's and questions for versions.
     :ivar lose: requests (by number) of which the answer is lost.
     """
@@ -54,6 +55,7 @@ class CloudFront:
         self.quota_ports = quota_ports
         self.kill_at, self.kill_before, self._kill_write = 0, False, False
         self.kill: Callable[[], None] = lambda: None
+        self.watch: Callable[[str, str], None] = lambda method, path: None
         self.lose: set[int] = set()
         self.expire: set[int] = set()
         self.glance: Any = None
@@ -119,6 +121,7 @@ class CloudFront:
     # -- Nova --------------------------------------------------------------------
 
     def _compute(self, environ: dict[str, Any], start: _Start) -> Iterable[bytes]:
+        self.watch(environ["REQUEST_METHOD"], environ["PATH_INFO"])
         user, project, roles = _who(environ)
         environ |= {
             "HTTP_X_AUTH_USER": user,

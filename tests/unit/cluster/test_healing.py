@@ -27,6 +27,7 @@ from nova_hpc_client.cluster.life_cycle.healing import (
     HoldBack,
     Release,
     Replace,
+    Undrain,
 )
 from nova_hpc_client.cluster.life_cycle.run import ClusterError, Pace
 from nova_hpc_client.cluster.members import member_faults
@@ -162,6 +163,46 @@ def test_the_head_has_to_be_named() -> None:
     assert named.numbers == (HEAD,)
 
 
+def test_the_only_member_has_to_be_named() -> None:
+    for faults in (LINK, ERROR):
+        cluster = build({1: faults})
+        move = plan(cluster)
+        assert isinstance(move, HoldBack)
+        assert move.reason.endswith("if it is named: openstack hpc cluster heal t t-1")
+        named = plan(cluster, attrs.evolve(TERMS, named=frozenset({1})))
+        assert isinstance(named, Replace)
+        assert named.numbers == (1,)
+    # Of two, both may have the switch's fault, whatever is named.
+    both = plan(build({1: LINK, 2: LINK}), attrs.evolve(TERMS, named=frozenset({1, 2})))
+    assert isinstance(both, HoldBack)
+    # The member beside a head is not the head.
+    head = plan(build({1: LINK, HEAD: GONE}), attrs.evolve(TERMS, named=frozenset({HEAD})))
+    assert isinstance(head, Replace)
+    assert head.numbers == (HEAD,)
+
+
+def test_members_without_a_fault_take_jobs_again() -> None:
+    terms = attrs.evolve(TERMS, undrains=True)
+    cluster = build({1: WELL, 2: LINK, 3: WELL, 4: ERROR, 5: {"status": "SHUTOFF"}, HEAD: WELL})
+    # A healer before may have drained any of them, and died.
+    assert plan(cluster, terms) == Undrain((1, 3))
+    left = {"stuck": frozenset({"id1"}), "unfit": frozenset({"id3"})}
+    assert not isinstance(plan(cluster, terms, **left), Undrain)
+    assert plan(cluster, terms, serving=frozenset({"id1"})) == Undrain((3,))
+    named = attrs.evolve(terms, named=frozenset({2, 3, HEAD}))
+    assert plan(cluster, named) == Undrain((3, HEAD))
+    # A fault that has gone.
+    ill, well = build({1: LINK, 2: WELL, 3: WELL}), build({1: WELL, 2: WELL, 3: WELL})
+    serving = frozenset({"id1", "id2", "id3"})
+    memory = HealMemory(serving=serving).remember(well, 0)
+    assert memory.serving == serving
+    memory = memory.remember(ill, 5).remember(well, 10)
+    assert healing.plan_healing(well, memory, terms, 10, DATE) == Undrain((1,))
+    # Another healer has drained the member that it replaces.
+    claim = {"turn": "heal-2-other", "generation": 2}
+    assert isinstance(plan(build({1: WELL, 2: WELL}, **claim), terms), HoldBack)
+
+
 def test_a_busy_member_stays_without_force() -> None:
     cluster = build({1: LINK, 2: GONE, 3: WELL, 4: WELL, 5: WELL})
     terms = attrs.evolve(TERMS, force=False, drains=True)
@@ -196,7 +237,7 @@ def ill(server: dict[str, Any]) -> bool:
 
 @st.composite
 def worlds(draw: st.DrawFn) -> tuple[dict[int, dict[str, Any]], Cluster, HealMemory, HealTerms]:
-    made = {number: draw(servers) for number in range(1, draw(st.integers(2, 6)) + 1)}
+    made = {number: draw(servers) for number in range(1, draw(st.integers(1, 6)) + 1)}
     if draw(st.booleans()):
         made[HEAD] = draw(servers)
     ages = draw(st.lists(st.integers(0, 2 * HOUR), max_size=6))
@@ -229,7 +270,9 @@ def allowed(
     """Whether the rules allow to replace these members now. Written from the user's page."""
     assert cluster.wish is not None
     members = [made[number] for number in made if number != HEAD]
-    if 2 * sum(map(ill, members)) > len(members):
+    if len(members) == 1 and 1 in some and 1 not in terms.named:
+        return False
+    if len(members) > 1 and 2 * sum(map(ill, members)) > len(members):
         return False
     past = sum(DATE - at < HOUR for at in cluster.wish.healed)
     if past + len(some) > terms.most_per_hour or len(some) > terms.at_once:
@@ -405,6 +448,7 @@ def healer_of(
     terms = HealTerms(name, 10.0, **{"force": True, **more})
     tools = HealTools(
         drain=lambda member: False,
+        undrain=lambda member: True,
         check=lambda cluster, numbers, freed: None,
         settle=lambda cluster, numbers: None,
         tell=lines.append,
@@ -456,6 +500,133 @@ def test_answers_that_are_lost() -> None:
             cloud.faults = {at: fault}
             assert healer_of(cloud)[0].heal(watch=False)
             assert_whole(cloud, before, {"train-3"})
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_members_that_have_failed_together(at_once: int) -> None:
+    """One after the other: each replacement leaves the others, and ends its claim."""
+    wish = attrs.evolve(WISH, members=frozenset(range(1, 7)), hosts=True, head="9", head_image="i")
+    cloud = made(wish)
+    before = ids_of(cloud)
+    failed = {"train-2", "train-4", "train-head"}
+    for name in failed:
+        cloud.servers[before[name]] |= {"status": "ERROR", "fault": {"message": "it broke"}}
+    work, lines = healer_of(cloud, at_once=at_once)
+    assert work.heal(watch=False), lines
+    after = ids_of(cloud)
+    # The head was not named.
+    changed = {name for name in before if after[name] != before[name]}
+    assert changed == {"train-2", "train-4"}
+    (cluster,) = cloud.clusters()
+    assert cluster.wish is not None
+    assert cluster.wish.turn == ""
+    assert healer_of(cloud, named=frozenset({HEAD}))[0].heal(watch=False)
+    assert_whole(cloud, before, failed)
+
+
+@pytest.mark.parametrize("head", ["", "9"])
+def test_the_only_member_is_another_server(head: str) -> None:
+    wish = attrs.evolve(WISH, members=frozenset({1}), head=head, head_image=head and "img")
+    for words in ({}, {"named": frozenset({1})}):
+        cloud = made(wish)
+        before = ids_of(cloud)
+        mark(cloud, "train-1")
+        work, lines = healer_of(cloud, **words)
+        assert work.heal(watch=False) is bool(words), lines
+        assert_whole(cloud, before, {"train-1"} if words else set())
+    # Its last server is gone, and with it the claim: the group's name has the rest.
+    total = cloud.calls
+    for fault in ("kill", "kill-after"):
+        for at in range(1, total + 1):
+            cloud = made(wish)
+            before = ids_of(cloud)
+            mark(cloud, "train-1")
+            cloud.faults = {at: fault}
+            with pytest.raises(Killed):
+                healer_of(cloud, named=frozenset({1}))[0].heal(watch=False)
+            cloud.revive()
+            work, lines = healer_of(cloud, "next", named=frozenset({1}))
+            if not work.heal(watch=False):
+                assert (
+                    "train-1 is missing: openstack hpc cluster create --resume train, or"
+                    in (lines[-1])
+                )
+                (cluster,) = cloud.clusters()
+                commands.resume_cluster(cloud, cluster, None, Secrets(), Clock().pace())
+            assert_whole(cloud, before, {"train-1"})
+
+
+def test_the_newest_record_does_not_go_with_a_server() -> None:
+    """Nova changes no metadata of a failed member, so that the claim is the head's alone."""
+    wish = attrs.evolve(WISH, members=frozenset({1}), head="9", head_image="img")
+    cloud = made(wish)
+    before = ids_of(cloud)
+    cloud.servers[before["train-1"]] |= {"status": "ERROR", "fault": {"message": "it broke"}}
+    mark(cloud, "train-head")
+    work, lines = healer_of(cloud, named=frozenset({HEAD}))
+    assert not work.heal(watch=False)
+    assert "replace train train-1; nothing has changed" in "".join(lines)
+    assert ids_of(cloud) == before
+    assert healer_of(cloud, named=frozenset({1}))[0].heal(watch=False)
+    assert healer_of(cloud, named=frozenset({HEAD}))[0].heal(watch=False)
+    assert_whole(cloud, before, {"train-1", "train-head"})
+
+
+def test_a_drained_member_takes_jobs_again_whoever_dies() -> None:
+    """Healers die at each step, with the member drained; the next one undrains it."""
+
+    def drained_healer(cloud: ModelCloud, drained: set[str], name: str) -> Healer:
+        work, _ = healer_of(cloud, name, force=False, drains=True, undrains=True)
+
+        def drain(member: ClusterMember) -> bool:
+            drained.add(member.name)
+            return True
+
+        def undrain(member: ClusterMember) -> bool:
+            assert not healing.is_faulty(member)
+            drained.discard(member.name)
+            return True
+
+        work.tools = attrs.evolve(work.tools, drain=drain, undrain=undrain)
+        return work
+
+    cloud = made()
+    mark(cloud, "train-2")
+    assert drained_healer(cloud, set(), "first").heal(watch=False)
+    total = cloud.calls
+    for fault in ("kill", "kill-after"):
+        for at in range(1, total + 1):
+            cloud, drained = made(), set[str]()
+            before = ids_of(cloud)
+            mark(cloud, "train-2")
+            cloud.faults = {at: fault}
+            with pytest.raises(Killed):
+                drained_healer(cloud, drained, "first").heal(watch=False)
+            assert drained == {"train-2"}
+            cloud.revive()
+            assert drained_healer(cloud, drained, "next").heal(watch=False)
+            assert drained == set()
+            assert_whole(cloud, before, {"train-2"})
+
+
+def test_a_member_that_is_not_accepted_stays_drained() -> None:
+    cloud = made()
+    before = ids_of(cloud)
+    mark(cloud, "train-2")
+    work, lines = healer_of(cloud, undrains=True)
+    returned: list[str] = []
+
+    def settle(cluster: Cluster, numbers: Any) -> None:
+        raise ClusterError("it does not answer")
+
+    def undrain(member: ClusterMember) -> bool:
+        returned.append(member.name)
+        return member.name != "train-3"
+
+    work.tools = attrs.evolve(work.tools, settle=settle, undrain=undrain)
+    assert not work.heal(watch=False)
+    assert sorted(set(returned)) == ["train-1", "train-3"], lines
+    assert_whole(cloud, before, {"train-2"})
 
 
 def run_two(cloud: ModelCloud, turns: Sequence[bool], interval: float = 10.0) -> list[list[str]]:

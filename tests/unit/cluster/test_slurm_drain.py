@@ -48,10 +48,9 @@ def until(done: Callable[[], bool]) -> None:
 
 def test_a_node_with_a_job_is_busy_and_gets_no_other_one(tmp_path: Path) -> None:
     """The jobs wait for nodes that never boot. Slurm has given them the nodes."""
-    true = shutil.which("true") or "/bin/true"
-    lines = [f"ResumeProgram={true}", f"SuspendProgram={true}", "ResumeRate=0"]
-    lines += ["ResumeTimeout=3000", "SuspendTimeout=30", "SuspendTime=3000"]
+    true = Path(shutil.which("true") or "/bin/true")
     topology = f"SwitchName=all Nodes={','.join(NODES)}\n"
+    lines = slurmctld.cloud_settings(true, true)
     with slurmctld.running(tmp_path, topology, NODES, "topology/tree", *lines) as conf:
 
         def submit(*nodes: str) -> str:

@@ -10,27 +10,47 @@ import re
 import socket
 import subprocess
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from nova_hpc_common.output.hostlist import compress_hostlist, expand_hostlist
 
 _PATIENCE = 60.0
 _ENTRY = re.compile(r"(\w+)=(\S+)")
+_CLOUD_NODE = "NodeName={} NodeAddr=127.0.0.1 CPUs=4 State=CLOUD"
+
+
+def cloud_settings(resume: Path, suspend: Path) -> tuple[str, ...]:
+    """Lines for nodes that programs make and end, and for which Slurm waits long."""
+    return (
+        f"ResumeProgram={resume}",
+        f"SuspendProgram={suspend}",
+        "ResumeTimeout=3000",
+        "SuspendTimeout=30",
+        "SuspendTime=3000",
+        "ResumeRate=0",
+        "SuspendRate=0",
+    )
 
 
 @contextlib.contextmanager
 def running(
-    folder: Path, topology: str, hosts: Iterable[str], plugin: str, *settings: str
+    folder: Path,
+    topology: str,
+    hosts: Iterable[str],
+    plugin: str,
+    *settings: str,
+    nodes: Sequence[str] = (),
 ) -> Iterator[Path]:
     """Start slurmctld and wait for it; gives the path of its slurm.conf.
 
     :param settings: more lines of it.
+    :param nodes: lines of nodes that have a slurmd; by default nodes are a cloud's and not up.
     """
     state = folder / "state"
     state.mkdir()
     (folder / "topology.conf").write_text(topology, encoding="utf-8")
-    port = _free_port()
+    port = free_port()
     conf = folder / "slurm.conf"
     conf.write_text(
         "\n".join(
@@ -38,7 +58,7 @@ def running(
                 "ClusterName=test",
                 "SlurmctldHost=localhost(127.0.0.1)",
                 f"SlurmctldPort={port}",
-                f"SlurmdPort={_free_port()}",
+                f"SlurmdPort={free_port()}",
                 "AuthType=auth/none",
                 "CredType=cred/none",
                 f"SlurmUser={getpass.getuser()}",
@@ -54,7 +74,7 @@ def running(
                 f"TopologyPlugin={plugin}",
                 *settings,
                 # No name is looked up, and nobody answers.
-                f"NodeName={compress_hostlist(hosts)} NodeAddr=127.0.0.1 CPUs=4 State=CLOUD",
+                *(nodes or [_CLOUD_NODE.format(compress_hostlist(hosts))]),
                 "PartitionName=p Nodes=ALL Default=YES State=UP",
                 "",
             ]
@@ -108,7 +128,7 @@ def switches(conf: Path) -> dict[str, tuple[int, frozenset[str]]]:
     return found
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])
