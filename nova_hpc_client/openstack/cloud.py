@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import datetime
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
@@ -37,6 +38,8 @@ _WITH_IMAGES: Final = "2.35"
 #: The first microversion in which an action's events have details, if policy allows the user to
 #: read them.
 _WITH_DETAILS: Final = "2.84"
+#: The beginning of the names of actions that nova-compute adds for owners.
+_NEWS: Final = "hpc_"
 _CONSOLE_LINES: Final = 400
 #: Most servers of a group that are read one by one; for more, one list of the project is read.
 _FEW: Final = 8
@@ -268,6 +271,22 @@ class SdkCloud(MarkingCloud):
             for action in answer["instanceActions"]
         ]
 
+    def count_endings(self, server: str) -> int:
+        """How often a guest has ended by itself within an hour, the last time just now.
+
+        Nova stops such a server, and that action has no user (nova/compute/manager.py,
+        ``_sync_instance_power_state``). 0 if the last action is another one.
+        """
+        answer = self.rest.nova("GET", f"/servers/{server}/os-instance-actions")
+        # The newest first. nova-compute adds actions of its own, which change nothing.
+        actions = [
+            action for action in answer["instanceActions"] if not action["action"].startswith(_NEWS)
+        ]
+        if not actions or not _is_ending(actions[0]):
+            return 0
+        since = _time_of(actions[0]) - datetime.timedelta(hours=1)
+        return sum(1 for action in actions if _is_ending(action) and _time_of(action) > since)
+
     def rebuild_server(self, wish: ClusterWish, group: str, server: str) -> None:
         """Request a new disk. The request contains all metadata, because Nova replaces them."""
         record = self.rest.nova("GET", f"/servers/{server}")["server"]
@@ -413,6 +432,14 @@ class SdkCloud(MarkingCloud):
         short = quotas.find_short_quotas(need, quota_by_name, freed)
         if short:
             raise ClusterError(quotas.format_short_quotas(short, self.rest.project))
+
+
+def _is_ending(action: Mapping[str, Any]) -> bool:
+    return action["action"] == "stop" and action.get("user_id") is None
+
+
+def _time_of(action: Mapping[str, Any]) -> datetime.datetime:
+    return datetime.datetime.fromisoformat(action["start_time"])
 
 
 def _gather_cluster(

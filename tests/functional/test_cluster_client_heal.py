@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from nova import context as nova_context
 from nova import objects
+from nova.compute import power_state
 from nova.tests.functional.api import client
 
 from nova_hpc_common.wire.server_faults import FaultWord
@@ -50,6 +51,17 @@ class HealTest(base.ClusterClientTest):
 
     def fail(self, server: str) -> None:
         self.admin_api.post_server_action(server, {"os-resetState": {"state": "error"}})
+
+    def end_guest(self, server: str) -> None:
+        """End a guest as a QEMU that crashes, and let nova-compute notice it."""
+        (host,) = (
+            service.manager
+            for service in self.computes.values()
+            if server in service.manager.driver.instances
+        )
+        host.driver.instances[server].state = power_state.SHUTDOWN
+        host._sync_power_states(nova_context.get_admin_context())
+        self._wait_for_state_change({"id": server}, "SHUTOFF")
 
     def heal(self, *words: str, status: int = 0) -> list[str]:
         """Run a healer for one round; returns its lines."""
@@ -108,6 +120,27 @@ class OneRoundTest(HealTest):
         drain = self.program("drain", "true")
         self.heal("--drain", drain)
         self.assertNotEqual(before["k-4"]["id"], self.by_name()["k-4"]["id"])
+
+    def test_a_member_whose_guest_has_ended_is_started_again(self) -> None:
+        before = self.make()
+        self.api.post_server_action(before["k-1"]["id"], {"os-stop": None})
+        self._wait_for_state_change(before["k-1"], "SHUTOFF")
+        self.end_guest(before["k-2"]["id"])
+        lines = self.heal("--dry-run", status=1)
+        self.assertEqual(["next: k-2 is started again: its guest had ended"], lines)
+        lines = self.heal()
+        self.assertEqual("k-2 is started again: its guest had ended", lines[0])
+        after = self.by_name()
+        self.assertEqual({before[name]["id"] for name in before}, {s["id"] for s in after.values()})
+        # Its owner has stopped the first one.
+        statuses = {name: server["status"] for name, server in after.items()}
+        self.assertEqual({"k-1": "SHUTOFF", "k-2": "ACTIVE", "k-3": "ACTIVE"}, statuses)
+        for _ in range(2):
+            self.end_guest(before["k-2"]["id"])
+            self.heal()
+        self.end_guest(before["k-2"]["id"])
+        lines = self.heal(status=1)
+        self.assertEqual("k-2 is off: its guest has ended 4 times within an hour", lines[-1])
 
     def test_all_members_are_faulty(self) -> None:
         before = self.make()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Final
 
 import attrs
@@ -22,6 +22,7 @@ from nova_hpc_client.cluster.life_cycle.healing import (
     HoldBack,
     Release,
     Replace,
+    StartAgain,
     Undrain,
 )
 from nova_hpc_client.cluster.life_cycle.run import (
@@ -68,6 +69,8 @@ class HealTools:
         HEAD for the head. The second argument has the numbers whose servers exist still.
     :ivar undrain: makes one member take jobs again, whether it is drained or not; returns whether
         that has worked.
+    :ivar count_endings: how often the guest of a server that is off has ended by itself in the last
+        hour; 0 if its owner has stopped it.
     :ivar settle: finishes a cluster with these new members; raises :class:`ClusterError` if one of
         them is not accepted.
     :ivar tell: writes an event.
@@ -77,6 +80,7 @@ class HealTools:
     drain: Callable[[ClusterMember], bool]
     undrain: Callable[[ClusterMember], bool]
     check: Callable[[Cluster, Collection[int], Collection[int]], None]
+    count_endings: Callable[[str], int]
     settle: Callable[[Cluster, Collection[int]], None]
     tell: Callable[[str], None]
     date: Callable[[], float] = time.time
@@ -133,6 +137,8 @@ class Healer:
         cluster = self._read()
         moment = self.pace.clock()
         self._memory = self._memory.remember(cluster, moment)
+        endings = read_endings(cluster, self._memory.endings, self.tools.count_endings)
+        self._memory = attrs.evolve(self._memory, endings=endings)
         move = healing.plan_healing(cluster, self._memory, self.terms, moment, self.tools.date())
         unsettled = self._memory.unfit | self._memory.stuck
         self.well = isinstance(move, Healthy) and not unsettled
@@ -146,6 +152,9 @@ class Healer:
             return move.passes and waits
         if isinstance(move, DrainFirst):
             self._drain(cluster, move.numbers)
+            return True
+        if isinstance(move, StartAgain):
+            self._start_again(cluster, move.numbers)
             return True
         if isinstance(move, Undrain):
             self._undrain(cluster, move.numbers)
@@ -179,7 +188,7 @@ class Healer:
         self.pace.sleep(self.terms.interval)
         nothing: frozenset[str] = frozenset()
         self._memory = attrs.evolve(
-            self._memory, free=nothing, busy=nothing, refused=nothing, stuck=nothing
+            self._memory, free=nothing, busy=nothing, refused=nothing, stuck=nothing, endings={}
         )
 
     def _tell(self, text: str) -> None:
@@ -197,6 +206,20 @@ class Healer:
             else:
                 self._tell(f"{member.shown} ({words}) is busy")
                 self._memory = attrs.evolve(self._memory, busy=self._memory.busy | {member.id})
+
+    def _start_again(self, cluster: Cluster, numbers: Sequence[int]) -> None:
+        """Start members whose guests have ended; one that Nova refuses waits for a pause."""
+        for member in find_servers(cluster, numbers):
+            self._tell(f"{member.shown} is started again: its guest had ended")
+            try:
+                self.cloud.ask_server(member.id, "os-start")
+            except ClusterCloudError as error:
+                self._tell(f"{member.shown} is not started: {error}")
+                self._memory = attrs.evolve(self._memory, stuck=self._memory.stuck | {member.id})
+            else:
+                # A look before Nova has begun must not start it once more.
+                known = {**self._memory.endings, member.id: 0}
+                self._memory = attrs.evolve(self._memory, endings=known)
 
     def _undrain(self, cluster: Cluster, numbers: Sequence[int]) -> None:
         """Make members take jobs again, until another healer may have seen a fault meanwhile."""
@@ -284,6 +307,20 @@ class Healer:
         )
 
 
+def read_endings(
+    cluster: Cluster, known: Mapping[str, int], count: Callable[[str], int]
+) -> dict[str, int]:
+    """The endings of guests, for :attr:`HealMemory.endings`; only unknown ones are read.
+
+    :param count: as :attr:`HealTools.count_endings`.
+    """
+    return {
+        server.id: known[server.id] if server.id in known else count(server.id)
+        for server in cluster.servers
+        if server.off
+    }
+
+
 def describe_move(cluster: Cluster, move: HealMove, terms: HealTerms) -> Iterator[str]:
     """The faulty members in one line each, and the next action of a healer."""
     named = terms.named or {*cluster.wanted, HEAD}
@@ -292,7 +329,10 @@ def describe_move(cluster: Cluster, move: HealMove, terms: HealTerms) -> Iterato
         if member.failed:
             meanings.insert(0, printable_text(member.fault) or "it is in error")
         yield f"{member.shown}: {'; '.join(meanings)}"
-    if isinstance(move, (DrainFirst, Replace)):
+    if isinstance(move, StartAgain):
+        names = ", ".join(member.shown for member in find_servers(cluster, move.numbers))
+        yield f"next: {names} is started again: its guest had ended"
+    elif isinstance(move, (DrainFirst, Replace)):
         names = ", ".join(member.shown for member in find_servers(cluster, move.numbers))
         yield f"next: {names} is {'drained' if isinstance(move, DrainFirst) else 'replaced'}"
     elif isinstance(move, (Finish, Release)):

@@ -37,6 +37,8 @@ from nova_hpc_guest.host_list import HEAD
 HOUR: Final = 3600
 #: Most replacements in an hour that can be allowed: the times are in the metadata of each member.
 MOST_PER_HOUR: Final = 30
+#: Times within an hour that a guest may end by itself and be started again.
+MOST_ENDINGS: Final = 3
 #: Looks without a change after which a claim, or a half cluster, is left behind.
 _IDLE_LOOKS: Final = 4
 
@@ -78,6 +80,8 @@ class HealMemory:
     :ivar serving: ids of servers that the undrain program has had since their last fault.
     :ivar stuck: ids of servers for which it has failed since the last pause.
     :ivar unfit: ids of new servers that were not accepted.
+    :ivar endings: id of a server that is off -> how often its guest has ended by itself in the last
+        hour; 0 if its owner has stopped it. It is read once between two pauses.
     :ivar owes: this healer has deleted a server, and the cluster has not been whole since.
     """
 
@@ -90,6 +94,7 @@ class HealMemory:
     serving: frozenset[str] = frozenset()
     stuck: frozenset[str] = frozenset()
     unfit: frozenset[str] = frozenset()
+    endings: Mapping[str, int] = attrs.Factory(dict)
     owes: bool = False
 
     def remember(self, cluster: Cluster, moment: float) -> HealMemory:
@@ -115,6 +120,11 @@ class HealMemory:
             unchanged=self.unchanged if scene == self.scene else moment,
             serving=self.serving.difference(faulty),
             unfit=self.unfit.intersection(server.id for server in cluster.servers),
+            endings={
+                server.id: self.endings[server.id]
+                for server in cluster.servers
+                if server.off and server.id in self.endings
+            },
             owes=self.owes and bool(cluster.wanted - number_members(cluster).by_number.keys()),
         )
 
@@ -140,6 +150,13 @@ class DrainFirst:
 @attrs.frozen
 class Undrain:
     """Run the undrain program for these members, which have no fault."""
+
+    numbers: tuple[int, ...]
+
+
+@attrs.frozen
+class StartAgain:
+    """Start these members, whose guests have ended by themselves."""
 
     numbers: tuple[int, ...]
 
@@ -180,7 +197,7 @@ class Healthy:
     """No member has a fault for which it would be replaced."""
 
 
-HealMove = Replace | DrainFirst | Undrain | Finish | Release | HoldBack | Healthy
+HealMove = Replace | DrainFirst | StartAgain | Undrain | Finish | Release | HoldBack | Healthy
 
 
 def is_faulty(server: ClusterMember) -> bool:
@@ -207,7 +224,7 @@ def plan_healing(
 
     The phases, in this order: a cluster that cannot be read; one in change, which is waited for; a
     half one, which is finished if a healer has left it; a claim that is not needed any more;
-    members that may still be drained; then the faulty members.
+    members whose guests have ended; members that may still be drained; then the faulty members.
 
     :param memory: the looks so far, with this one.
     :param moment: time of this look, in seconds of the memory's clock.
@@ -238,6 +255,9 @@ def plan_healing(
     unborn = decide.remakable_members_of(cluster)
     if claimed and not unborn:
         return Release(attrs.evolve(wish, turn="", generation=wish.generation + 1))
+    ended = _find_ended(numbered, memory, terms)
+    if ended:
+        return StartAgain(ended)
     drained = _find_drained(numbered, memory, terms)
     if drained:
         return Undrain(drained)
@@ -256,6 +276,10 @@ def _plan_faulty(
     assert cluster.wish is not None
     wish, servers = cluster.wish, _servers_of(numbered)
     faulty = faulty_numbers(cluster, terms.named)
+    ends = [member for member in servers.values() if memory.endings.get(member.id, 0)]
+    if not faulty and ends:
+        times = memory.endings[ends[0].id]
+        return HoldBack(f"{ends[0].shown} is off: its guest has ended {times} times within an hour")
     if not faulty:
         return Healthy()
     ill = len(faulty_numbers(cluster))
@@ -272,7 +296,11 @@ def _plan_faulty(
             "switch or the power may have failed"
         )
     settled = (Standing.RUNS, Standing.FAILED)
-    resting = [member for member in servers.values() if member.standing not in settled]
+    resting = [
+        member
+        for member in servers.values()
+        if member.standing not in settled and not (member.halted and is_faulty(member))
+    ]
     if resting:
         return _hold_with_command(cluster, f"{resting[0].shown} is {resting[0].state_text}")
     ripe = [
@@ -304,6 +332,18 @@ def _plan_faulty(
     if terms.drains or not idle:
         return HoldBack(f"not replaced: {names}")
     return HoldBack(f"{names} may have jobs: --drain PROGRAM drains it before, --force ends them")
+
+
+def _find_ended(numbered: Numbered, memory: HealMemory, terms: HealTerms) -> tuple[int, ...]:
+    """Numbers of members that are off because their guests have ended, and not too often."""
+    return tuple(
+        number
+        for number, member in _servers_of(numbered).items()
+        if (number in terms.named if terms.named else number != HEAD)
+        and 0 < memory.endings.get(member.id, 0) <= MOST_ENDINGS
+        and member.id not in memory.stuck
+        and not is_faulty(member)
+    )
 
 
 def _find_drained(numbered: Numbered, memory: HealMemory, terms: HealTerms) -> tuple[int, ...]:

@@ -133,6 +133,16 @@ class ClusterMember:
         return self.standing is Standing.FAILED
 
     @property
+    def halted(self) -> bool:
+        """Whether its hypervisor has paused its guest, as after a fatal error of a device."""
+        return self.status == "ACTIVE" and self.standing is Standing.RESTS
+
+    @property
+    def off(self) -> bool:
+        """Whether it is off, and Nova does nothing with it."""
+        return self.status == "SHUTOFF" and self.standing is Standing.RESTS
+
+    @property
     def rejected(self) -> bool:
         """Whether its measurement found it slow, or not as promised."""
         return self.verdict is not None and self.verdict.rejects

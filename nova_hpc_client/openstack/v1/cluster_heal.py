@@ -48,9 +48,9 @@ class HealCluster(HeardOutput, cluster_changes.ClusterChange, command.Command):
 
     A member is faulty if it failed, or if show has a word for it under faults; the words partition
     and firmware need no other devices. Members that run are replaced if --drain has drained them,
-    or with --force. If more than half of the members are faulty, none is replaced. Exit status: 0
-    no member is faulty any more, 1 otherwise. Example: openstack hpc cluster heal train --watch
-    --drain /etc/slurm/hpc-drain
+    or with --force. If more than half of the members are faulty, none is replaced. Members whose
+    guests have ended by themselves are started again. Exit status: 0 no member is faulty any more,
+    1 otherwise. Example: openstack hpc cluster heal train --watch --drain /etc/slurm/hpc-drain
     """
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
@@ -131,7 +131,7 @@ class HealCluster(HeardOutput, cluster_changes.ClusterChange, command.Command):
             cluster = cloud.find(args.cluster)
             terms = attrs.evolve(terms, named=_find_named(cluster, args.members))
             if args.dry_run:
-                return _show_plan(cluster, terms)
+                return _show_plan(cloud, cluster, terms)
 
             def settle(made: Cluster, numbers: Collection[int]) -> None:
                 gpu_members.attach_members(cloud, made, args.timeout)
@@ -142,6 +142,7 @@ class HealCluster(HeardOutput, cluster_changes.ClusterChange, command.Command):
                 drain=lambda member: _drain_member(args.drain, member),
                 undrain=lambda member: _undrain_member(args.undrain, member),
                 check=lambda current, numbers, freed: _check_room(cloud, current, numbers, freed),
+                count_endings=cloud.count_endings,
                 settle=settle,
                 tell=_print_event if args.watch else lambda text: print(text, flush=True),
             )
@@ -191,12 +192,14 @@ def _find_named(cluster: Cluster, names: Collection[str]) -> frozenset[int]:
     return named | ({HEAD} if head in names else frozenset())
 
 
-def _show_plan(cluster: Cluster, terms: HealTerms) -> int:
+def _show_plan(cloud: SdkCloud, cluster: Cluster, terms: HealTerms) -> int:
     """Print the faulty members and the next action; returns the exit status."""
     memory = HealMemory().remember(cluster, 0.0)
     seen = dict.fromkeys(memory.seen, -terms.interval)
     date = datetime.datetime.now(datetime.UTC).timestamp()
-    move = healing.plan_healing(cluster, attrs.evolve(memory, seen=seen), terms, 0.0, date)
+    endings = healer.read_endings(cluster, {}, cloud.count_endings)
+    memory = attrs.evolve(memory, seen=seen, endings=endings)
+    move = healing.plan_healing(cluster, memory, terms, 0.0, date)
     for line in healer.describe_move(cluster, move, terms):
         print(line)
     return 0 if isinstance(move, healing.Healthy) else 1

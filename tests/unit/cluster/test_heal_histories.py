@@ -193,6 +193,7 @@ class History:
             drain=world.drain,
             undrain=world.undrain,
             check=lambda cluster, numbers, freed: None,
+            count_endings=lambda server: 0,
             settle=lambda cluster, numbers: None,
             tell=lines.append,
             date=lambda: DATE + world.now,

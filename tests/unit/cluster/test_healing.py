@@ -103,6 +103,36 @@ def test_a_fault_that_comes_and_goes() -> None:
     assert [type(move) for move in moves] == [HoldBack, Healthy, HoldBack, HoldBack, Replace]
 
 
+def test_a_guest_that_its_device_has_stopped() -> None:
+    """Before: the member of a GPU with a fatal error, whose guest QEMU pauses, was not healed."""
+    halted = {"power": 3}
+    move = plan(build({1: {**halted, "faults": (FaultWord.ERRORS,)}, 2: WELL}))
+    assert isinstance(move, Replace)
+    assert move.numbers == (1,)
+    # Without a fault the guest waits for its user, and so does the healer.
+    move = plan(build({1: {**halted, **WELL}, 2: LINK, 3: WELL}))
+    assert isinstance(move, HoldBack)
+    assert "reboot --hard" in move.reason
+
+
+def test_members_whose_guests_have_ended() -> None:
+    off = {"status": "SHUTOFF"}
+    cluster = build({1: off, 2: off, 3: {**off, **LINK}, 4: WELL, 5: off, HEAD: off})
+    for endings, expected in (
+        ({"id1": 1, "id2": 0, "id3": 1}, (1,)),
+        ({"id1": 3, "id5": 1, f"id{HEAD}": 1}, (1, 5)),
+        ({"id1": 4, "id5": 1}, (5,)),
+    ):
+        move = plan(cluster, endings=endings)
+        assert move == healing.StartAgain(expected)
+    named = attrs.evolve(TERMS, named=frozenset({HEAD}))
+    move = plan(cluster, named, endings={"id1": 1, f"id{HEAD}": 1})
+    assert move == healing.StartAgain((HEAD,))
+    assert plan(build({1: off, 2: WELL})) == Healthy()
+    move = plan(build({1: off, 2: WELL}), endings={"id1": 4})
+    assert move == HoldBack("t-1 is off: its guest has ended 4 times within an hour")
+
+
 def test_a_claim_of_another_healer() -> None:
     claim = {"turn": "heal-2-other", "generation": 2}
     whole, half = build({1: LINK, 2: WELL}, **claim), build({1: WELL}, 2, **claim)
@@ -450,6 +480,7 @@ def healer_of(
         drain=lambda member: False,
         undrain=lambda member: True,
         check=lambda cluster, numbers, freed: None,
+        count_endings=lambda server: cloud.servers[server].get("endings", 0),
         settle=lambda cluster, numbers: None,
         tell=lines.append,
         date=lambda: DATE + clock.now,
@@ -467,6 +498,25 @@ def assert_whole(cloud: ModelCloud, before: dict[str, str], changed: set[str]) -
     assert cluster.state.value == "ACTIVE", cluster.reason
     assert cluster.wish is not None
     assert cluster.wish.turn == ""
+
+
+def test_a_member_whose_guest_has_ended_is_started_again_as_the_same_server() -> None:
+    cloud = made()
+    before = ids_of(cloud)
+    ended, stopped = (cloud.servers[before[name]] for name in ("train-2", "train-3"))
+    for server in (ended, stopped):
+        server.update({"status": "SHUTOFF"})
+    ended["endings"] = 1
+    work, lines = healer_of(cloud)
+    assert work.heal(watch=False)
+    assert ids_of(cloud) == before
+    assert (ended["status"], stopped["status"]) == ("ACTIVE", "SHUTOFF")
+    assert lines[0] == "train-2 is started again: its guest had ended"
+    # A server that its owner has locked stays off, and the healer reports that.
+    ended.update({"status": "SHUTOFF", "locked": True})
+    work, lines = healer_of(cloud)
+    assert not work.heal(watch=False)
+    assert lines[1] == "train-2 is not started: is locked"
 
 
 def test_a_healer_dies_at_any_step_and_another_one_goes_on() -> None:
