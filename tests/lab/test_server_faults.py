@@ -1,29 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
 """Devices of running members fail: the owner reads the word within a minute, and heals.
 
-The node's own QEMU takes a GPU off its bus while a guest has it, as hardware that fails does. A
-link narrows in the file that shows it, written by the kernel: QEMU cannot change a link.
+The node's own QEMU takes a GPU off its bus, and reports a fatal error of a link, as hardware does.
+The adapters are Ethernet adapters that stand for InfiniBand: a folder over their place in sysfs has
+the firmware, and the state of their port in the simulated fabric. A link narrows in the file by
+which the kernel shows it: QEMU cannot change a link. The tests are in an order.
 """
 
+import contextlib
 import json
+import os
+import signal
 import socket
+import statistics
+import subprocess
 import time
 from pathlib import Path
 
+import attrs
 import pytest
+import yaml
 
 from nova_hpc_lab import observe
+from nova_hpc_lab.fabric import partition_services, simulator
 from nova_hpc_lab.node import qemu
+from nova_hpc_lab.process import Process
+from nova_hpc_lab.state import Paths
 from tests.lab.operator_site import COMMAND
 
-SHAPE = Path(__file__).with_name("three-gpus.yaml")
+SHAPE = Path(__file__).with_name("six-gpus.yaml")
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.parametrize("lab", [pytest.param((SHAPE, 1), id="three-gpus")], indirect=True),
+    pytest.mark.parametrize("lab", [pytest.param((SHAPE, 1, True), id="six-gpus")], indirect=True),
 ]
 
-GPU = ":".join(qemu.GPU_IDS)
+GPU, VF = ":".join(qemu.GPU_IDS), ":".join(qemu.VF_IDS)
 FLAVOR = "lab.faulty"
 PROPERTIES = {
     "hw:cpu_policy": "dedicated",
@@ -33,24 +45,75 @@ PROPERTIES = {
     "hpc:affinity": "root",
 }
 CLUSTER = "ill"
+FIRST, SECOND = f"{CLUSTER}-1", f"{CLUSTER}-2"
+NETWORK, PHYSICAL, PKEY = "faulty", "ibrail0", 105
 #: Seconds within which the owner has to learn of a fault.
 TOLD = 60
+FIRMWARE = "28.39.1002"
+#: Puts the folder of an InfiniBand driver over an adapter's place in sysfs: address, name.
+_ADAPTER = """set -e
+place=$(realpath /sys/bus/pci/devices/$1); own=/run/$2
+[ ! -d $place/infiniband ] || exit 0
+mkdir -p $own; mount -t tmpfs tmpfs $own
+mkdir -p $own/real $own/work $own/up/infiniband/$2/ports/1
+mount --bind $place $own/real
+echo "4: ACTIVE" >$own/up/infiniband/$2/ports/1/state
+echo FIRMWARE >$own/up/infiniband/$2/fw_ver
+mount -t overlay overlay -o lowerdir=$own/real,upperdir=$own/up,workdir=$own/work $place
+""".replace("FIRMWARE", FIRMWARE)
+#: Seconds of each replacement, from the command to the member that runs.
+HEALED: list[float] = []
+
+
+@attrs.frozen
+class AdapterPort:
+    """A port of the simulated fabric, and the node's adapter for it."""
+
+    name: str
+    address: str
+    driver: str
+
+    @property
+    def folder(self):
+        return f"/sys/bus/pci/devices/{self.address}/infiniband/{self.driver}"
 
 
 @pytest.fixture(scope="module")
-def members(lab):
-    """Name -> server of the two members."""
+def adapters(lab):
+    """Address of a virtual function -> the port of its adapter."""
+    paths = Paths.from_environment(lab.environ)
+    inventory = yaml.safe_load(partition_services.inventory_file(paths).read_text())
+    found = {}
+    for number, port in enumerate(inventory["ports"]):
+        adapter = AdapterPort(f"hpc1-{number}", port["address"], f"mlx5_{number}")
+        lab.inside(f"cat >/run/adapter.sh <<'E'\n{_ADAPTER}E\n")
+        lab.inside(f"sh /run/adapter.sh {adapter.address} {adapter.driver}")
+        found |= dict.fromkeys(port["functions"], adapter)
+    return found
+
+
+@pytest.fixture(scope="module")
+def members(lab, adapters):
+    """The two members run, each with a GPU and a port in a partition."""
     lab.openstack("server", "delete", "--wait", "hpc-demo", check=False)
     words = (f"--property={key}={value}" for key, value in PROPERTIES.items())
     size = ("--vcpus", "1", "--ram", "384", "--disk", "1")
     lab.openstack("flavor", "create", FLAVOR, *size, *words)
-    image = ("--image", "hpc-guest", "--nic", "net-id=lab")
-    _cluster(lab, "create", CLUSTER, "--members", "2", "--flavor", FLAVOR, *image)
-    servers = _servers(lab)
-    for name in servers:
+    provider = ("--provider-network-type", "vlan", "--provider-physical-network", PHYSICAL)
+    lab.openstack("network", "create", *provider, "--provider-segment", str(PKEY), NETWORK)
+    subnet = ("--network", NETWORK, "--subnet-range", f"198.51.{PKEY}.0/24", "--no-dhcp")
+    lab.openstack("subnet", "create", *subnet, NETWORK)
+    network = lab.connection.network.find_network(NETWORK).id
+    nics = ("--nic", "net-id=lab", "--nic", f"net-id={network},vnic-type=direct")
+    image = ("--flavor", FLAVOR, "--image", "hpc-guest")
+    _cluster(lab, "create", CLUSTER, "--members", "2", *image, *nics)
+    for name in _servers(lab):
         lab.report(name)
-    yield servers
-    lab.openstack("hpc", "cluster", "delete", CLUSTER, check=False)
+    time.sleep(TOLD)
+    assert _faults(lab) == {}
+    yield
+    _cluster(lab, "delete", CLUSTER)
+    lab.openstack("network", "delete", NETWORK)
     lab.openstack("flavor", "delete", FLAVOR)
 
 
@@ -65,33 +128,65 @@ def _servers(lab):
     return {each["Name"]: each["ID"] for each in lab.servers()}
 
 
-def _address(lab, server):
-    (record,) = observe.pci_records(lab.settings, server)
-    return record.address
+def _faults(lab):
+    """Member -> its words, as its owner reads them."""
+    return _shown(lab)["faults"]
 
 
-def _tags(lab, server):
-    """The tags of faults; a member has another one from the client."""
-    tags = lab.connection.compute.get_server(server).tags
-    return sorted(tag for tag in tags if tag.startswith("hpc-fault="))
+def _shown(lab):
+    return json.loads(lab.openstack("hpc", "cluster", "show", CLUSTER, "-f", "json"))
 
 
-def _actions(lab, server):
+def _address(lab, name, ids=GPU):
+    """Address of the one device of a member with these ids."""
+    records = observe.pci_records(lab.settings, _servers(lab)[name])
+    (address,) = (one.address for one in records if one.ids == ids)
+    return address
+
+
+def _actions(lab, name):
     """Name and message of the actions of faults, the oldest first."""
-    words = ("server", "event", "list", server, "-f", "json", "--long")
+    words = ("server", "event", "list", _servers(lab)[name], "-f", "json", "--long")
     rows = json.loads(lab.openstack(*words))
     return [
         (each["Action"], each["Message"]) for each in rows[::-1] if "hpc_fault" in each["Action"]
     ]
 
 
-def _until_told(lab, server, tags):
-    """Seconds until the server has these tags."""
+def _until_told(lab, faults, began=None, seconds=TOLD):
+    """Wait until the owner reads these faults, no later than allowed."""
+    began = began or time.monotonic()
+    lab.until(lambda: _faults(lab) == faults, f"the faults {faults}", seconds=4 * TOLD)
+    passed = time.monotonic() - began
+    print(f"RESULT: {faults or 'no fault'} after {passed:.0f} s", flush=True)
+    assert passed < seconds
+    return passed
+
+
+def _heal(lab, name):
+    """Replace one faulty member, which gets another GPU and keeps its port."""
+    before, gpu, port = _servers(lab), _address(lab, name), _ports(lab, name)
+    said = _cluster(lab, "heal", CLUSTER, status=1)
+    assert f"{name} may have jobs" in said
     began = time.monotonic()
-    lab.until(lambda: _tags(lab, server) == tags, f"{server} has {tags}", seconds=3 * TOLD)
-    seconds = time.monotonic() - began
-    print(f"RESULT: {tags} after {seconds:.0f} s", flush=True)
-    return seconds
+    _cluster(lab, "heal", CLUSTER, "--force")
+    HEALED.append(time.monotonic() - began)
+    print(f"RESULT: {name} healed after {HEALED[-1]:.0f} s", flush=True)
+    after = _servers(lab)
+    assert {one for one in after if after[one] != before[one]} == {name}
+    assert _address(lab, name) != gpu
+    assert _ports(lab, name) == port
+    (found,) = (one for one in lab.report(name).functions if one.ids == GPU)
+    print(f"RESULT: the new {name} has {found}", flush=True)
+    assert _faults(lab) == {}
+
+
+def _ports(lab, name):
+    """Id and MAC address of the ports of a member."""
+    server = _servers(lab)[name]
+    return sorted(
+        (one.id, one.mac_address) for one in lab.connection.network.ports(device_id=server)
+    )
 
 
 def _ask_node(lab, command, **arguments):
@@ -112,62 +207,145 @@ def _ask_node(lab, command, **arguments):
         return answer["return"]
 
 
-def _name_in_qemu(lab, address):
-    """QEMU's name of the device at an address of the node."""
+def _names_in_qemu(lab, address):
+    """QEMU's names of the device at an address of the node, and of the root port above it."""
     wanted = tuple(int(part, 16) for part in address.replace(".", ":").split(":")[1:])
 
-    def walk(devices):
+    def walk(devices, port):
         for device in devices:
-            yield device
-            yield from walk(device.get("pci_bridge", {}).get("devices", ()))
+            yield device, port
+            below = device.get("pci_bridge", {}).get("devices", ())
+            yield from walk(below, device["qdev_id"])
 
-    buses = _ask_node(lab, "query-pci")
-    (name,) = (
-        device["qdev_id"]
-        for bus in buses
-        for device in walk(bus["devices"])
+    ((name, port),) = (
+        (device["qdev_id"], port)
+        for bus in _ask_node(lab, "query-pci")
+        for device, port in walk(bus["devices"], "")
         if (device["bus"], device["slot"], device["function"]) == wanted
     )
-    return name
+    return name, port
+
+
+def _show_port_state(lab, adapter):
+    """Write the state that the simulated port has into the driver's file."""
+    paths = Paths.from_environment(lab.environ)
+    words = ("smpquery", "-D", "portinfo", "0", "1")
+    environ = os.environ | simulator.client_environ(paths, adapter.name)
+    folder = simulator.client_folder(paths)
+    said = subprocess.run(words, cwd=folder, env=environ, capture_output=True, text=True).stdout
+    (state,) = (
+        line.rpartition(".")[2] for line in said.splitlines() if line.startswith("LinkState")
+    )
+    number = {"Down": 1, "Initialize": 2, "Armed": 3, "Active": 4}[state]
+    lab.inside(f'echo "{number}: {state.upper()}" >{adapter.folder}/ports/1/state')
+    return state
+
+
+@contextlib.contextmanager
+def _frozen(lab, name):
+    """Stop one process of the lab meanwhile."""
+    pid = Process(name, Paths.from_environment(lab.environ)).pid()
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def _tell_fabric(lab, *commands):
+    simulator.tell_simulator(Paths.from_environment(lab.environ), *commands)
 
 
 def test_a_link_that_narrows_is_told_and_is_over(lab, members):
-    server = members[f"{CLUSTER}-1"]
-    link = f"/sys/bus/pci/devices/{_address(lab, server)}/current_link_width"
+    link = f"/sys/bus/pci/devices/{_address(lab, FIRST)}/current_link_width"
     # QEMU's links have one lane; a narrower one needs a wider one before. The file stays there,
     # because one lane would be the next fault.
     lab.inside(f"echo 16 >/run/width && mount --bind /run/width $(realpath {link})")
     time.sleep(TOLD)
-    assert _tags(lab, server) == []
+    assert _faults(lab) == {}
     lab.inside("echo 8 >/run/width")
-    assert _until_told(lab, server, ["hpc-fault=link"]) < TOLD
-    shown = json.loads(lab.openstack("hpc", "cluster", "show", CLUSTER, "-f", "json"))
-    assert shown["faults"] == {f"{CLUSTER}-1": ["link"]}
+    _until_told(lab, {FIRST: ["link"]})
     lab.inside("echo 16 >/run/width")
-    _until_told(lab, server, [])
-    assert _actions(lab, server) == [("hpc_fault_found", "link"), ("hpc_fault_cleared", "link")]
-    assert _tags(lab, members[f"{CLUSTER}-2"]) == []
+    _until_told(lab, {}, seconds=2 * TOLD)
+    assert _actions(lab, FIRST) == [("hpc_fault_found", "link"), ("hpc_fault_cleared", "link")]
+    assert _actions(lab, SECOND) == []
 
 
-def test_a_device_that_leaves_the_bus_is_told_and_its_member_healed(lab, members):
-    name = f"{CLUSTER}-2"
-    server, other = members[name], members[f"{CLUSTER}-1"]
-    address = _address(lab, server)
-    _ask_node(lab, "device_del", id=_name_in_qemu(lab, address))
-    assert _until_told(lab, server, ["hpc-fault=gone"]) < TOLD
+def test_a_port_that_goes_down_has_left_its_partition_too(lab, adapters, members):
+    adapter = adapters[_address(lab, SECOND, VF)]
+    assert _show_port_state(lab, adapter) == "Active"
+    began = time.monotonic()
+    _tell_fabric(lab, f'Unlink "{adapter.name}"')
+    assert _show_port_state(lab, adapter) == "Down"
+    _until_told(lab, {SECOND: ["port", "partition"]}, began)
+    _tell_fabric(lab, f'ReLink "{adapter.name}"')
+    lab.until(lambda: _show_port_state(lab, adapter) == "Active", "the port is active")
+    _until_told(lab, {}, seconds=3 * TOLD)
+
+
+def test_a_partition_that_is_lost(lab, adapters, members):
+    adapter = adapters[_address(lab, SECOND, VF)]
+    with _frozen(lab, "opensm"):
+        began = time.monotonic()
+        _tell_fabric(lab, f'Unlink "{adapter.name}"', f'ReLink "{adapter.name}"')
+        _until_told(lab, {SECOND: ["partition"]}, began)
+        assert "no member of ill has to be replaced" in _cluster(lab, "heal", CLUSTER)
+    _until_told(lab, {}, seconds=3 * TOLD)
+
+
+def test_a_firmware_that_changes_is_over_with_the_next_start(lab, adapters, members):
+    adapter = adapters[_address(lab, SECOND, VF)]
+    began = time.monotonic()
+    lab.inside(f"echo 28.40.1000 >{adapter.folder}/fw_ver")
+    _until_told(lab, {SECOND: ["firmware"]}, began)
+    assert "no member of ill has to be replaced" in _cluster(lab, "heal", CLUSTER)
+    lab.openstack("server", "reboot", "--hard", "--wait", SECOND)
+    _until_told(lab, {}, seconds=3 * TOLD)
+
+
+def test_a_fatal_error_of_a_link_stops_the_guest_and_the_member_is_healed(lab, members):
+    """The port above the GPU counts the error. The kernel resets the link, and QEMU the guest."""
+    name, port = _names_in_qemu(lab, _address(lab, FIRST))
+    print(f"RESULT: {name} is below {port}", flush=True)
+    began = time.monotonic()
+    line = f"pcie_aer_inject_error {port} DLP"
+    print(_ask_node(lab, "human-monitor-command", **{"command-line": line}))
+    _until_told(lab, {FIRST: ["errors"]}, began)
+    _heal(lab, FIRST)
+
+
+def test_a_guest_whose_qemu_ends_is_started_again(lab, members):
+    server = _servers(lab)[SECOND]
+    began = time.monotonic()
+    lab.inside(f"pkill -KILL -f '[u]uid {server}'")
+    lab.until(lambda: _shown(lab)["state"] == "DEGRADED", "it is degraded")
+    print(f"RESULT: a QEMU that ended: told after {time.monotonic() - began:.0f} s", flush=True)
+    assert time.monotonic() - began < TOLD
+    assert _shown(lab)["reason"] == f"{SECOND} is SHUTOFF"
+    began = time.monotonic()
+    assert f"{SECOND} is started again" in _cluster(lab, "heal", CLUSTER)
+    print(f"RESULT: started again after {time.monotonic() - began:.0f} s", flush=True)
+    assert _servers(lab)[SECOND] == server
+    assert lab.show(SECOND)["status"] == "ACTIVE"
+
+
+@pytest.mark.parametrize("member", [SECOND, FIRST])
+def test_a_device_that_leaves_the_bus_is_told_and_its_member_healed(lab, members, member):
+    server = _servers(lab)[member]
+    name, _ = _names_in_qemu(lab, _address(lab, member))
+    place = f"/sys/bus/pci/devices/{_address(lab, member)}"
+    _ask_node(lab, "device_del", id=name)
+    # The kernel asks the guest to give the device up, and waits for it.
+    lab.until(lambda: not lab.inside(f"ls -d {place} || true").strip(), "the bus has lost it")
+    _until_told(lab, {member: ["gone"]})
     listed = lab.inside(f"{COMMAND} device list --config-file /etc/nova/nova.conf")
     print(listed, flush=True)
     assert "gone" in listed
     assert server in listed
-    said = _cluster(lab, "heal", CLUSTER, status=1)
-    assert f"{name} may have jobs" in said
-    began = time.monotonic()
-    _cluster(lab, "heal", CLUSTER, "--force")
-    print(f"RESULT: healed after {time.monotonic() - began:.0f} s", flush=True)
-    now = _servers(lab)
-    assert now[f"{CLUSTER}-1"] == other
-    assert now[name] != server
-    assert _address(lab, now[name]) not in (address, _address(lab, other))
-    (gpu,) = (one for one in lab.report(name).functions if one.ids == GPU)
-    print(f"RESULT: the new member has {gpu}", flush=True)
-    assert _tags(lab, now[name]) == []
+    _heal(lab, member)
+
+
+def test_the_median_of_the_replacements(lab, members):
+    print(f"RESULT: {len(HEALED)} replacements in {sorted(round(one) for one in HEALED)} s")
+    assert len(HEALED) == 3
+    assert statistics.median(HEALED) < 300

@@ -13,6 +13,9 @@ FATAL: Final = "fatal"
 NONFATAL: Final = "nonfatal"
 #: Fatal errors of a virtual function's physical function: they end all functions behind its link.
 PARENT_FATAL: Final = "parent_fatal"
+#: Fatal errors of the port above the device's link, or above its physical function's. A device that
+#: has lost its link cannot report that itself: the port does (PCI Express Base 5.0, 6.2.4.1).
+PORT_FATAL: Final = "port_fatal"
 #: Errors that the device's driver on the host reports, from an operator's exporter.
 DRIVER: Final = "driver"
 

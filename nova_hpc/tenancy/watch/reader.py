@@ -21,7 +21,14 @@ from typing import Final
 import attrs
 
 from nova_hpc.tenancy.watch.error_file import ErrorFile
-from nova_hpc.tenancy.watch.look import DRIVER, FATAL, NONFATAL, PARENT_FATAL, DeviceLook
+from nova_hpc.tenancy.watch.look import (
+    DRIVER,
+    FATAL,
+    NONFATAL,
+    PARENT_FATAL,
+    PORT_FATAL,
+    DeviceLook,
+)
 from nova_hpc.topology import confspace
 from nova_hpc.topology.device import DEVICES
 from nova_hpc.topology.model import try_normalise_address
@@ -60,6 +67,11 @@ class _DevicePlace:
     physical: str | None
     base_class: str
 
+    @property
+    def port(self) -> str:
+        """The folder of the PCI port above a function that is not virtual."""
+        return os.path.dirname(self.folder)  # noqa: PTH120
+
 
 @attrs.frozen
 class _Board:
@@ -93,7 +105,7 @@ class DeviceReader:
             # A whole bus that is empty is a fault of the reading, and of no device.
             return {address: DeviceLook() for address in addresses}
         errors = {} if self._errors is None else self._errors.read()
-        boards: dict[str, tuple[_Board, int | None]] = {}
+        boards: dict[str, tuple[_Board, Mapping[str, int | None]]] = {}
         return {
             address: self._look(address, boards, errors)
             if address in present
@@ -128,7 +140,7 @@ class DeviceReader:
     def _look(
         self,
         address: str,
-        boards: dict[str, tuple[_Board, int | None]],
+        boards: dict[str, tuple[_Board, Mapping[str, int | None]]],
         errors: Mapping[str, int],
     ) -> DeviceLook:
         place = self._place(address)
@@ -138,6 +150,7 @@ class DeviceReader:
             DRIVER: errors.get(address),
         }
         if place.physical is None:
+            counters[PORT_FATAL] = _read_errors(f"{place.port}/aer_dev_fatal")
             if _is_asleep(place):
                 return DeviceLook(present=True, asleep=True, counters=_drop_unknown(counters))
             config = _read(f"{place.folder}/config", confspace.HEADER) or b""
@@ -149,7 +162,8 @@ class DeviceReader:
             silent = _is_silent(config, _VIRTUAL_HEAD)
             if place.physical not in boards:
                 boards[place.physical] = self._parent(place.physical)
-            board, counters[PARENT_FATAL] = boards[place.physical]
+            board, errors_of_parent = boards[place.physical]
+            counters.update(errors_of_parent)
             ids = None
         return DeviceLook(
             present=True,
@@ -162,11 +176,14 @@ class DeviceReader:
             ports=board.ports,
         )
 
-    def _parent(self, address: str) -> tuple[_Board, int | None]:
-        """Read a physical function, for its virtual functions."""
+    def _parent(self, address: str) -> tuple[_Board, Mapping[str, int | None]]:
+        """Read a physical function and the port above it, for its virtual functions."""
         place = self._place(address)
-        fatal = _read_errors(f"{place.folder}/aer_dev_fatal")
-        return (_Board() if _is_asleep(place) else _read_board(place)), fatal
+        counters = {
+            PARENT_FATAL: _read_errors(f"{place.folder}/aer_dev_fatal"),
+            PORT_FATAL: _read_errors(f"{place.port}/aer_dev_fatal"),
+        }
+        return (_Board() if _is_asleep(place) else _read_board(place)), counters
 
 
 def _drop_unknown(counters: Mapping[str, int | None]) -> dict[str, int]:

@@ -21,7 +21,14 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.tenancy.watch.look import DRIVER, FATAL, NONFATAL, PARENT_FATAL, DeviceLook
+from nova_hpc.tenancy.watch.look import (
+    DRIVER,
+    FATAL,
+    NONFATAL,
+    PARENT_FATAL,
+    PORT_FATAL,
+    DeviceLook,
+)
 from nova_hpc.tenancy.watch.trail import CounterTrail
 from nova_hpc_common.wire.server_faults import FaultWord
 
@@ -181,7 +188,7 @@ def _has_errors(device: WatchedDevice, look: DeviceLook, errors_per_hour: float)
     }
     if not grown:
         return None
-    severe = any(grown.get(name) for name in (FATAL, PARENT_FATAL, DRIVER))
+    severe = any(grown.get(name) for name in (FATAL, PARENT_FATAL, PORT_FATAL, DRIVER))
     return severe or grown.get(NONFATAL, 0) > errors_per_hour
 
 

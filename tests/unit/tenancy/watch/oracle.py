@@ -8,7 +8,14 @@ from collections.abc import Sequence
 import attrs
 
 from nova_hpc.tenancy.watch import rules
-from nova_hpc.tenancy.watch.look import DRIVER, FATAL, NONFATAL, PARENT_FATAL, DeviceLook
+from nova_hpc.tenancy.watch.look import (
+    DRIVER,
+    FATAL,
+    NONFATAL,
+    PARENT_FATAL,
+    PORT_FATAL,
+    DeviceLook,
+)
 from nova_hpc.tenancy.watch.rules import ServerCondition
 from nova_hpc_common.wire.server_faults import FaultWord
 
@@ -132,6 +139,6 @@ def _has_errors(history: Sequence[Moment]) -> bool | None:
         growth[name] = value - (old[-1] if old else known[0][1])
     if not growth:
         return None
-    if any(growth.get(name) for name in (FATAL, PARENT_FATAL, DRIVER)):
+    if any(growth.get(name) for name in (FATAL, PARENT_FATAL, PORT_FATAL, DRIVER)):
         return True
     return growth.get(NONFATAL, 0) > 1.0

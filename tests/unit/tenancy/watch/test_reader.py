@@ -12,7 +12,14 @@ import pytest
 
 from benchmarks import sysfs_tree
 from nova_hpc.tenancy.watch.error_file import ErrorFile
-from nova_hpc.tenancy.watch.look import DRIVER, FATAL, NONFATAL, PARENT_FATAL, DeviceLook
+from nova_hpc.tenancy.watch.look import (
+    DRIVER,
+    FATAL,
+    NONFATAL,
+    PARENT_FATAL,
+    PORT_FATAL,
+    DeviceLook,
+)
 from nova_hpc.tenancy.watch.reader import DeviceReader
 
 
@@ -85,6 +92,14 @@ def test_what_a_virtual_function_has_of_its_adapter(node: Node) -> None:
     (node.adapter / "power_state").write_text("D3hot\n")
     look = node.look(node.vf)
     assert (look.width, look.speed, look.firmware, look.ports) == (None, None, None, {})
+
+
+def test_a_fatal_error_that_only_the_port_above_the_link_counts(node: Node) -> None:
+    """Before: a GPU that lost its link, which stops its guest, had no word."""
+    for folder, address in ((node.folder(node.gpu), node.gpu), (node.adapter, node.vf)):
+        assert PORT_FATAL not in node.look(address).counters
+        (folder.parent / "aer_dev_fatal").write_text("TOTAL_ERR_FATAL 1\n")
+        assert node.look(address).counters[PORT_FATAL] == 1
 
 
 def test_a_device_that_is_gone_silent_asleep_or_unreadable(node: Node) -> None:
