@@ -50,7 +50,7 @@ def equip(tree: FakeSysfs) -> None:
     boot.write_text("5f0c0f6e-8b1c-4b64-9f3e-0d1c1d1c1d1c\n")
 
 
-class WatchTest(DriverTest):
+class WatchBase(DriverTest):
     """The watch of one node, look by look."""
 
     def setUp(self) -> None:
@@ -130,6 +130,8 @@ class WatchTest(DriverTest):
         assert entry is not None
         return {word.value: fault.reported for word, fault in entry.faults.items()}
 
+
+class WatchTest(WatchBase):
     # -- the whole way ------------------------------------------------------------
 
     def test_a_narrow_link_from_the_node_to_the_owner(self) -> None:
@@ -273,7 +275,7 @@ class WatchTest(DriverTest):
             create(action)
             raise oslo_messaging.MessagingTimeout
 
-        with mock.patch.object(objects.InstanceAction, "create", autospec=True, side_effect=lose):
+        with mock.patch.object(objects.InstanceAction, "create", lose):
             self.look()
         self.look()
         self.assertEqual(["hpc-fault=link"], self.tags(server))
