@@ -12,7 +12,12 @@ import attrs
 
 from nova_hpc_client.cluster import snapshots
 from nova_hpc_client.cluster import wish as wishes
-from nova_hpc_client.cluster.members import member_faults, member_items, server_state
+from nova_hpc_client.cluster.members import (
+    member_faults,
+    member_items,
+    member_reports,
+    server_state,
+)
 from nova_hpc_client.cluster.members.group import ClusterGroup, read_group
 from nova_hpc_client.cluster.members.marks import sort_by_cluster
 from nova_hpc_client.cluster.members.port import MemberPort, read_port
@@ -71,6 +76,7 @@ class ClusterMember:
     :ivar problem: the reason not to act on its ``ClusterWish``: a later release wrote it.
     :ivar verdict: the result of its measurement; None if there is none that can be read.
     :ivar faults: its present faults, the worst first.
+    :ivar reports: the faults that its owner has reported, the worst first.
     """
 
     id: str
@@ -97,6 +103,7 @@ class ClusterMember:
     problem: str = ""
     verdict: MemberVerdict | None = None
     faults: tuple[FaultWord, ...] = ()
+    reports: tuple[FaultWord, ...] = ()
 
     @property
     def shown(self) -> str:
@@ -504,4 +511,5 @@ def read_member(
         problem=problem,
         verdict=member_verdict.verdict_of_metadata(metadata),
         faults=member_faults.read_faults(server, ports),
+        reports=member_reports.read_reports(server),
     )
