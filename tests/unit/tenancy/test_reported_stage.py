@@ -42,7 +42,7 @@ class HardwareTester(StageRunner):
         assert (device.stage["holder"], device.server) == (holder, holder)
         self.found.tick()
         self.tested.append(tuple(devices))
-        self.hold.wait(60.0)
+        self.hold.wait(20.0)
         self.found.tick()
         return self.outcomes.pop(0) if self.outcomes else StageOutcome(dict.fromkeys(devices, ""))
 
