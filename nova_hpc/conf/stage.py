@@ -65,6 +65,23 @@ In a service VM any other name is the operator's own program in the initial RAM 
 """,
     ),
     cfg.Opt(
+        "reported_checks",
+        type=types.Dict(value_type=types.String()),
+        default={},
+        help="""
+Further checks of a device whose last owner has reported a fault of it, as ``role:check+check``
+separated by commas, for example a program that tests the hardware for minutes. They follow a stage
+that has passed, at most once for each server, and may take ``[hpc]clean_timeout`` again. Other
+devices do not wait for them: a node runs up to ``[hpc]clean_vm_at_once`` more service VMs. A
+device that fails is in quarantine. If the checks come to no answer, the stage alone counts. The
+role needs a stage (``[hpc]clean_stage``).
+
+Related options:
+
+* ``[hpc]clean_checks``
+""",
+    ),
+    cfg.Opt(
         "clean_drivers",
         type=types.Dict(value_type=types.String()),
         default={},

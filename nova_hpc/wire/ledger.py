@@ -17,7 +17,8 @@ One JSON object in a file of the node, ``[hpc]ledger_file``::
          "baseline": {...},
          "adapter": {"server": "<uuid>", "index": 0, "before": {...}, "made": {...}},
          "stage": {"phase": "due", "server": "<uuid>", "since": 1767225600.0},
-         "watch": {"server": "<uuid>", "faults": {"link": {...}}}}},
+         "watch": {"server": "<uuid>", "faults": {"link": {...}}},
+         "report": {"server": "<uuid>", "words": {"slow": 1767225600.0}}}},
      "absent": {"serial:...": {as above}},
      "maintenance": {"start": 1767225600.0, "end": 1767232800.0, "reason": "firmware 1.2"},
      "accepted": [{"model": "10de:2330", "change": "...", "reason": "..."}],
@@ -31,10 +32,10 @@ One JSON object in a file of the node, ``[hpc]ledger_file``::
 
 ``providers`` lists the reservations in Placement (:mod:`nova_hpc.wire.reservation`).
 ``server`` is written before a server starts and removed only after the device was found
-clean. ``baseline``, ``adapter``, ``stage`` and ``watch`` belong to their writers
+clean. ``baseline``, ``adapter``, ``stage``, ``watch`` and ``report`` belong to their writers
 (:mod:`nova_hpc.tenancy.hygiene.baseline`, :mod:`nova_hpc.tenancy.adapters.settings`,
-:mod:`nova_hpc.tenancy.stage.device_stage`, :mod:`nova_hpc.tenancy.watch.record`) and are passed on
-unchanged.
+:mod:`nova_hpc.tenancy.stage.device_stage`, :mod:`nova_hpc.tenancy.watch.record`,
+:mod:`nova_hpc.tenancy.watch.owner_report`) and are passed on unchanged.
 ``absent`` contains the records of hardware that is no longer in the node.
 ``planned`` lists the devices with planned work, and the servers to whose owners it is announced.
 ``compared`` is set once nova-compute has marked the devices that servers have in Nova's
@@ -167,6 +168,8 @@ class LedgerDevice:
     #: Its present faults while a server has it, and the values they are compared with; None if
     #: it is not watched.
     watch: Mapping[str, Any] | None = attrs.field(default=None, hash=False)
+    #: The faults that the owner of its server, or of the last one, has reported; None if none.
+    report: Mapping[str, Any] | None = attrs.field(default=None, hash=False)
     #: How often it was found clean after a server, and how often not.
     cleaned: int = 0
     failed: int = 0
@@ -204,6 +207,8 @@ class LedgerDevice:
             body["differs"] = self.differs
         if self.watch is not None:
             body["watch"] = dict(self.watch)
+        if self.report is not None:
+            body["report"] = dict(self.report)
         if self.cleaned or self.failed:
             body["counts"] = {"cleaned": self.cleaned, "failed": self.failed}
         return body
@@ -229,6 +234,7 @@ _NOTHING: Final = LedgerDevice()
 _KEYS: Final = frozenset(
     {"hardware", "state", "reason", "server", "unreported", "baseline", "adapter", "counts"}
     | {"health", "last_server", "counted", "differs", "stage", "clean", "replaced", "watch"}
+    | {"report"}
 )
 _TOP: Final = frozenset(
     {LEDGER.key, "devices", "nvlink", "absent", "maintenance", "accepted"}
@@ -490,6 +496,7 @@ def _read_device_entry(body: Any) -> LedgerDevice:
         stage=_step_part_of(body.get("stage")),
         differs=require_type(body.get("differs", ""), str),
         watch=_step_part_of(body.get("watch")),
+        report=_step_part_of(body.get("report")),
         cleaned=require_type(counts.get("cleaned", 0), int),
         failed=require_type(counts.get("failed", 0), int),
         more={key: body[key] for key in body.keys() - _KEYS},

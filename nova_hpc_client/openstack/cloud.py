@@ -155,7 +155,7 @@ class SdkCloud(MarkingCloud):
             }
         else:
             siblings = {}
-        ports = self.rest.ports(device_id=server_record["id"], fields=PORT_FIELDS)
+        ports = self.ports_of(server_record["id"])
         return servers.read_own_server(server_record, siblings.values(), ports)
 
     def server_record(self, name: str) -> dict[str, Any]:
@@ -238,6 +238,18 @@ class SdkCloud(MarkingCloud):
         """Write a member's verdict into its metadata; ignore a server that is gone."""
         body = {"metadata": {member_verdict.KEY: verdict.dumps()}}
         _ask_unless_gone(self.rest.nova, "POST", f"/servers/{server}/metadata", body)
+
+    def ports_of(self, server: str) -> list[dict[str, Any]]:
+        """Records of a server's ports."""
+        return self.rest.ports(device_id=server, fields=PORT_FIELDS)
+
+    def add_tag(self, server: str, tag: str) -> None:
+        """Give a server a tag."""
+        self.rest.nova("PUT", f"/servers/{server}/tags/{tag}")
+
+    def remove_tag(self, server: str, tag: str) -> None:
+        """Remove a tag of a server; ignore one that is gone."""
+        _ask_unless_gone(self.rest.nova, "DELETE", f"/servers/{server}/tags/{tag}")
 
     def delete_server(self, server: str) -> None:
         """Request the deletion of a server."""

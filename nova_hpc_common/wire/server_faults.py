@@ -7,8 +7,12 @@ it when the device is well; each change is an instance action, too. A tag is one
 database. Metadata would not do: a save by nova-compute overwrites keys that the owner adds at the
 same moment. The owner's client adds the words that only the owner's view shows.
 
-The owner may write and delete tags. So services never read them, and nova-compute writes a missing
+The owner may write and delete tags. So services never read these, and nova-compute writes a missing
 tag again.
+
+An owner reports a fault with a tag of its own, ``hpc-report=WORD``. nova-compute reads known words
+of these tags alone, shows them to operators, and checks the devices after the server's end. It is
+an owner's word, so it withholds no device.
 """
 
 from __future__ import annotations
@@ -22,6 +26,10 @@ TAG_PREFIX: Final = "hpc-fault="
 #: Names of the instance actions; their message is the word.
 FOUND_ACTION: Final = "hpc_fault_found"
 CLEARED_ACTION: Final = "hpc_fault_cleared"
+#: The beginning of the tags by which an owner reports faults, and the actions that answer them.
+REPORT_PREFIX: Final = "hpc-report="
+REPORTED_ACTION: Final = "hpc_fault_reported"
+WITHDRAWN_ACTION: Final = "hpc_report_withdrawn"
 
 
 class FaultWord(enum.Enum):
@@ -58,6 +66,10 @@ class FaultWord(enum.Enum):
         """The name of the instance action for the beginning of the fault, or for its end."""
         return FOUND_ACTION if present else CLEARED_ACTION
 
+    def report_tag(self) -> str:
+        """The tag by which an owner reports the fault, e.g. ``hpc-report=slow``."""
+        return f"{REPORT_PREFIX}{self.value}"
+
     @property
     def needs_other_devices(self) -> bool:
         """Whether the server works again only with other devices, so that it is replaced.
@@ -84,6 +96,11 @@ _MEANINGS: Final[Mapping[FaultWord, str]] = {
     FaultWord.SLOW: "it was measured slow, or not as promised",
 }
 
+#: The words that an owner can report. The host and its firmware are the operator's.
+OWNER_WORDS: Final[tuple[FaultWord, ...]] = tuple(
+    word for word in FaultWord if word not in (FaultWord.HOST, FaultWord.FIRMWARE)
+)
+
 
 def read_fault_tags(tags: Iterable[object]) -> tuple[FaultWord, ...]:
     """Read the present faults from a server's tags, the worst first.
@@ -92,3 +109,9 @@ def read_fault_tags(tags: Iterable[object]) -> tuple[FaultWord, ...]:
     """
     present = {tag for tag in tags if isinstance(tag, str)}
     return tuple(word for word in FaultWord if word.tag in present)
+
+
+def read_report_tags(tags: Iterable[object]) -> tuple[FaultWord, ...]:
+    """Read the owner's reports from a server's tags, the worst first; other tags are left out."""
+    present = {tag for tag in tags if isinstance(tag, str)}
+    return tuple(word for word in OWNER_WORDS if word.report_tag in present)

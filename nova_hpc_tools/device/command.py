@@ -29,7 +29,7 @@ from nova_hpc.tenancy.stage import device_stage, erasers
 from nova_hpc.tenancy.stage.device_stage import DeviceStage, StagePhase
 from nova_hpc.tenancy.step import DeviceCandidate, NodeView
 from nova_hpc.tenancy.storage import Erasers
-from nova_hpc.tenancy.watch import record
+from nova_hpc.tenancy.watch import owner_report, record
 from nova_hpc.topology import roles, sysfs
 from nova_hpc.topology.device import DEVICES
 from nova_hpc.topology.model import AddressError, Node, address_key, normalise_address
@@ -147,6 +147,16 @@ class ManagedNode:
         waits = server is not None and time > now and planned.announced.get(server) != time
         return f"{time}, not reported to its owner yet" if waits else time
 
+    def reported(self, address: str, server: str | None = None) -> str:
+        """The report of a device by the owner of a server; "" if there is none.
+
+        :param server: the server; None for any.
+        """
+        report = owner_report.load_owner_report(self.ledger.device(address).report)
+        if report is None or server not in (None, report.server):
+            return ""
+        return report.text(format_ledger_time)
+
     def since(self, address: str) -> str:
         """The time at which the state of a device began; "" if it never had a fault."""
         trial = self.ledger.device(address).trial
@@ -188,13 +198,15 @@ class ManagedNode:
             and device.state is DeviceState.OFFERED
             and server in (None, entry.holder)
         ):
-            return "cleaning", self.progress(address, entry)
+            texts = (self.progress(address, entry), self.reported(address, entry.server))
+            return "cleaning", "; ".join(filter(None, texts))
         faults = self.faults(address)
         if (server is not None and device.state is not DeviceState.SUSPECT) or (
             device.differs or faults
         ):
-            texts = (faults, device.differs, ill.get(address, ""))
-            return "in use", "; ".join(filter(None, texts))
+            report = self.reported(address, server or "")
+            reasons = (faults, report, device.differs, ill.get(address, ""))
+            return "in use", "; ".join(filter(None, reasons))
         if address in self.ledger.suspect:
             return "suspect", self.ledger.suspect[address]
         if address in ill:
@@ -329,6 +341,7 @@ class ShowDevice(_DeviceCommand):
             "Server": description["Server"],
             "Faults": place.faults(address),
             "Planned": place.planned(address),
+            "Reported": place.reported(address),
             "Driver": function.driver or "",
             "Reset methods": " ".join(function.reset_methods or ()),
             "Differences": "; ".join([*differences, *unknown]),

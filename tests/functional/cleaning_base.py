@@ -75,13 +75,18 @@ class CleaningBase(DriverTest):
     def fake(self, node: object) -> None:
         step = node.tenancy.step("stage")
         paths = os.pathsep.join([str(_FAKE), *(each for each in sys.path if each)])
-        service = attrs.evolve(
-            step.runners[StageMode.SERVICE_VM],
-            uri=f"fake://{self.folder}",
-            execute=functools.partial(process.run_stage_program, more={"PYTHONPATH": paths}),
+        service, tester = (
+            attrs.evolve(
+                runners[StageMode.SERVICE_VM],
+                uri=f"fake://{self.folder}",
+                execute=functools.partial(process.run_stage_program, more={"PYTHONPATH": paths}),
+            )
+            for runners in (step.runners, step.testers)
         )
         runners = {**step.runners, StageMode.SERVICE_VM: service}
-        fake = attrs.evolve(step, runners=runners, spawn=lambda attend: None)
+        testers = {StageMode.SERVICE_VM: tester}
+        # Reported devices are processed at once, not in a second thread.
+        fake = attrs.evolve(step, runners=runners, testers=testers, spawn=lambda attend: attend())
         fake._work.view, fake._work.owners = step._work.view, step._work.owners
         steps = tuple(fake if each is step else each for each in node.tenancy.steps)
         node.__dict__["tenancy"] = attrs.evolve(node.tenancy, steps=steps)

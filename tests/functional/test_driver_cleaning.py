@@ -12,6 +12,7 @@ from nova.virt.libvirt.driver import LibvirtDriver
 
 from nova_hpc.tenancy.stage import device_stage, process
 from nova_hpc.tenancy.stage.device_stage import StageMode, StagePhase
+from nova_hpc.tenancy.watch import owner_report
 from nova_hpc.wire.ledger import DeviceState
 from tests.functional.cleaning_base import FIRST, GPU, ONE, CleaningBase
 
@@ -68,6 +69,36 @@ class CleaningTest(CleaningBase):
         self.stage("alpha").attend()
         self.assertEqual(server["id"], self.entry().server)
         self.assertIs(StagePhase.DUE, self.entry().phase)
+
+    def test_a_reported_device_is_tested_and_the_verdict_decides(self) -> None:
+        """From the owner's tag to the test after the server's end; a word withholds nothing."""
+        self.flags(reported_checks={"gpu": "burn"}, group="hpc")
+        self.begin()
+        self.api.microversion = "2.64"
+        for does, state in (
+            ("pass", DeviceState.OFFERED),
+            ("unable burn", DeviceState.OFFERED),
+            ("refuse burn", DeviceState.QUARANTINED),
+        ):
+            self.does(does)
+            server = self.boot(self.make_flavor(GPU))
+            self.api.api_put(f"/servers/{server['id']}/tags", {"tags": ["hpc-report=slow"]})
+            self._delete_server(server)
+            device = self.ledger("alpha").device(FIRST)
+            self.assertTrue(owner_report.is_unjudged(device, server["id"]))
+            self.update("alpha")
+            self.stage("alpha").attend()
+            device = self.ledger("alpha").device(FIRST)
+            self.assertIs(state, device.state, does)
+            self.assertFalse(owner_report.is_unjudged(device, server["id"]))
+            self.assertEqual([], self.vms())
+            self.update("alpha")
+            self.assertEqual(state is DeviceState.OFFERED, FIRST in self.tracked("alpha"))
+        self.assertIn("the test after its owner's report: BAR 0", self.reason())
+        # The same hardware fault is not looked for where no owner has reported one.
+        self.assertEqual(
+            1, len(self.log_lines("test of reported PCI devices .* burn|cannot be run"))
+        )
 
     # -- what can go wrong --------------------------------------------------------------
 
@@ -177,6 +208,7 @@ class CleaningTest(CleaningBase):
             ({"clean_checks": {}}, "clean_checks names no check for role gpu"),
             ({"clean_vm_kernel": ""}, "clean_vm_kernel"),
             ({"clean_devices": False}, "needs [hpc]clean_devices"),
+            ({"reported_checks": {"nic": "burn"}}, "reported_checks names role nic, which has no"),
             ({"clean_pins": ["{"]}, "clean_pins"),
             ({"clean_pins": ['{"role": "a"}', '{"role": "a"}']}, "given twice"),
         ):
@@ -198,6 +230,7 @@ class CleaningTest(CleaningBase):
             ({"clean_stage": {"gpuu": "none"}}, "clean_stage names the role"),
             ({"clean_checks": {"gpu": "memory", "gpuu": "memory"}}, "clean_checks names the role"),
             ({"clean_drivers": {"gpuu": "nvidia"}}, "clean_drivers names the role"),
+            ({"reported_checks": {"gpuu": "burn"}}, "reported_checks names the role"),
             ({"clean_pins": [json.dumps(tag)]}, "clean_pins names the role"),
         ):
             with self.subTest(str(options)):
@@ -205,7 +238,7 @@ class CleaningTest(CleaningBase):
                 error = self.assertRaises(exception.InvalidConfiguration, self.begin)
                 self.assertIn(f"[hpc]{words} gpuu, which neither", str(error))
                 self.assertRegex(str(error), r"the roles are .*\bgpu, ")
-                self.flags(group="hpc", clean_drivers={}, clean_pins=[])
+                self.flags(group="hpc", clean_drivers={}, clean_pins=[], reported_checks={})
                 self.stage_of("gpu:service-vm")
         # A role that its devices have kept, and that the configuration has no more.
         self.flags(group="hpc", device_role=['{"role": "accel", "vendor_id": "10de"}'])
@@ -222,4 +255,7 @@ class CleaningTest(CleaningBase):
         self.assertIsNone(self.ledger("alpha").device(FIRST).stage)
 
 
-_DEFAULTS = {"clean_devices": True, "clean_pins": [], "clean_checks": {}, "clean_vm_kernel": ""}
+_DEFAULTS = {
+    **{"clean_devices": True, "clean_pins": [], "clean_checks": {}, "clean_vm_kernel": ""},
+    "reported_checks": {},
+}

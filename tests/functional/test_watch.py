@@ -275,7 +275,7 @@ class WatchTest(WatchCase):
             create(action)
             raise oslo_messaging.MessagingTimeout
 
-        with mock.patch.object(objects.InstanceAction, "create", autospec=True, side_effect=lose):
+        with mock.patch.object(objects.InstanceAction, "create", lose):
             self.look()
         self.look()
         self.assertEqual(["hpc-fault=link"], self.tags(server))

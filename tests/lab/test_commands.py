@@ -180,6 +180,8 @@ OWNERS = (
         ("train-1: not measurable", "turn: ssh", "verdict of train (quick, 0 rounds)"),
         status=2,
     ),
+    Row("hpc cluster report train train-1 --why slow", ("reports", "slow", "server event list")),
+    Row("hpc cluster report train 1 --withdraw", ("reports", "server event list")),
     Row("hpc server show train-1", ("level_reached", "root", "beside", "train-2")),
 )
 

@@ -52,6 +52,7 @@ from virt_driver_patches.driver.kept_devices import GuestComparison
 from virt_driver_patches.driver.node import HpcNode
 from virt_driver_patches.driver.segment_keeper import SegmentKeeper
 from virt_driver_patches.driver.segments import NodeSegments
+from virt_driver_patches.driver.tenancy import LAST_TASKS
 from virt_driver_patches.driver.watch import DeviceWatch, used_devices_of
 from virt_driver_patches.errors import ClaimRefused, DeviceFault, StartFault, wrap_for_rollback
 from virt_driver_patches.patches import pci_devices, refuse_early
@@ -379,6 +380,8 @@ class HpcLibvirtDriver(LibvirtDriver):
         """Clean the devices of a server that is gone, before Nova frees them."""
         super().destroy(context, instance, *args, **kwargs)
         self.hpc_segments.keeper.put_in_order()
+        if self.hpc_node.active and instance.task_state in LAST_TASKS:
+            self.hpc_watch.end_server(instance)
         self.hpc_node.tenancy.take_back(instance, self.hpc_node.source)
 
     # -- a server moves -----------------------------------------------------------

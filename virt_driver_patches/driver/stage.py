@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import attrs
 from nova.virt import hardware
 from oslo_log import log as logging
 
@@ -64,6 +65,7 @@ def check_roles(conf: Any, specs: Specs) -> None:
     if any(word != StageMode.NONE.value for word in hpc.clean_stage.values()):
         named["clean_checks"] = set(hpc.clean_checks)
         named["clean_drivers"] = set(hpc.clean_drivers)
+        named["reported_checks"] = set(hpc.reported_checks)
         named["clean_pins"] = set(_parse_pins_by_role(hpc.clean_pins))
     for option, option_roles in named.items():
         strange = sorted(option_roles - role_names)
@@ -83,9 +85,15 @@ def stage_of(conf: Any, hygiene: HygieneStep) -> StageStep | None:
     hpc = conf.hpc
     modes = {role: StageMode(word) for role, word in hpc.clean_stage.items()}
     modes = {role: mode for role, mode in modes.items() if mode is not StageMode.NONE}
+    tests = _parse_checks(hpc.reported_checks)
+    for role in sorted(tests.keys() - modes.keys()):
+        raise OptionError(
+            f"[hpc]reported_checks names role {role}, which has no stage: add it to "
+            "[hpc]clean_stage, or leave it out"
+        )
     if not modes and not hygiene.records.ledger.read().staged:
         return None
-    checks = {role: tuple(filter(None, text.split("+"))) for role, text in hpc.clean_checks.items()}
+    checks = _parse_checks(hpc.clean_checks)
     for role in modes:
         if not checks.get(role):
             raise OptionError(
@@ -126,13 +134,24 @@ def stage_of(conf: Any, hygiene: HygieneStep) -> StageStep | None:
         bind=binding.bind_device if os.geteuid() == 0 else privileged.bind_by_helper,
         erase=None if os.geteuid() == 0 else privileged.erase_disk_by_helper,
     )
+    test_of = lambda role: tests.get(role or "", ())  # noqa: E731
     return StageStep(
         records=hygiene.records,
         cleaners=hygiene.cleaners,
         modes=modes,
         runners={StageMode.SERVICE_VM: service, StageMode.HOST: host},
         at_once=hpc.clean_vm_at_once,
+        tests=tests,
+        testers={
+            StageMode.SERVICE_VM: attrs.evolve(service, checks=test_of),
+            StageMode.HOST: attrs.evolve(host, checks=test_of),
+        },
     )
+
+
+def _parse_checks(values: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    """Role -> names of its checks."""
+    return {role: tuple(filter(None, text.split("+"))) for role, text in values.items()}
 
 
 def forbidden_step_of(conf: Any, ledger: LedgerFile) -> ForbiddenDevices:

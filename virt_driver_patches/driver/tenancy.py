@@ -50,7 +50,7 @@ LOG = logging.getLogger(__name__)
 
 #: Tasks after whose ``destroy`` the server no longer has its devices. After
 #: other tasks it still has them, or the next periodic update finds them free.
-_LAST = (task_states.DELETING, task_states.SHELVING_OFFLOADING)
+LAST_TASKS = (task_states.DELETING, task_states.SHELVING_OFFLOADING)
 
 #: Tasks whose ``destroy`` ends a server here while it is, or moves, elsewhere.
 #: After any other task a server starts again with the same devices.
@@ -173,7 +173,7 @@ class TenancySteps:
 
         The steps run in reverse order, so that cleaning sees the state that the others leave.
         """
-        if instance.task_state in _LAST:
+        if instance.task_state in LAST_TASKS:
             self._end(instance, source, lambda step: step.after_end)
         elif instance.task_state in _ELSEWHERE:
             self.rest(instance, source)

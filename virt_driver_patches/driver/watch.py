@@ -5,7 +5,8 @@ A thread looks every ``[hpc]watch_interval`` seconds, and at once if the kernel 
 :mod:`nova_hpc.tenancy.watch.rules` decides; here are its inputs and the effects: reports to the
 owner, a notification and a log line for operators, and the ledger, which keeps the memory over a
 restart of the service. A look reads files of the devices only. It reads servers from Nova if their
-devices show a fault, and each other server once, for tags of an earlier run.
+devices show a fault, and each other server once, for tags of an earlier run. Once a minute, one
+request reads the reports of owners (:mod:`virt_driver_patches.driver.device_reports`).
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from nova_hpc.topology.model import try_normalise_address
 from nova_hpc.wire.ledger import Ledger
 from nova_hpc_common.wire.server_faults import FaultWord
 from virt_driver_patches.driver import server_standing
+from virt_driver_patches.driver.device_reports import DeviceReports
 from virt_driver_patches.driver.fault_reports import OwnerReports
 from virt_driver_patches.driver.kept_devices import GuestComparison
 from virt_driver_patches.driver.notifications import notify_server_fault
@@ -119,6 +121,7 @@ class DeviceWatch:
         self._planned = PlannedDeviceReports(
             self._ledger, self._reports, self._reader.physical_function_of
         )
+        self._device_reports = DeviceReports(host, self._ledger)
         #: None until the ledger was read.
         self._records: dict[str, WatchRecord] | None = None
         self._devices: dict[str, WatchedDevice] = {}
@@ -217,6 +220,11 @@ class DeviceWatch:
         self._planned.record()
         self._unwritten |= steps.keys()
         self._write_records(users, boot)
+        self._device_reports.read(users, moment)
+
+    def end_server(self, instance: Any) -> None:
+        """Read the last reports of a server's owner, while Nova still lists its devices."""
+        self._device_reports.end(instance, self._users())
 
     def _restore(self, users: Mapping[str, str], boot: str | None, moment: float) -> None:
         """Go on with the memory of an earlier run of this service."""

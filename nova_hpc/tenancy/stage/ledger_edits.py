@@ -16,6 +16,7 @@ from nova_hpc.tenancy.health_states import HealthRules, Moment
 from nova_hpc.tenancy.sign import Symptom
 from nova_hpc.tenancy.stage import device_stage
 from nova_hpc.tenancy.stage.device_stage import DeviceStage
+from nova_hpc.tenancy.watch import owner_report
 from nova_hpc.topology.model import Node
 from nova_hpc.wire.ledger import SOMEBODY, Ledger, LedgerDevice
 
@@ -113,6 +114,7 @@ def settle_device_stage(
     rules: HealthRules,
     proof: str = "",
     stay: str = "",
+    decided: bool = True,
 ) -> LedgerDevice:
     """Return the entry of a device after its stage.
 
@@ -121,8 +123,11 @@ def settle_device_stage(
     :param seconds: duration of the stage.
     :param proof: the way in which its data were erased.
     :param stay: see :class:`DeviceStage`.
+    :param decided: whether the stage came to a verdict, so that a report of the device is done.
     """
     entry = device_stage.load_stage(device.stage)
+    if entry is not None and decided:
+        device = owner_report.put_judged(device, entry.server, moment.wall)
     last = entry.server if entry is not None and entry.server else device.last_server
     if clean and symptom is None:
         entry_after = device_stage.pass_stage(entry, seconds, moment.wall, proof, stay)

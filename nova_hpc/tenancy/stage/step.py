@@ -18,17 +18,15 @@ separate thread processes due devices.
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar, Final
 
 import attrs
 
 from nova_hpc.tenancy import health_states
-from nova_hpc.tenancy.hygiene import cleaning
 from nova_hpc.tenancy.hygiene.cleaner import RoleCleaners
 from nova_hpc.tenancy.hygiene.hardware_moves import find_replaced, word_replaced_devices
 from nova_hpc.tenancy.hygiene.records import HygieneRecords
@@ -36,9 +34,17 @@ from nova_hpc.tenancy.identity import is_hardware_known
 from nova_hpc.tenancy.ledger import LedgerError
 from nova_hpc.tenancy.owners import DeviceOwners
 from nova_hpc.tenancy.sign import HealthSign, Symptom
-from nova_hpc.tenancy.stage import device_stage, domain, ledger_edits, waiting_tenants
+from nova_hpc.tenancy.stage import (
+    device_stage,
+    domain,
+    ledger_edits,
+    reported_test,
+    waiting_tenants,
+)
 from nova_hpc.tenancy.stage.device_stage import StageAction, StageFacts, StageMode, StagePhase
-from nova_hpc.tenancy.stage.runner import StageOutcome, StageRunner
+from nova_hpc.tenancy.stage.runner import StageRunner
+from nova_hpc.tenancy.stage.stage_run import StageRun
+from nova_hpc.tenancy.stage.work import StageWork, spawn_stage_thread
 from nova_hpc.tenancy.step import DeviceTenant, NodeView, RefusedError, TenancyStep, WithheldDevices
 from nova_hpc.tenancy.storage import storage_devices_of
 from nova_hpc.topology.model import Node, address_key
@@ -54,31 +60,6 @@ _CURE_OF_REPLACED: Final = (
 )
 
 
-@attrs.define
-class _StageWork:
-    """State of the stage in this process that is not in the ledger: locks, flags and notes."""
-
-    lock: threading.Lock = attrs.field(factory=threading.Lock)
-    running: bool = False
-    again: bool = False
-    #: End of the time in which devices are expected to become free, by time.monotonic().
-    soon: float = 0.0
-    #: Whether domains of a killed process that are not in the ledger were searched.
-    swept: bool = False
-    #: Whether the servers of the service's start have made their devices due.
-    asked: bool = False
-    #: Devices that this process is working on.
-    mine: set[str] = attrs.field(factory=set)
-    view: NodeView | None = None
-    owners: DeviceOwners | None = None
-    #: One sentence for each failure since the last call of :meth:`StageStep.withhold`.
-    notes: list[str] = attrs.field(factory=list)
-
-
-def _spawn_stage_thread(attend: Callable[[], None]) -> None:
-    threading.Thread(target=attend, name="hpc-stage", daemon=True).start()
-
-
 @attrs.frozen
 class StageStep(TenancyStep):
     """Tenancy step that cleans the devices of some roles from within, between two servers."""
@@ -91,9 +72,12 @@ class StageStep(TenancyStep):
     modes: Mapping[str, StageMode] = attrs.field(hash=False)
     runners: Mapping[StageMode, StageRunner] = attrs.field(hash=False)
     at_once: int = 1
+    #: Role -> the checks of devices that their last owner has reported, and their runners.
+    tests: Mapping[str, Sequence[str]] = attrs.field(factory=dict, hash=False)
+    testers: Mapping[StageMode, StageRunner] = attrs.field(factory=dict, hash=False)
     #: Starts the thread that processes the devices.
-    spawn: Callable[[Callable[[], None]], None] = _spawn_stage_thread
-    _work: _StageWork = attrs.field(factory=_StageWork, init=False, eq=False, repr=False)
+    spawn: Callable[[Callable[[], None]], None] = spawn_stage_thread
+    _work: StageWork = attrs.field(factory=StageWork, init=False, eq=False, repr=False)
 
     def mode(self, role: str | None) -> StageMode:
         """Return how a role's devices are cleaned: in a service VM, on the host, or not at all."""
@@ -369,10 +353,46 @@ class StageStep(TenancyStep):
         batches = ledger_edits.batch_ready_devices(
             actions[StageAction.BEGIN], ledger.staged, view.node
         )
+        known = self.records.known()
+        tested = [
+            batch
+            for batch in batches
+            if reported_test.find_devices_to_test(known, _roles_of(batch, view), self.tests)
+        ]
+        self._process_beside(tested, view, owners)
+        self._process([batch for batch in batches if batch not in tested], view, owners)
+        return waiting
+
+    def _process(self, batches: Sequence[list[str]], view: NodeView, owners: DeviceOwners) -> None:
         if batches:
             with ThreadPoolExecutor(min(self.at_once, len(batches))) as pool:
                 list(pool.map(lambda batch: self._safely(batch, view, owners), batches))
-        return waiting
+
+    def _process_beside(
+        self, batches: Sequence[list[str]], view: NodeView, owners: DeviceOwners
+    ) -> None:
+        """Process devices with a test in a thread of their own: no other device waits for it."""
+        work = self._work
+        with work.lock:
+            if work.testing or not batches:
+                return
+            work.testing = True
+
+        def process() -> None:
+            try:
+                self._process(batches, view, owners)
+            except Exception as error:  # the next update tries again
+                self._note(f"nothing reported is tested: {type(error).__name__}: {error}")
+            finally:
+                with work.lock:
+                    work.testing = False
+            self._wake()
+
+        try:
+            self.spawn(process)
+        except RuntimeError as error:  # there are too many threads
+            work.testing = False
+            self._note(f"reported devices are not cleaned from within for now: {error}")
 
     def _sweep(self, owners: DeviceOwners) -> None:
         """End running service VMs that have no record in the ledger, once, as after its loss."""
@@ -428,73 +448,18 @@ class StageStep(TenancyStep):
             self._work.mine.update(batch)
         try:
             with self.records.locks(batch, 1.0):
-                self._one({address: view.roles.get(address) for address in batch}, owners)
+                roles = _roles_of(batch, view)
+                run = StageRun(
+                    *(self.records, self.cleaners, self.runners),
+                    *(self.tests, self.testers, self._note),
+                )
+                run.process(self.mode(next(iter(roles.values()))), roles, owners)
         except LedgerError as error:
             self._note(f"PCI devices {', '.join(batch)} are not cleaned from within: {error}")
         finally:
             with self._work.lock:
                 self._work.mine.difference_update(batch)
 
-    def _one(self, roles: Mapping[str, str | None], owners: DeviceOwners) -> None:
-        """Run the stage of some devices, from its beginning to its result; under their locks."""
-        ledger = self.records.known()
-        taken = waiting_tenants.list_taken_devices(ledger, owners)
-        if not ledger.staged.issuperset(roles) or taken & roles.keys():
-            return  # another process was faster, or it is given
-        if waiting_tenants.find_held_devices(roles, ledger, owners):
-            return  # hygiene reports the holder
-        dirty = {address: roles[address] for address in roles if ledger.device(address).owes}
-        if cleaning.clean_devices(self.records, self.cleaners, dirty)[1]:
-            return  # hygiene reports the failure
-        began = time.monotonic()
-        mode = self.mode(next(iter(roles.values())))
-        runner = self.runners[mode]
-        holder = runner.holder()
-        wall = self.records.moment().wall
-        self.records.change(
-            lambda ledger: ledger_edits.begin_device_stages(ledger, roles, holder, wall)
-        )
-        outcome = runner.run(holder, roles)
-        if outcome.problem:
-            problem = runner.end(holder, list(roles))
-            if problem is not None:
-                self._note(f"PCI devices {', '.join(roles)}: {problem}")
-                return  # the entry stays begun: the next update ends it
-        held = waiting_tenants.find_held_devices(roles, ledger, owners)
-        if held:
-            for address, holding in held.items():
-                self._note(f"PCI device {address} after its stage: {holding.text}")
-            return
-        unclean = cleaning.clean_devices(self.records, self.cleaners, dict(roles))[1]
-        self._settle(roles, outcome, unclean, time.monotonic() - began)
 
-    def _settle(
-        self,
-        roles: Mapping[str, str | None],
-        outcome: StageOutcome,
-        unclean: Mapping[str, str],
-        seconds: float,
-    ) -> None:
-        moment = self.records.moment()
-        stays = {address: self.records.read_stay(address) for address in outcome.proofs}
-        self.records.change(
-            lambda ledger: {
-                address: ledger_edits.settle_device_stage(
-                    ledger.device(address),
-                    None if address in unclean else outcome.symptom(address),
-                    address not in unclean,
-                    seconds,
-                    moment,
-                    self.records.rules,
-                    outcome.proofs.get(address, ""),
-                    ""
-                    if is_hardware_known(ledger.device(address).hardware)
-                    else stays.get(address, ""),
-                )
-                for address in roles
-            }
-        )
-        for address in roles:
-            symptom = outcome.symptom(address)
-            if symptom is not None:
-                self._note(f"PCI device {address} has not passed its stage: {symptom.reason}")
+def _roles_of(addresses: Collection[str], view: NodeView) -> dict[str, str | None]:
+    return {address: view.roles.get(address) for address in addresses}

@@ -12,7 +12,12 @@ import attrs
 
 from nova_hpc_client.cluster import snapshots
 from nova_hpc_client.cluster import wish as wishes
-from nova_hpc_client.cluster.members import member_faults, member_items, server_state
+from nova_hpc_client.cluster.members import (
+    member_faults,
+    member_items,
+    member_reports,
+    server_state,
+)
 from nova_hpc_client.cluster.members.group import ClusterGroup, read_group
 from nova_hpc_client.cluster.members.marks import sort_by_cluster
 from nova_hpc_client.cluster.members.port import MemberPort, read_port
@@ -73,6 +78,7 @@ class ClusterMember:
     :ivar faults: its present faults, the worst first.
     :ivar planned: the earliest time at which work on its host or its devices begins, in UTC as
         ``2026-12-04T08:00Z``; empty if none is announced.
+    :ivar reports: the faults that its owner has reported, the worst first.
     """
 
     id: str
@@ -100,6 +106,7 @@ class ClusterMember:
     verdict: MemberVerdict | None = None
     faults: tuple[FaultWord, ...] = ()
     planned: str = ""
+    reports: tuple[FaultWord, ...] = ()
 
     @property
     def shown(self) -> str:
@@ -518,4 +525,5 @@ def read_member(
         verdict=member_verdict.verdict_of_metadata(metadata),
         faults=member_faults.read_faults(server, ports),
         planned=member_faults.read_planned_time(server),
+        reports=member_reports.read_reports(server),
     )

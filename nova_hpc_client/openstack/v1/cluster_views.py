@@ -87,6 +87,13 @@ def cluster_record_of(cluster: Cluster) -> tuple[Sequence[str], Sequence[Any]]:
         "planned": format_columns.DictColumn(
             {member.name: member.planned for member in numbered_members.present if member.planned}
         ),
+        "reports": format_columns.DictListColumn(
+            {
+                member.name: [word.value for word in member.reports]
+                for member in numbered_members.present
+                if member.reports
+            }
+        ),
         "spans": format_columns.DictColumn(neighbours.count_spanned_domains(cluster)),
     }
     if cluster.wants_head:

@@ -163,6 +163,31 @@ def test_a_fault_of_a_device_in_use(node, ask):
     assert listed(ask)[GPU]["State"] == "in use"
 
 
+def test_a_report_of_an_owner(node, ask):
+    body = {"server": SERVER, "words": {"slow": 1767225600.0}}
+
+    def put(**values):
+        LedgerFile(node.state).change(
+            lambda ledger: ledger.put({GPU: attrs.evolve(ledger.device(GPU), **values)})
+        )
+
+    text = f"reported by the owner of server {SERVER}: slow since 2026-01-01T00:00:00Z"
+    put(server=SERVER, report=body)
+    assert (listed(ask)[GPU]["State"], listed(ask)[GPU]["Reason"]) == ("in use", text)
+    assert json.loads(ask("show", GPU, "-f", "json")[1])["Reported"] == text
+    # While it is checked after the server's end, too.
+    put(server=None, stage={"phase": "due", "server": SERVER})
+    assert listed(ask)[GPU]["Reason"] == f"it waits to be cleaned between two servers; {text}"
+    # The next server has its own owner; show keeps what the last one has said.
+    judged = {**body, "judged": 1767225660.0}
+    put(server="another", report=judged, stage=None)
+    assert (listed(ask)[GPU]["State"], listed(ask)[GPU]["Reason"]) == ("in use", "")
+    shown = json.loads(ask("show", GPU, "-f", "json")[1])
+    assert shown["Reported"] == f"{text}; checked 2026-01-01T00:01:00Z"
+    put(server=None, report={"words": 7})
+    assert json.loads(ask("show", GPU, "-f", "json")[1])["Reported"] == ""
+
+
 def test_show(node, ask):
     node.config(GPU, device=0x2331)
     status, out, _ = ask("show", GPU, "--format", "json")

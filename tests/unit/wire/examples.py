@@ -237,6 +237,10 @@ LEDGER: Final = Ledger(
                 "counters": {"fatal": 0, "nonfatal": 3},
                 "faults": {"link": {"since": 1790000000.0, "reported": True}},
             },
+            report={
+                "server": "d3b5b3ac-54b1-4a6e-a3d5-6b0e6f6c2a10",
+                "words": {"slow": 1790000000.0},
+            },
             cleaned=12,
             failed=1,
         ),

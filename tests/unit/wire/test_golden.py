@@ -248,9 +248,10 @@ def test_texts_of_the_first_code_are_read() -> None:
         READERS["snapshot"](golden("snapshot/v2.json").replace('"version": 2', '"version": 1'))
     now = READERS["guest-document"](golden("guest-document/v1.json"))
     assert isinstance(now, guest.GuestDocument)
-    # Of releases that did not say so: no place has got other hardware, and no device is watched.
+    # Of releases that did not say so: no place has got other hardware, and no device is watched
+    # or reported.
     said = {
-        each: attrs.evolve(found, replaced=False, watch=None)
+        each: attrs.evolve(found, replaced=False, watch=None, report=None)
         for each, found in examples.LEDGER.devices.items()
     }
     bare = {"trial": None, "last_server": None, "counted": None, "proof": None}

@@ -63,6 +63,10 @@ class Stream:
             time.sleep(3600)
         self.told = True
         words = dict(re.findall(r"nova_hpc\.(\w+)=(\S+)", domain.xml))
+        # "refuse burn": only a domain with the check burn refuses.
+        does, _, only = does.partition(" ")
+        if only and only not in words["checks"].partition("<")[0].split(","):
+            does = "pass"
         count = domain.xml.count("<hostdev ")
         good = {str(each): {"ok": True, "memory": {"bytes": 1}} for each in range(count)}
         proof = {"proof": "sanitize, crypto erase; 128 blocks read back"}
