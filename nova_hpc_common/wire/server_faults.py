@@ -66,6 +66,7 @@ class FaultWord(enum.Enum):
         """The name of the instance action for the beginning of the fault, or for its end."""
         return FOUND_ACTION if present else CLEARED_ACTION
 
+    @property
     def report_tag(self) -> str:
         """The tag by which an owner reports the fault, e.g. ``hpc-report=slow``."""
         return f"{REPORT_PREFIX}{self.value}"
