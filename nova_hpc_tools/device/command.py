@@ -143,8 +143,8 @@ class ManagedNode:
         time = min(filter(None, times), default="")
         if not time:
             return ""
-        now = format_planned_time(datetime.datetime.now(datetime.UTC))
-        waits = server is not None and time > now and planned.announced.get(server) != time
+        present = format_planned_time(datetime.datetime.now(datetime.UTC))
+        waits = server is not None and time > present and planned.announced.get(server) != time
         return f"{time}, not reported to its owner yet" if waits else time
 
     def reported(self, address: str, server: str | None = None) -> str:

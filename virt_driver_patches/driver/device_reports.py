@@ -195,10 +195,10 @@ def _read_tagged_servers(servers: Sequence[str]) -> dict[str, Any]:
         "deleted": False,
         "soft_deleted": True,
     }
-    found = objects.InstanceList.get_by_filters(
+    instances = objects.InstanceList.get_by_filters(
         nova_context.get_admin_context(), filters, expected_attrs=["tags"]
     )
-    return {instance.uuid: instance for instance in found}
+    return {instance.uuid: instance for instance in instances}
 
 
 def _read_filed_words(server: str) -> dict[FaultWord, datetime.datetime]:

@@ -36,7 +36,7 @@ def _new_request_id() -> str:
 
 
 @attrs.define
-class _OwnerReport:
+class _PendingReport:
     """One change of the facts of a server that is not reported yet."""
 
     fact: OwnerFact
@@ -53,7 +53,7 @@ class OwnerReports:
 
     #: Server -> facts that its owner has as tags and actions.
     _reported: dict[str, set[OwnerFact]] = attrs.field(factory=dict)
-    _queues: dict[str, list[_OwnerReport]] = attrs.field(factory=dict)
+    _queues: dict[str, list[_PendingReport]] = attrs.field(factory=dict)
     _failed: set[str] = attrs.field(factory=set)
 
     def restore(self, server: str, fact: OwnerFact) -> None:
@@ -62,7 +62,7 @@ class OwnerReports:
 
     def put(self, server: str, fact: OwnerFact, present: bool) -> None:
         """Add a change to the server's queue."""
-        self._queues.setdefault(server, []).append(_OwnerReport(fact, present))
+        self._queues.setdefault(server, []).append(_PendingReport(fact, present))
 
     def is_reported(self, server: str, fact: OwnerFact) -> bool:
         """Whether a present fact has its tag and its action."""
@@ -133,7 +133,7 @@ def _remove_tag(server: str, fact: OwnerFact) -> None:
         objects.Tag.destroy(nova_context.get_admin_context(), server, fact.tag)
 
 
-def _write_action(server: str, report: _OwnerReport) -> None:
+def _write_action(server: str, report: _PendingReport) -> None:
     context = nova_context.get_admin_context()
     if report.tried and objects.InstanceAction.get_by_request_id(
         context, server, report.request_id

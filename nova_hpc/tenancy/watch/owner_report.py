@@ -60,12 +60,12 @@ def load_owner_report(body: Mapping[str, Any] | None) -> OwnerReport | None:
     """
     if body is None:
         return None
-    known = {word.value: word for word in OWNER_WORDS}
+    words_by_name = {word.value: word for word in OWNER_WORDS}
     try:
         words = {
-            known[name]: require_finite(since)
+            words_by_name[name]: require_finite(since)
             for name, since in body["words"].items()
-            if name in known
+            if name in words_by_name
         }
         judged = body.get("judged")
         return OwnerReport(

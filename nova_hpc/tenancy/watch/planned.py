@@ -43,18 +43,18 @@ def find_planned_times(
 
 
 def decide_planned_changes(
-    times: Mapping[str, frozenset[str]], announced: Mapping[str, str], now: str
+    times: Mapping[str, frozenset[str]], announced: Mapping[str, str], present: str
 ) -> list[PlannedChange]:
     """Return the changes, ordered by server; a new time comes before the end of the old one.
 
     :param times: server -> times at which work on its devices begins.
     :param announced: server -> time that is announced to its owner.
-    :param now: the present time.
+    :param present: the present time.
     """
     changes = []
     for server in sorted(times.keys() | announced.keys()):
         before = announced.get(server)
-        candidates = (time for time in times.get(server, ()) if time > now or time == before)
+        candidates = (time for time in times.get(server, ()) if time > present or time == before)
         after = min(candidates, default=None)
         if after is not None and after != before:
             changes.append(PlannedChange(server, after, present=True))

@@ -284,7 +284,7 @@ def replace_members(
             "these are all members, and only they know what the cluster is to be: "
             "replace some of them first"
         )
-    if others and not any(each.wish == wish or each.status in CHANGEABLE for each in others):
+    if others and not any(server.wish == wish or server.status in CHANGEABLE for server in others):
         # The newest record would go with the old servers.
         raise ClusterError(
             f"{others[0].shown} is {others[0].state_text}, and Nova changes no metadata then: "

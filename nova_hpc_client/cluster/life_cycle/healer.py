@@ -218,8 +218,8 @@ class Healer:
                 self._memory = attrs.evolve(self._memory, stuck=self._memory.stuck | {member.id})
             else:
                 # A look before Nova has begun must not start it once more.
-                known = {**self._memory.endings, member.id: 0}
-                self._memory = attrs.evolve(self._memory, endings=known)
+                endings = {**self._memory.endings, member.id: 0}
+                self._memory = attrs.evolve(self._memory, endings=endings)
 
     def _undrain(self, cluster: Cluster, numbers: Sequence[int]) -> None:
         """Make members take jobs again, until another healer may have seen a fault meanwhile."""
@@ -308,14 +308,15 @@ class Healer:
 
 
 def read_endings(
-    cluster: Cluster, known: Mapping[str, int], count: Callable[[str], int]
+    cluster: Cluster, counted: Mapping[str, int], count: Callable[[str], int]
 ) -> dict[str, int]:
     """The endings of guests, for :attr:`HealMemory.endings`; only unknown ones are read.
 
+    :param counted: the endings that are read already.
     :param count: as :attr:`HealTools.count_endings`.
     """
     return {
-        server.id: known[server.id] if server.id in known else count(server.id)
+        server.id: counted[server.id] if server.id in counted else count(server.id)
         for server in cluster.servers
         if server.off
     }

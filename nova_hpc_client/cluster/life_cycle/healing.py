@@ -340,9 +340,9 @@ def _find_ended(numbered: Numbered, memory: HealMemory, terms: HealTerms) -> tup
         number
         for number, member in _servers_of(numbered).items()
         if (number in terms.named if terms.named else number != HEAD)
-        and 0 < memory.endings.get(member.id, 0) <= MOST_ENDINGS
-        and member.id not in memory.stuck
         and not is_faulty(member)
+        and member.id not in memory.stuck
+        and 0 < memory.endings.get(member.id, 0) <= MOST_ENDINGS
     )
 
 

@@ -247,7 +247,7 @@ def test_the_list_of_clusters(shell: Shell, form: str) -> None:
     else:
         found = read(form, out)
         assert len(found) == count
-        assert {len(row) for row in found} == {9}
+        assert {len(row) for row in found} == {10}
 
 
 def read(form: str, out: str) -> Any:
@@ -277,9 +277,9 @@ def test_one_cluster(shell: Shell, marker: Path, form: str) -> None:
         elif form == "shell":
             assert shown_by_shell(out)["name"] == f"c{number}"
         elif form == "table":
-            assert rows_of(out) == 19
+            assert rows_of(out) == 21
         else:
-            assert len(out.splitlines()) == 19
+            assert len(out.splitlines()) == 21
     assert not marker.exists()
 
 

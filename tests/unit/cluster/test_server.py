@@ -56,6 +56,7 @@ def test_what_it_asked_for_and_what_it_got() -> None:
         "rails": ["r-1", "r-2"],
         "beside": {},
         "faults": [],
+        "planned": "",
     }
 
 

@@ -7,6 +7,7 @@ reStructuredText is read as far as it is needed: literal blocks, and inline lite
 from __future__ import annotations
 
 import ast
+import datetime
 import itertools
 import re
 import shlex
@@ -39,9 +40,13 @@ MODULES = tuple(
 )
 #: How a command of ours begins.
 OURS = (("nova-hpc",), ("nova-hpc-guest",), ("openstack", "hpc"))
+#: The time of planned work on the pages, and one that is still in the future.
+EXAMPLE_TIME = "2026-12-04T08:00Z"
+_SOON = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=7)
 #: What stands for a value of the reader's, and one such value. A word in capitals that is not
 #: here is a mistake of the page.
 PLACEHOLDERS = {
+    "TIME": f"{_SOON:%Y-%m-%dT%H:%MZ}",
     "GROUP": "7c7fd52e-7b62-4a84-b3a4-6e2c0e6ad001",
     "ADDRESS": "0000:41:00.0",
     "COLUMN": "Name",
@@ -263,7 +268,7 @@ def _placed(words: list[str]) -> Iterator[str]:
                 raise ValueError(f"{word} is no placeholder that readers know: {words}")
             yield PLACEHOLDERS[word]
         else:
-            yield word
+            yield word.replace(EXAMPLE_TIME, PLACEHOLDERS["TIME"])
 
 
 def wrong_settings(

@@ -43,7 +43,7 @@ COMMANDS = {
     "simulate snapshot": ("File,Hosts,Devices,Servers,Flavors", 0, "record"),
     "install-shim": ("File,State", 1, "record"),
     "device list": ("Address,Role,State,Reason,Server,Since", 0, "list"),
-    "device show": ("Address,Role,State,Reason,Server,Faults,Planned,Driver", 0, "record"),
+    "device show": ("Address,Role,State,Reason,Server,Faults,Planned,Reported,Driver", 0, "record"),
     "device check": ("Address,Result,Differences", 0, "record"),
     "device quarantine": ("Address,State,Reason", 0, "record"),
     "device release": ("Address,State,Reason", 0, "list"),
