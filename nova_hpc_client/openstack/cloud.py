@@ -284,20 +284,20 @@ class SdkCloud(MarkingCloud):
         ]
 
     def count_endings(self, server: str) -> int:
-        """How often a guest has ended by itself within an hour, the last time just now.
+        """How often a guest has ended by itself or has not started within an hour.
 
-        Nova stops such a server, and that action has no user (nova/compute/manager.py,
-        ``_sync_instance_power_state``). 0 if the last action is another one.
+        Nova stops a server whose guest has ended, and that action has no user
+        (nova/compute/manager.py, ``_sync_instance_power_state``). A start that fails has the
+        message ``Error``.
+
+        :returns: 0 if the last action is another one, if the owner has stopped the server before
+            that, or if the answer cannot be read.
         """
         answer = self.rest.nova("GET", f"/servers/{server}/os-instance-actions")
-        # The newest first. nova-compute adds actions of its own, which change nothing.
-        actions = [
-            action for action in answer["instanceActions"] if not action["action"].startswith(_NEWS)
-        ]
-        if not actions or not _is_ending(actions[0]):
+        try:
+            return _count_endings(answer["instanceActions"])
+        except (AttributeError, KeyError, TypeError, ValueError):
             return 0
-        since = _time_of(actions[0]) - datetime.timedelta(hours=1)
-        return sum(1 for action in actions if _is_ending(action) and _time_of(action) > since)
 
     def rebuild_server(self, wish: ClusterWish, group: str, server: str) -> None:
         """Request a new disk. The request contains all metadata, because Nova replaces them."""
@@ -446,7 +446,26 @@ class SdkCloud(MarkingCloud):
             raise ClusterError(quotas.format_short_quotas(short, self.rest.project))
 
 
+def _count_endings(actions: Iterable[Mapping[str, Any]]) -> int:
+    """See :meth:`SdkCloud.count_endings`.
+
+    :param actions: of one server, the newest first.
+    """
+    # nova-compute adds actions of its own, which change nothing.
+    changes = [action for action in actions if not action["action"].startswith(_NEWS)]
+    if not changes or not _is_ending(changes[0]):
+        return 0
+    # Nova stops a server once more if its guest runs after a stop.
+    before = next((action for action in changes if not _is_ending(action)), None)
+    if before is not None and before["action"] == "stop":
+        return 0
+    since = _time_of(changes[0]) - datetime.timedelta(hours=1)
+    return sum(1 for action in changes if _is_ending(action) and _time_of(action) > since)
+
+
 def _is_ending(action: Mapping[str, Any]) -> bool:
+    if action["action"] == "start":
+        return action.get("message") == "Error"
     return action["action"] == "stop" and action.get("user_id") is None
 
 

@@ -14,10 +14,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from nova import context as nova_context
-from nova import objects
+from nova import exception, objects
 from nova.compute import power_state
 from nova.tests.functional.api import client
 
@@ -52,13 +53,30 @@ class HealTest(base.ClusterClientTest):
     def fail(self, server: str) -> None:
         self.admin_api.post_server_action(server, {"os-resetState": {"state": "error"}})
 
-    def end_guest(self, server: str) -> None:
-        """End a guest as a QEMU that crashes, and let nova-compute notice it."""
+    def manager_of(self, server: str) -> Any:
+        """Find the nova-compute of a server."""
         (host,) = (
             service.manager
             for service in self.computes.values()
             if server in service.manager.driver.instances
         )
+        return host
+
+    def eventually_stopped(self, server: str) -> None:
+        """Wait until Nova has stopped a server without a request."""
+        for _ in range(100):
+            answer = self.api.api_get(f"/servers/{server}/os-instance-actions").body
+            newest = answer["instanceActions"][0]
+            if newest["action"] == "stop" and newest["user_id"] is None:
+                break
+            time.sleep(0.1)
+        else:
+            self.fail("Nova has not stopped it")
+        self._wait_for_state_change({"id": server}, "SHUTOFF")
+
+    def end_guest(self, server: str) -> None:
+        """End a guest as a QEMU that crashes, and let nova-compute notice it."""
+        host = self.manager_of(server)
         host.driver.instances[server].state = power_state.SHUTDOWN
         host._sync_power_states(nova_context.get_admin_context())
         self._wait_for_state_change({"id": server}, "SHUTOFF")
@@ -140,7 +158,38 @@ class OneRoundTest(HealTest):
             self.heal()
         self.end_guest(before["k-2"]["id"])
         lines = self.heal(status=1)
-        self.assertEqual("k-2 is off: its guest has ended 4 times within an hour", lines[-1])
+        self.assertIn("k-2 is off: its guest has ended or not started 4 times", lines[-1])
+
+    @pytest.mark.slow
+    def test_guests_that_do_not_start_or_have_lost_a_device(self) -> None:
+        before = self.make()
+        ended = before["k-2"]["id"]
+        self.end_guest(ended)
+        host = self.manager_of(ended)
+        refusal = exception.InternalError("Unknown PCI header type '127'")
+        with mock.patch.object(host.driver, "power_on", side_effect=refusal):
+            lines = self.heal("--interval", "1", status=1)
+        # Before: "no member of k has to be replaced", and status 0.
+        self.assertIn("k-2 is off: its guest has ended or not started 4 times", lines[-1])
+        self.assertIn("openstack hpc cluster replace k k-2", lines[-1])
+        # A word beside it makes it faulty.
+        self.tag(ended, FaultWord.GONE)
+        self.heal("--force")
+        self.assertNotEqual(ended, self.by_name()["k-2"]["id"])
+        self.assert_complete("k", [1, 2, 3], ports_each=1)
+
+    @pytest.mark.slow
+    def test_a_member_that_its_owner_and_then_nova_has_stopped(self) -> None:
+        before = self.make()
+        server = before["k-2"]["id"]
+        self.api.post_server_action(server, {"os-stop": None})
+        self._wait_for_state_change({"id": server}, "SHUTOFF")
+        host = self.manager_of(server)
+        host.driver.instances[server].state = power_state.RUNNING
+        host._sync_power_states(nova_context.get_admin_context())
+        self.eventually_stopped(server)
+        self.assertIn("no member of k has to be replaced", self.heal()[-1])
+        self.assertEqual("SHUTOFF", self.by_name()["k-2"]["status"])
 
     def test_all_members_are_faulty(self) -> None:
         before = self.make()

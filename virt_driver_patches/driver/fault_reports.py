@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from typing import TypeAlias
 
 import attrs
+import oslo_messaging
 from nova import context as nova_context
 from nova import exception, objects
 from oslo_log import log as logging
@@ -88,6 +89,10 @@ class OwnerReports:
                         _add_tag(server, fact)
             except exception.InstanceNotFound:
                 self.forget(server)  # deleted, and its tags with it
+            except oslo_messaging.MessagingTimeout as error:
+                # Without a conductor each further call would wait for its whole timeout.
+                LOG.debug("Owners are told later: %s", error)
+                break
             except Exception as error:
                 if server not in self._failed:
                     LOG.warning(

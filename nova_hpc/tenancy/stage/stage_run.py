@@ -56,7 +56,7 @@ class StageRun:
         self.records.change(
             lambda ledger: ledger_edits.begin_device_stages(ledger, roles, holder, wall)
         )
-        outcome = runner.run(holder, roles)
+        outcome, answered = runner.run(holder, roles), True
         if outcome.problem:
             problem = runner.end(holder, list(roles))
             if problem is not None:
@@ -66,41 +66,42 @@ class StageRun:
             tested = self._test(self.testers.get(mode), roles, outcome)
             if tested is None:
                 return
-            outcome = tested
+            outcome, answered = tested
         held = waiting_tenants.find_held_devices(roles, ledger, owners)
         if held:
             for address, holding in held.items():
                 self.note(f"PCI device {address} after its stage: {holding.text}")
             return
         unclean = cleaning.clean_devices(self.records, self.cleaners, dict(roles))[1]
-        self._settle(roles, outcome, unclean, time.monotonic() - began)
+        decided = answered and not outcome.problem
+        self._settle(roles, outcome, unclean, time.monotonic() - began, decided)
 
     def _test(
         self, tester: StageRunner | None, roles: Mapping[str, str | None], outcome: StageOutcome
-    ) -> StageOutcome | None:
+    ) -> tuple[StageOutcome, bool] | None:
         """Test reported devices whose stage has passed.
 
         :param outcome: of their stage.
-        :returns: the outcome with the test's verdicts; that of the stage if the test came to no
-            answer; None if it cannot be ended.
+        :returns: the outcome with the test's verdicts, or that of the stage if the test came to no
+            answer; and whether each report is answered. None if the test cannot be ended.
         """
         asked = reported_test.find_devices_to_test(self.records.known(), roles, self.tests)
         if not asked or tester is None:
-            return outcome
+            return outcome, True
         holder, wall = tester.holder(), self.records.moment().wall
         self.records.change(
             lambda ledger: ledger_edits.begin_device_stages(ledger, roles, holder, wall)
         )
         tested = tester.run(holder, roles)
         if not tested.problem:
-            return reported_test.add_verdicts(outcome, tested, asked)
+            return reported_test.add_verdicts(outcome, tested, asked), True
         names = ", ".join(sorted(asked))
         self.note(f"the test of reported PCI devices {names} came to no answer: {tested.problem}")
         problem = tester.end(holder, list(roles))
         if problem is not None:
             self.note(f"PCI devices {names}: {problem}")
             return None
-        return outcome
+        return outcome, False
 
     def _settle(
         self,
@@ -108,6 +109,7 @@ class StageRun:
         outcome: StageOutcome,
         unclean: Mapping[str, str],
         seconds: float,
+        decided: bool,
     ) -> None:
         moment = self.records.moment()
         stays = {address: self.records.read_stay(address) for address in outcome.proofs}
@@ -124,7 +126,7 @@ class StageRun:
                     ""
                     if is_hardware_known(ledger.device(address).hardware)
                     else stays.get(address, ""),
-                    decided=not outcome.problem,
+                    decided=decided,
                 )
                 for address in roles
             }

@@ -31,12 +31,16 @@ from nova_hpc_client.cluster.life_cycle.run import (
     ClusterError,
     LostError,
     Pace,
+    SilentError,
 )
 from nova_hpc_client.cluster.life_cycle.steps import Act, Done, Move
 from nova_hpc_client.cluster.members.model import Cluster, ClusterMember, number_members
+from nova_hpc_client.cluster.members.server_state import Standing
 from nova_hpc_client.cluster.wish import Secrets
 from nova_hpc_common.outside.text import printable_text
+from nova_hpc_common.wire import cluster_wish
 from nova_hpc_common.wire.cluster_wish import ClusterWish
+from nova_hpc_common.wire.version import WireError
 from nova_hpc_guest.host_list import HEAD
 
 #: Most seconds after a claim was written until it is read again. A claim that another healer has
@@ -69,8 +73,8 @@ class HealTools:
         HEAD for the head. The second argument has the numbers whose servers exist still.
     :ivar undrain: makes one member take jobs again, whether it is drained or not; returns whether
         that has worked.
-    :ivar count_endings: how often the guest of a server that is off has ended by itself in the last
-        hour; 0 if its owner has stopped it.
+    :ivar count_endings: how often the guest of a server that is off has ended by itself or has not
+        started within an hour; 0 if its owner has stopped it. Raises :class:`ClusterCloudError`.
     :ivar settle: finishes a cluster with these new members; raises :class:`ClusterError` if one of
         them is not accepted.
     :ivar tell: writes an event.
@@ -121,7 +125,8 @@ class Healer:
             except (ClusterError, ClusterCloudError) as error:
                 if not watch or isinstance(error, _NoClusterError):
                     raise ClusterError(str(error)) from error
-                self._tell(f"the cloud does not answer: {error}")
+                lost = isinstance(error, (LostError, SilentError))
+                self._tell(f"the cloud does not answer: {error}" if lost else str(error))
                 goes_on = False
             if goes_on:
                 continue
@@ -137,7 +142,7 @@ class Healer:
         cluster = self._read()
         moment = self.pace.clock()
         self._memory = self._memory.remember(cluster, moment)
-        endings = read_endings(cluster, self._memory.endings, self.tools.count_endings)
+        endings = read_endings(cluster, self._memory.endings, self._count_endings)
         self._memory = attrs.evolve(self._memory, endings=endings)
         move = healing.plan_healing(cluster, self._memory, self.terms, moment, self.tools.date())
         unsettled = self._memory.unfit | self._memory.stuck
@@ -161,13 +166,27 @@ class Healer:
             return True
         try:
             if isinstance(move, Release):
-                self._write(cluster, move.wish)
+                made = self._write(cluster, move.wish)
+                if made.wish != move.wish:
+                    self._tell(f"Nova changes no member of {cluster.name} now")
+                    self._pause()
+                    return waits
                 return True
             return self._make(cluster, move)
         except _OvertakenError as error:
             self._tell(str(error))
             self._pause()
             return waits
+
+    def _count_endings(self, server: str) -> int:
+        """How often a guest has ended; 0 if Nova does not show that to the user."""
+        try:
+            return self.tools.count_endings(server)
+        except LostError:
+            raise
+        except ClusterCloudError as error:
+            self._tell(f"the actions of server {server} are not read: {error}")
+            return 0
 
     def _read(self) -> Cluster:
         lost = 0
@@ -240,6 +259,7 @@ class Healer:
         old = find_servers(cluster, numbers)
         ids = frozenset(member.id for member in old)
         try:
+            _check_length(cluster, move.wish)
             self.tools.check(cluster, numbers, numbers if old else ())
             claimed = self._claim(cluster, move.wish)
             still = find_servers(claimed, numbers)
@@ -272,16 +292,18 @@ class Healer:
 
     def _make_claimed(self, cluster: Cluster, move: Replace | Finish) -> Cluster:
         cloud, secrets, pace = self.cloud, self.secrets, self.pace
-        # Members that failed meanwhile, or whose turn is later, do not keep the claim for ever.
-        failed = {server.id for server in cluster.servers if server.failed}
+        # Members that failed meanwhile, or whose turn is later, do not keep the claim for ever, and
+        # members at rest stay so.
+        settled = (Standing.FAILED, Standing.RESTS)
+        leave = {server.id for server in cluster.servers if server.standing in settled}
         if isinstance(move, Finish):
             self._tell(f"a healer has left {cluster.name}: its work is finished")
-            return commands.resume_cluster(cloud, cluster, None, secrets, pace, failed)
+            return commands.resume_cluster(cloud, cluster, None, secrets, pace, leave)
         for member in find_servers(cluster, move.numbers):
             self._tell(f"{member.shown} ({', '.join(_words_of(member))}) is replaced")
         numbers = [number for number in move.numbers if number != HEAD]
         head = HEAD in move.numbers
-        return commands.replace_members(cloud, cluster, numbers, secrets, pace, head, failed)
+        return commands.replace_members(cloud, cluster, numbers, secrets, pace, head, leave)
 
     def _claim(self, cluster: Cluster, wish: ClusterWish) -> Cluster:
         """Write a claim, wait until another healer's would be there, and look again."""
@@ -307,6 +329,17 @@ class Healer:
         )
 
 
+def _check_length(cluster: Cluster, wish: ClusterWish) -> None:
+    """Check that a claim fits into the metadata of a server.
+
+    :raises ClusterError: it is too long.
+    """
+    try:
+        cluster_wish.to_metadata(wish, cluster.id)
+    except WireError as error:
+        raise ClusterError(f"{cluster.name} cannot be healed: {error}") from error
+
+
 def read_endings(
     cluster: Cluster, counted: Mapping[str, int], count: Callable[[str], int]
 ) -> dict[str, int]:
@@ -315,11 +348,13 @@ def read_endings(
     :param counted: the endings that are read already.
     :param count: as :attr:`HealTools.count_endings`.
     """
-    return {
-        server.id: counted[server.id] if server.id in counted else count(server.id)
-        for server in cluster.servers
-        if server.off
-    }
+    off = [server.id for server in cluster.servers if server.off]
+    endings: dict[str, int] = {}
+    for server in off:
+        endings[server] = counted[server] if server in counted else count(server)
+        if not endings[server] and len(off) == len(cluster.servers):
+            break  # its owner has stopped the whole cluster
+    return endings
 
 
 def describe_move(cluster: Cluster, move: HealMove, terms: HealTerms) -> Iterator[str]:

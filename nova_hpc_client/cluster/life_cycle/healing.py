@@ -28,7 +28,7 @@ from nova_hpc_client.cluster.members.model import (
     Numbered,
     number_members,
 )
-from nova_hpc_client.cluster.members.server_state import Standing
+from nova_hpc_client.cluster.members.server_state import CHANGEABLE, Standing
 from nova_hpc_common.outside.text import shell_command
 from nova_hpc_common.wire.cluster_wish import HEAL, ClusterWish
 from nova_hpc_guest.host_list import HEAD
@@ -80,8 +80,8 @@ class HealMemory:
     :ivar serving: ids of servers that the undrain program has had since their last fault.
     :ivar stuck: ids of servers for which it has failed since the last pause.
     :ivar unfit: ids of new servers that were not accepted.
-    :ivar endings: id of a server that is off -> how often its guest has ended by itself in the last
-        hour; 0 if its owner has stopped it. It is read once between two pauses.
+    :ivar endings: id of a server that is off -> how often its guest has ended by itself or has not
+        started within an hour; 0 if its owner has stopped it. It is read once between two pauses.
     :ivar owes: this healer has deleted a server, and the cluster has not been whole since.
     """
 
@@ -279,7 +279,10 @@ def _plan_faulty(
     ends = [member for member in servers.values() if memory.endings.get(member.id, 0)]
     if not faulty and ends:
         times = memory.endings[ends[0].id]
-        return HoldBack(f"{ends[0].shown} is off: its guest has ended {times} times within an hour")
+        return HoldBack(
+            f"{ends[0].shown} is off: its guest has ended or not started {times} times within an "
+            f"hour: {decide.format_replace_command(cluster, ends[0])}"
+        )
     if not faulty:
         return Healthy()
     ill = len(faulty_numbers(cluster))
@@ -299,9 +302,13 @@ def _plan_faulty(
     resting = [
         member
         for member in servers.values()
-        if member.standing not in settled and not (member.halted and is_faulty(member))
+        if member.standing not in settled
+        and not (is_faulty(member) and (member.halted or member in ends))
     ]
     if resting:
+        # Beside members at rest, only those are replaced that no other command helps.
+        faulty = tuple(number for number in faulty if servers[number].failed)
+    if any(member.status not in CHANGEABLE for member in resting) or not faulty:
         return _hold_with_command(cluster, f"{resting[0].shown} is {resting[0].state_text}")
     ripe = [
         number for number in faulty if moment - memory.seen[servers[number].id] >= terms.interval

@@ -39,6 +39,8 @@ from nova_hpc_guest.host_list import HEAD
 
 #: Seconds between two looks: of one round, and with ``--watch``.
 _ONCE, _WATCHING = 5.0, 60.0
+#: Seconds in which a program for a member has to end. One that hangs must not stop the healer.
+_PROGRAM_TIME: Final = 300.0
 #: The environment of the drain program has the faults of its member.
 _WORDS: Final = "HPC_FAULTS"
 
@@ -233,9 +235,15 @@ def _run_program(program: str, member: ClusterMember, words: str) -> None:
     member_names.check_names([(member.id, member.name)])
     environment = {**os.environ, _WORDS: words}
     try:
-        ended = subprocess.run([program, member.name], env=environment, check=False)
+        ended = subprocess.run(
+            [program, member.name], env=environment, check=False, timeout=_PROGRAM_TIME
+        )
     except OSError as error:
         raise ClusterError(f"{program}: {error.strerror}") from error
+    except subprocess.TimeoutExpired as error:
+        raise ClusterError(
+            f"{program} {member.shown} has not ended within {_PROGRAM_TIME:g} seconds"
+        ) from error
     if ended.returncode:
         raise ClusterError(f"{program} {member.shown} ended with status {ended.returncode}")
 

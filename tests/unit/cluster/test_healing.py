@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nova_hpc_client.cluster.life_cycle import commands, healing
+from nova_hpc_client.cluster.life_cycle import commands, healer, healing
 from nova_hpc_client.cluster.life_cycle import run as life_cycle_run
 from nova_hpc_client.cluster.life_cycle.commands import Nearness
 from nova_hpc_client.cluster.life_cycle.healer import Healer, HealTools
@@ -29,7 +29,7 @@ from nova_hpc_client.cluster.life_cycle.healing import (
     Replace,
     Undrain,
 )
-from nova_hpc_client.cluster.life_cycle.run import ClusterError, Pace
+from nova_hpc_client.cluster.life_cycle.run import ClusterCloudError, ClusterError, Pace
 from nova_hpc_client.cluster.members import member_faults
 from nova_hpc_client.cluster.members.group import ClusterGroup
 from nova_hpc_client.cluster.members.model import Cluster, ClusterMember
@@ -130,7 +130,67 @@ def test_members_whose_guests_have_ended() -> None:
     assert move == healing.StartAgain((HEAD,))
     assert plan(build({1: off, 2: WELL})) == Healthy()
     move = plan(build({1: off, 2: WELL}), endings={"id1": 4})
-    assert move == HoldBack("t-1 is off: its guest has ended 4 times within an hour")
+    assert isinstance(move, HoldBack)
+    assert "t-1 is off: its guest has ended or not started 4 times within an hour" in move.reason
+    assert "openstack hpc cluster replace" in move.reason
+    # Before: a fault beside the end was neither replaced nor started.
+    faulty = build({1: {**off, **GONE}, 2: WELL})
+    move = plan(faulty, endings={"id1": 1})
+    assert isinstance(move, Replace)
+    assert move.numbers == (1,)
+    assert isinstance(plan(faulty, endings={"id1": 0}), HoldBack)
+
+
+def test_failed_members_beside_one_at_rest() -> None:
+    """Before: one member that its owner had stopped kept all others from a replacement."""
+    for status, expected in (("SHUTOFF", (2,)), ("SHELVED_OFFLOADED", None)):
+        rest = {"status": status}
+        move = plan(build({1: rest, 2: ERROR, 3: LINK, 4: WELL, 5: WELL}))
+        assert (move.numbers if isinstance(move, Replace) else None) == expected
+    cloud = made()
+    before = ids_of(cloud)
+    cloud.servers[before["train-1"]]["status"] = "SHUTOFF"
+    cloud.servers[before["train-2"]]["status"] = "ERROR"
+    assert healer_of(cloud)[0].heal(watch=False)
+    after = ids_of(cloud)
+    assert {name for name in after if after[name] != before[name]} == {"train-2"}
+    assert cloud.servers[after["train-1"]]["status"] == "SHUTOFF"
+
+
+def test_a_claim_on_a_cluster_that_takes_no_metadata() -> None:
+    """Before: the healer looked again and again without a pause."""
+    cloud = made()
+    work, lines = healer_of(cloud)
+    (cluster,) = cloud.clusters()
+    assert cluster.wish is not None
+    claimed = attrs.evolve(cluster.wish, turn="heal-9-me", generation=9)
+    work._write(cluster, claimed)
+    for server in cloud.servers.values():
+        server["status"] = "SHELVED_OFFLOADED"
+    calls = cloud.calls
+    work.heal(watch=False)
+    assert cloud.calls == calls
+    assert "Nova changes no member of train now" in lines
+
+
+def test_a_claim_that_is_too_long_and_actions_that_are_secret() -> None:
+    cloud = made()
+    mark(cloud, "train-2")
+    (cluster,) = cloud.clusters()
+    assert cluster.wish is not None
+    long = attrs.evolve(cluster.wish, turn="heal-2-" + "m" * 4000)
+    with pytest.raises(ClusterError, match="train cannot be healed"):
+        healer._check_length(cluster, long)
+    for server in cloud.servers.values():
+        server["status"] = "SHUTOFF"
+    work, lines = healer_of(cloud)
+
+    def refuse(server: str) -> int:
+        raise ClusterCloudError("Policy does not allow it")
+
+    work.tools = attrs.evolve(work.tools, count_endings=refuse)
+    work.heal(watch=False)
+    assert "Policy does not allow it" in lines[0]
 
 
 def test_a_claim_of_another_healer() -> None:

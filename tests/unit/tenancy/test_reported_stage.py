@@ -140,7 +140,8 @@ def test_the_verdict_of_the_test_decides(found, tester, outcome, state, words):
     device = found.node.ledger.device(GPU)
     assert device.state is state
     assert device.reason.endswith(words)
-    assert judged(found) == (ONE, True)
+    # A test without an answer has checked nothing.
+    assert judged(found) == (ONE, not outcome.problem)
     assert found.node.ledger.device(OTHER).state is DeviceState.OFFERED
     for _ in range(3):
         found.node.later(1000.0)
