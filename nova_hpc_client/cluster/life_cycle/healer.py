@@ -207,8 +207,9 @@ class Healer:
         self.pace.sleep(self.terms.interval)
         nothing: frozenset[str] = frozenset()
         self._memory = attrs.evolve(
-            self._memory, free=nothing, busy=nothing, refused=nothing, stuck=nothing, endings={}
+            self._memory, free=nothing, busy=nothing, refused=nothing, stuck=nothing
         )
+        self._memory = attrs.evolve(self._memory, started=nothing, endings={})
 
     def _tell(self, text: str) -> None:
         """Write an event, unless it is the last one again."""
@@ -236,9 +237,8 @@ class Healer:
                 self._tell(f"{member.shown} is not started: {error}")
                 self._memory = attrs.evolve(self._memory, stuck=self._memory.stuck | {member.id})
             else:
-                # A look before Nova has begun must not start it once more.
-                endings = {**self._memory.endings, member.id: 0}
-                self._memory = attrs.evolve(self._memory, endings=endings)
+                started = self._memory.started | {member.id}
+                self._memory = attrs.evolve(self._memory, started=started)
 
     def _undrain(self, cluster: Cluster, numbers: Sequence[int]) -> None:
         """Make members take jobs again, until another healer may have seen a fault meanwhile."""

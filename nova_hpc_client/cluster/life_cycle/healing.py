@@ -82,6 +82,7 @@ class HealMemory:
     :ivar unfit: ids of new servers that were not accepted.
     :ivar endings: id of a server that is off -> how often its guest has ended by itself or has not
         started within an hour; 0 if its owner has stopped it. It is read once between two pauses.
+    :ivar started: ids of servers that this healer has started since the last pause.
     :ivar owes: this healer has deleted a server, and the cluster has not been whole since.
     """
 
@@ -95,6 +96,7 @@ class HealMemory:
     stuck: frozenset[str] = frozenset()
     unfit: frozenset[str] = frozenset()
     endings: Mapping[str, int] = attrs.Factory(dict)
+    started: frozenset[str] = frozenset()
     owes: bool = False
 
     def remember(self, cluster: Cluster, moment: float) -> HealMemory:
@@ -258,6 +260,9 @@ def plan_healing(
     ended = _find_ended(numbered, memory, terms)
     if ended:
         return StartAgain(ended)
+    starting = [server for server in cluster.servers if server.off and server.id in memory.started]
+    if starting:
+        return HoldBack(f"{starting[0].shown} does not run yet", passes=True)
     drained = _find_drained(numbered, memory, terms)
     if drained:
         return Undrain(drained)
@@ -348,7 +353,7 @@ def _find_ended(numbered: Numbered, memory: HealMemory, terms: HealTerms) -> tup
         for number, member in _servers_of(numbered).items()
         if (number in terms.named if terms.named else number != HEAD)
         and not is_faulty(member)
-        and member.id not in memory.stuck
+        and member.id not in memory.stuck | memory.started
         and 0 < memory.endings.get(member.id, 0) <= MOST_ENDINGS
     )
 
