@@ -13,7 +13,7 @@ from nova_hpc.tenancy.hygiene.cleaner import RoleCleaners
 from nova_hpc.tenancy.hygiene.records import HygieneRecords
 from nova_hpc.tenancy.identity import is_hardware_known
 from nova_hpc.tenancy.owners import DeviceOwners
-from nova_hpc.tenancy.stage import ledger_edits, reported_test, waiting_tenants
+from nova_hpc.tenancy.stage import ledger_edits, reported_checks, waiting_tenants
 from nova_hpc.tenancy.stage.device_stage import StageMode
 from nova_hpc.tenancy.stage.runner import StageOutcome, StageRunner
 
@@ -85,7 +85,7 @@ class StageRun:
         :returns: the outcome with the test's verdicts, or that of the stage if the test came to no
             answer; and whether each report is answered. None if the test cannot be ended.
         """
-        asked = reported_test.find_devices_to_test(self.records.known(), roles, self.tests)
+        asked = reported_checks.find_devices_to_test(self.records.known(), roles, self.tests)
         if not asked or tester is None:
             return outcome, True
         holder, wall = tester.holder(), self.records.moment().wall
@@ -94,7 +94,7 @@ class StageRun:
         )
         tested = tester.run(holder, roles)
         if not tested.problem:
-            return reported_test.add_verdicts(outcome, tested, asked), True
+            return reported_checks.add_verdicts(outcome, tested, asked), True
         names = ", ".join(sorted(asked))
         self.note(f"the test of reported PCI devices {names} came to no answer: {tested.problem}")
         problem = tester.end(holder, list(roles))

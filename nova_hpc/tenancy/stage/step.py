@@ -38,7 +38,7 @@ from nova_hpc.tenancy.stage import (
     device_stage,
     domain,
     ledger_edits,
-    reported_test,
+    reported_checks,
     waiting_tenants,
 )
 from nova_hpc.tenancy.stage.device_stage import StageAction, StageFacts, StageMode, StagePhase
@@ -357,7 +357,7 @@ class StageStep(TenancyStep):
         tested = [
             batch
             for batch in batches
-            if reported_test.find_devices_to_test(known, _roles_of(batch, view), self.tests)
+            if reported_checks.find_devices_to_test(known, _roles_of(batch, view), self.tests)
         ]
         self._process_beside(tested, view, owners)
         self._process([batch for batch in batches if batch not in tested], view, owners)
