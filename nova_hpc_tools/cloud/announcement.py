@@ -58,7 +58,7 @@ def decide_tags(server: DrainServer, time: str) -> TagChange:
     )
 
 
-def announce(cloud: DrainCloud, host: str, time: str) -> Iterator[Announcement]:
+def announce_work(cloud: DrainCloud, host: str, time: str) -> Iterator[Announcement]:
     """Tell the owners of all servers on *host* a time, or that nothing is planned any more.
 
     The caller gets each result as soon as it is there. A server that is deleted meanwhile has none.
@@ -84,7 +84,7 @@ def clear_moved_servers(cloud: DrainCloud) -> Iterator[Announcement]:
 
     Other servers keep theirs until a later call; readers leave them out.
 
-    :returns: the results, as in :func:`announce`.
+    :returns: the results, as in :func:`announce_work`.
     :raises NovaApiError: Nova does not list the servers.
     """
     for server in cloud.all_servers():

@@ -206,7 +206,7 @@ class Drain(ListCommand):
         """Announce a time to the owners of the host's servers; "" takes announcements back."""
         cloud.service(host)
         results: list[Announcement] = []
-        for result in announcement.announce(cloud, host, time):
+        for result in announcement.announce_work(cloud, host, time):
             self._report_announcement(result)
             results.append(result)
         if not time:

@@ -347,6 +347,8 @@ class MaintenanceWindow(base.RecordCommand):
             self._parser.error("ADDRESS needs --at or --stop")
         if args.at and not args.addresses:
             self._parser.error("--at needs the ADDRESS of a device")
+        if args.start is False and (args.end or args.lasts or args.reason or args.model):
+            self._parser.error("--end, --for, --model and --reason need --start")
         place = (ManagedNode.read if starts else ManagedNode.read_existing)(args.config)
         ledger = place.ledger
         if args.stop:
@@ -354,8 +356,6 @@ class MaintenanceWindow(base.RecordCommand):
         elif starts:
             announced = self._announced(args)
             ledger = place.file.change(lambda ledger: attrs.evolve(ledger, maintenance=announced))
-        elif args.end or args.lasts or args.reason or args.model:
-            self._parser.error("--end, --for, --model and --reason need --start")
         elif args.at:
             ledger = self._plan(place, args.addresses, args.at)
         window = ledger.maintenance

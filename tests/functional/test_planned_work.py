@@ -312,13 +312,17 @@ class DeviceWorkTest(WatchCase):
             self.assertEqual({}, self.ledger("alpha").planned.announced)
         self.look()
         self.assertEqual([("hpc_work_planned", time)], self.actions(server))
-        # A damaged mark is unknown: nothing is taken back.
+        # A damaged mark is unknown: it takes nothing back, and holds up no other one.
+        other = self.boot(self.make_flavor(ONE))
+        (beside,) = self.settle(other)
         path = self.ledger_path("alpha")
         text = path.read_text()
-        path.write_text(text.replace(f'"{address}": "{time}"', f'"{address}": "soon"'))
+        marks = f'"{address}": "soon", "{beside}": "{time}"'
+        path.write_text(text.replace(f'"{address}": "{time}"', marks))
         self.assertNotEqual(text, path.read_text())
         self.look()
         self.assertEqual([self.tag(time)], self.tags(server))
+        self.assertEqual([self.tag(time)], self.tags(other))
         path.write_text(text)
         self.look()
         self.assertEqual([("hpc_work_planned", time)], self.actions(server))

@@ -42,15 +42,22 @@ class PlannedDeviceReports:
         :param users: address -> server, for the devices of this node.
         """
         ledger = self._ledger.read()
-        if ledger.lost or ledger.damaged:
-            return  # unknown times are neither announced nor taken back
+        if ledger.lost:
+            return
         if self._announced is None:
             self._announced = dict(ledger.planned.announced)
             self._recorded = dict(self._announced)
             for server, time in self._announced.items():
                 self._reports.restore(server, PlannedWork(time))
+        times = planned.find_planned_times(
+            ledger.planned.devices, users, self._physical_function_of
+        )
+        if ledger.damaged:
+            # A mark that cannot be read takes nothing back; the others count.
+            for server, time in self._announced.items():
+                times[server] = times.get(server, frozenset()) | {time}
         changes = planned.decide_planned_changes(
-            planned.find_planned_times(ledger.planned.devices, users, self._physical_function_of),
+            times,
             self._announced,
             format_planned_time(datetime.datetime.now(datetime.UTC)),
         )

@@ -391,7 +391,8 @@ class StageStep(TenancyStep):
         try:
             self.spawn(process)
         except RuntimeError as error:  # there are too many threads
-            work.testing = False
+            with work.lock:
+                work.testing = False
             self._note(f"reported devices are not cleaned from within for now: {error}")
 
     def _sweep(self, owners: DeviceOwners) -> None:

@@ -348,13 +348,11 @@ def read_endings(
     :param counted: the endings that are read already.
     :param count: as :attr:`HealTools.count_endings`.
     """
-    off = [server.id for server in cluster.servers if server.off]
-    endings: dict[str, int] = {}
-    for server in off:
-        endings[server] = counted[server] if server in counted else count(server)
-        if not endings[server] and len(off) == len(cluster.servers):
-            break  # its owner has stopped the whole cluster
-    return endings
+    return {
+        server.id: counted[server.id] if server.id in counted else count(server.id)
+        for server in cluster.servers
+        if server.off
+    }
 
 
 def describe_move(cluster: Cluster, move: HealMove, terms: HealTerms) -> Iterator[str]:

@@ -78,7 +78,8 @@ class HealMemory:
     :ivar busy: ids of servers that it could not drain.
     :ivar refused: ids of servers whose replacement was refused since the last pause.
     :ivar serving: ids of servers that the undrain program has had since their last fault.
-    :ivar stuck: ids of servers for which it has failed since the last pause.
+    :ivar stuck: ids of servers that it could not undrain, or that did not start, since the last
+        pause.
     :ivar unfit: ids of new servers that were not accepted.
     :ivar endings: id of a server that is off -> how often its guest has ended by itself or has not
         started within an hour; 0 if its owner has stopped it. It is read once between two pauses.

@@ -50,7 +50,8 @@ class ReportMember(HeardOutput, cluster_changes.ClusterChange, InertOutput, comm
             cloud = self.cloud
             member = _find_member(cloud.find(parsed_args.cluster), parsed_args.member)
             record = cloud.server_record(member.id)
-            words = set(member_reports.read_reports(record))
+            before = frozenset(member_reports.read_reports(record))
+            words = set(before)
             if parsed_args.withdraw:
                 for word in words:
                     cloud.remove_tag(member.id, word.report_tag)
@@ -63,8 +64,9 @@ class ReportMember(HeardOutput, cluster_changes.ClusterChange, InertOutput, comm
                 if word not in words:  # of 50 tags, Nova refuses also one that is there
                     cloud.add_tag(member.id, word.report_tag)
                 words.add(word)
-        events = shell_command("openstack", "server", "event", "list", member.id)
-        print(f"The node answers within about a minute: {events}", file=sys.stderr)
+        if words != before:
+            events = shell_command("openstack", "server", "event", "list", member.id)
+            print(f"The node answers within about a minute: {events}", file=sys.stderr)
         reports = [word.value for word in OWNER_WORDS if word in words]
         values = (member.name, member.id, format_columns.ListColumn(reports))
         return ("name", "id", "reports"), values
