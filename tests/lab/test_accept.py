@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A new cluster of three guests, one of them bad: measured, named, replaced; and quick in a guest.
+"""A new cluster of three guests: its bad member is replaced, a slow one healed; quick in a guest.
 
 Nova, libvirt, QEMU, ssh, sshd and sysbench are real. The bad member is what a host that was set up
 wrongly makes of a server: both of its CPUs are one CPU of the host. The ways of pages cost nothing
@@ -198,6 +198,28 @@ def test_a_bad_member_is_named_and_replaced(lab, host):
     for server in servers.values():
         verdict = member_verdict.read_member_verdict(server["properties"][member_verdict.KEY])
         assert (verdict.verdict, verdict.tier) == ("accepted", "quick")
+
+
+def test_a_member_that_becomes_slow_is_told_and_healed(lab, host):
+    room, key = host
+    before = {each["Name"]: each["ID"] for each in lab.servers()}
+    room.spoil(before[BAD])
+    floors = ("--floors", str(key.with_name("floors")))
+    begun = time.monotonic()
+    done = _cluster(
+        *(lab, "accept", CLUSTER, "--tier", "quick", "--accept-budget", "1800"),
+        *(*_reach(lab, key), *floors),
+    )
+    assert done.returncode == 1, done.stderr
+    assert _show(lab, CLUSTER)["faults"] == {BAD: ["slow"]}
+    print(f"RESULT: slow: told {time.monotonic() - begun:.0f} s after the measurement began")
+    begun = time.monotonic()
+    healed = _cluster(lab, "heal", CLUSTER, "--force")
+    print(f"RESULT: {BAD} healed after {time.monotonic() - begun:.0f} s", flush=True)
+    assert healed.returncode == 0, healed.stderr
+    after = {each["Name"]: each["ID"] for each in lab.servers()}
+    assert {name for name in after if after[name] != before[name]} == {BAD}
+    assert _show(lab, CLUSTER)["faults"] == {}
 
 
 def test_quick_ends_in_time_with_the_right_status(lab, host):

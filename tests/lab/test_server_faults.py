@@ -8,6 +8,7 @@ which the kernel shows it: QEMU cannot change a link. The tests are in an order.
 """
 
 import contextlib
+import datetime
 import json
 import os
 import signal
@@ -153,6 +154,12 @@ def _actions(lab, name):
     ]
 
 
+def _names_of_actions(lab, name, word):
+    """The actions of a member with a word in their names, the oldest first."""
+    rows = json.loads(lab.openstack("server", "event", "list", _servers(lab)[name], "-f", "json"))
+    return [row["Action"] for row in rows[::-1] if word in row["Action"]]
+
+
 def _until_told(lab, faults, began=None, seconds=TOLD):
     """Wait until the owner reads these faults, no later than allowed."""
     began = began or time.monotonic()
@@ -256,6 +263,56 @@ def _tell_fabric(lab, *commands):
     simulator.tell_simulator(Paths.from_environment(lab.environ), *commands)
 
 
+def _until_listed(lab, word, listed):
+    """Wait until the node's list of devices has a word, or has it no more."""
+    command = f"{COMMAND} device list --config-file /etc/nova/nova.conf"
+    lab.until(lambda: (word in lab.inside(command)) == listed, f"{word}: {listed}", 4 * TOLD)
+
+
+def test_a_report_of_the_owner_is_shown_at_the_devices(lab, members):
+    began = time.monotonic()
+    _cluster(lab, "report", CLUSTER, SECOND, "--why", "slow")
+    assert _shown(lab)["reports"] == {SECOND: ["slow"]}
+    _until_listed(lab, "slow", True)
+    print(f"RESULT: a report is listed after {time.monotonic() - began:.0f} s", flush=True)
+    print(lab.inside(f"{COMMAND} device list --config-file /etc/nova/nova.conf"), flush=True)
+    assert _faults(lab) == {}
+    assert "no member of ill has to be replaced" in _cluster(lab, "heal", CLUSTER)
+    _cluster(lab, "report", CLUSTER, SECOND, "--withdraw")
+    _until_listed(lab, "slow", False)
+    reports = ["hpc_fault_reported", "hpc_report_withdrawn"]
+    lab.until(lambda: _names_of_actions(lab, SECOND, "report") == reports, "it is withdrawn")
+    assert _shown(lab)["reports"] == {}
+
+
+def test_planned_work_is_announced_to_the_owner(lab, members):
+    gpu = _address(lab, FIRST)
+    at = f"{datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=3):%Y-%m-%dT%H:%MZ}"
+    later = f"{datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=5):%Y-%m-%dT%H:%MZ}"
+    config = "--config-file /etc/nova/nova.conf"
+    print(lab.inside(f"{COMMAND} device maintenance {gpu} --at {at} {config}"), flush=True)
+    lab.until(lambda: _shown(lab)["planned"] == {FIRST: at}, "the owner reads it", 2 * TOLD)
+    controller = str(lab.state / "etc" / "nova" / "nova.conf")
+    done = lab.run("drain", "hpc1", "--at", later, "--config-file", controller)
+    print(f"$ nova-hpc drain hpc1 --at {later}\n{done.stdout}{done.stderr}", flush=True)
+    assert done.returncode == 0
+    # The earliest time of each member.
+    assert _shown(lab)["planned"] == {FIRST: at, SECOND: later}
+    (row,) = json.loads(lab.openstack("hpc", "cluster", "list", "--long", "-f", "json"))
+    assert row["Planned"] == [f"{FIRST} {at}", f"{SECOND} {later}"]
+    print(lab.inside(f"{COMMAND} device maintenance {gpu} --stop {config}"), flush=True)
+    lab.until(
+        lambda: _shown(lab)["planned"] == {FIRST: later, SECOND: later}, "it is over", 2 * TOLD
+    )
+    done = lab.run("drain", "hpc1", "--no-at", "--config-file", controller)
+    print(f"$ nova-hpc drain hpc1 --no-at\n{done.stdout}{done.stderr}", flush=True)
+    assert done.returncode == 0
+    assert _shown(lab)["planned"] == {}
+    work = ["hpc_work_planned", "hpc_work_cancelled"]
+    assert _names_of_actions(lab, FIRST, "work") == work
+    assert _faults(lab) == {}
+
+
 def test_a_link_that_narrows_is_told_and_is_over(lab, members):
     link = f"/sys/bus/pci/devices/{_address(lab, FIRST)}/current_link_width"
     # QEMU's links have one lane; a narrower one needs a wider one before. The file stays there,
@@ -321,7 +378,7 @@ def test_a_guest_whose_qemu_ends_is_started_again(lab, members):
     lab.until(lambda: _shown(lab)["state"] == "DEGRADED", "it is degraded")
     print(f"RESULT: a QEMU that ended: told after {time.monotonic() - began:.0f} s", flush=True)
     assert time.monotonic() - began < TOLD
-    assert _shown(lab)["reason"] == f"{SECOND} is SHUTOFF"
+    assert _shown(lab)["reason"] == f"{SECOND} is SHUTOFF: its guest has ended"
     began = time.monotonic()
     assert f"{SECOND} is started again" in _cluster(lab, "heal", CLUSTER)
     print(f"RESULT: started again after {time.monotonic() - began:.0f} s", flush=True)

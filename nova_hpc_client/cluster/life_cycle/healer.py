@@ -113,9 +113,9 @@ class Healer:
     def heal(self, watch: bool) -> bool:
         """Heal until nothing more can be done.
 
-        :param watch: go on for ever; only :class:`HealEndedError` ends it.
+        :param watch: go on until the cluster is deleted, or :class:`HealEndedError` is raised.
         :returns: whether no member is faulty any more.
-        :raises ClusterError: the cluster is gone, or the cloud does not answer.
+        :raises ClusterError: without *watch*: the cluster is gone, or the cloud does not answer.
         """
         begun = self.pace.clock()
         while True:
@@ -123,8 +123,12 @@ class Healer:
             try:
                 goes_on = self._look(watch or not over)
             except (ClusterError, ClusterCloudError) as error:
-                if not watch or isinstance(error, _NoClusterError):
+                if not watch:
                     raise ClusterError(str(error)) from error
+                if isinstance(error, _NoClusterError):
+                    self._tell(str(error))
+                    self.well = True
+                    return self.well
                 lost = isinstance(error, (LostError, SilentError))
                 self._tell(f"the cloud does not answer: {error}" if lost else str(error))
                 goes_on = False

@@ -79,6 +79,7 @@ class ClusterMember:
     :ivar planned: the earliest time at which work on its host or its devices begins, in UTC as
         ``2026-12-04T08:00Z``; empty if none is announced.
     :ivar reports: the faults that its owner has reported, the worst first.
+    :ivar ended: its guest has ended by itself, as its actions show; only ``show`` reads them.
     """
 
     id: str
@@ -107,6 +108,7 @@ class ClusterMember:
     faults: tuple[FaultWord, ...] = ()
     planned: str = ""
     reports: tuple[FaultWord, ...] = ()
+    ended: bool = False
 
     @property
     def shown(self) -> str:
@@ -132,7 +134,7 @@ class ClusterMember:
             return f"{status} ({printable_text(self.task)})"
         if self.status == "ACTIVE" and self.standing is not Standing.RUNS:
             return f"{status}, but its guest does not run (power state {self.power})"
-        return status
+        return f"{status}: its guest has ended" if self.ended and self.off else status
 
     @property
     def failed(self) -> bool:
@@ -345,7 +347,8 @@ class Cluster:
             return ClusterState.ACTIVE, ""
         together = server_state.RESTING_TOGETHER.get(frozenset(member.status for member in present))
         state = ClusterState(together) if together else ClusterState.DEGRADED
-        return state, f"{resting[0].shown} is {resting[0].state_text}"
+        first = next((member for member in resting if member.ended), resting[0])
+        return state, f"{first.shown} is {first.state_text}"
 
 
 @attrs.frozen

@@ -8,6 +8,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
+import attrs
 import stevedore
 from cliff.formatters import base as formatters
 from osc_lib import exceptions
@@ -19,7 +20,10 @@ from nova_hpc_client.cluster.hostfiles import HostError
 from nova_hpc_client.cluster.life_cycle import decide
 from nova_hpc_client.cluster.life_cycle.run import ClusterCloudError, ClusterError
 from nova_hpc_client.cluster.members import neighbours, picture
-from nova_hpc_client.cluster.members.model import Cluster, number_members
+from nova_hpc_client.cluster.members.model import (
+    Cluster,
+    number_members,
+)
 from nova_hpc_client.openstack.cloud import SdkCloud
 from nova_hpc_client.openstack.rest import RestClient
 from nova_hpc_common.output import hostlist
@@ -28,6 +32,9 @@ from nova_hpc_common.output.standard_streams import HeardOutput
 from nova_hpc_common.outside.host_names import OutsideError
 from nova_hpc_common.outside.text import printable_lines
 from nova_hpc_common.wire import numbers
+
+#: Members of a cluster at rest of which ``show`` reads the actions, one request for each.
+_MOST_ASKED: Final = 8
 
 
 def sdk_cloud_of(app: Any) -> SdkCloud:
@@ -157,7 +164,27 @@ class ShowCluster(HeardOutput, InertOutput, command.ShowOne):
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """The facts about the cluster, as columns and values."""
         with translate_errors():
-            return cluster_record_of(sdk_cloud_of(self.app).find(parsed_args.cluster))
+            cloud = sdk_cloud_of(self.app)
+            cluster = cloud.find(parsed_args.cluster)
+            return cluster_record_of(_mark_ended(cluster, cloud.count_endings))
+
+
+def _mark_ended(cluster: Cluster, count: Callable[[str], int]) -> Cluster:
+    """Mark the first member whose guest has ended by itself, for the reason of the cluster.
+
+    :param count: as :attr:`~nova_hpc_client.cluster.life_cycle.healer.HealTools.count_endings`.
+    """
+    off = [server for server in cluster.servers if server.off]
+    # Nova may not let its user read the actions.
+    with contextlib.suppress(ClusterCloudError):
+        ended = next((server for server in off[:_MOST_ASKED] if count(server.id)), None)
+        marked = {server.id: attrs.evolve(server, ended=True) for server in (ended,) if server}
+        return attrs.evolve(
+            cluster,
+            members=tuple(marked.get(member.id, member) for member in cluster.members),
+            heads=tuple(marked.get(head.id, head) for head in cluster.heads),
+        )
+    return cluster
 
 
 class _TextFormatter(formatters.ListFormatter):
