@@ -25,8 +25,10 @@ from nova_hpc.tenancy.hygiene.snapshots import (
 )
 from nova_hpc.tenancy.owners import HeldDevice
 from nova_hpc.tenancy.sign import HealthSign, Symptom
+from nova_hpc.tenancy.watch.record import load_record
 from nova_hpc.topology.files import FileError
 from nova_hpc.wire.ledger import DeviceState, Ledger, LedgerDevice
+from nova_hpc_common.wire.server_faults import FaultWord
 
 _MOST_AT_ONCE: Final = 32
 
@@ -79,7 +81,8 @@ def _entry_after(
     """Return the entry of a device after its cleaning or the failure of it."""
     server, last = device.server, device.server or device.last_server
     if isinstance(result, DeviceSnapshot):
-        entry = health_states.advance_device_state(device, (), moment, rules)
+        watched = _find_watched_errors(device)
+        entry = health_states.advance_device_state(device, watched, moment, rules)
         entry = attrs.evolve(
             add_first_baseline(entry, result, None),
             server=None,
@@ -90,6 +93,7 @@ def _entry_after(
             or server is not None
             or device.state is not DeviceState.OFFERED,
             cleaned=device.cleaned + 1,
+            watch=None if watched else device.watch,
         )
         # The next update judges excess errors, together with those of other devices.
         judged = excess_errors_of(device, result, moment, rules)
@@ -101,6 +105,21 @@ def _entry_after(
         last_server=last,
         failed=device.failed + 1,
     )
+
+
+def _find_watched_errors(device: LedgerDevice) -> tuple[Symptom, ...]:
+    """Return a symptom if the watch has found errors of a device that its server still has.
+
+    Its reset may have restarted the device's counters, and the port above has counters of its own.
+    So the device's present counters need not show these errors.
+    """
+    watched = load_record(device.watch)
+    if watched is None or watched.server != device.server:
+        return ()
+    if FaultWord.ERRORS not in watched.faults:
+        return ()
+    reason = f"uncorrected errors were found while server {device.server} had it"
+    return (Symptom(HealthSign.ERRORS, reason),)
 
 
 def _clean_one(

@@ -326,6 +326,35 @@ def test_errors_of_another_boot_do_not_count(new):
     assert "2 new uncorrected fatal" in sweep(new)[GPU]
 
 
+@pytest.mark.parametrize(
+    ("server", "word", "suspected"),
+    [(ONE, "errors", True), (ONE, "link", False), (TWO, "errors", False)],
+)
+def test_errors_that_the_watch_has_found_make_a_device_suspect(new, server, word, suspected):
+    """Before: a GPU whose link had a fatal error was offered to the next server at once.
+
+    The port above the GPU counts that error, and one error in an hour is tolerated.
+    """
+    sweep(new)
+    new.step().give(ONE, new.candidates(GPU))
+    watch = {"server": server, "faults": {word: {"since": 1767225600.0, "reported": True}}}
+    new.file.change(lambda ledger: ledger.put({GPU: attrs.evolve(ledger.device(GPU), watch=watch)}))
+    assert new.step().take_back(ONE, {}) == {}
+    assert record(new).server is None
+    if not suspected:
+        assert record(new).state is DeviceState.OFFERED
+        assert sweep(new) == {}
+        return
+    reason = f"uncorrected errors were found while server {ONE} had it"
+    assert (record(new).state, record(new).reason) == (DeviceState.SUSPECT, reason)
+    # The server that replaces this one does not get it.
+    assert new.step().give(TWO, new.candidates(GPU)) == {GPU: f"suspect: {reason}"}
+    # It has no new errors at its trial, so it is offered again. The errors count as one try.
+    assert sweep(new) == {}
+    assert (record(new).state, record(new).trial.tries) == (DeviceState.OFFERED, 1)
+    assert new.step().give(TWO, new.candidates(GPU)) == {}
+
+
 @pytest.mark.parametrize("name", ["resource", "aer_dev_fatal", "config", "reset_method"])
 @pytest.mark.parametrize("text", [b"", b"\xff\xfe<x>&../../;rm\n" * 9, b"9" * 300000, b"\0" * 70])
 def test_strange_files(node, name, text):
