@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
@@ -32,6 +33,12 @@ _WRONG: Final = 1
 #: The agent's program name for oslo.config.
 _AGENT: Final = "nova-hpc-fabric-agent"
 _ISOLATION: Final = "SDN04-04"
+#: Names of subnet managers that read the agent's files.
+_READ_FILES: Final = ("nvidia", "opensm")
+#: Rows that the first line names.
+_NAMED: Final = 4
+#: Columns of a line.
+_WIDTH: Final = 100
 #: The most ports that have a row each.
 _MOST_ROWS: Final = 50
 #: Values of binding:vif_type of a port that has a host and no partition.
@@ -86,6 +93,7 @@ class CheckFabric(ListCommand):
 
     def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
         """Audit the settings, compare the tables, and query the cloud if one is named."""
+        require_manager_files(read_agent_group(parsed_args.config))
         accepted: tuple[AuditRow, ...] = ()
         if parsed_args.accept_losses:
             accepted = tuple(accept_losses(parsed_args.config))
@@ -98,6 +106,31 @@ class CheckFabric(ListCommand):
             status=_WRONG if any(map(is_wrong, rows)) else 0,
             show=lambda: _print_rows(rows, self.say),
         )
+
+
+def require_manager_files(options: Any) -> None:
+    """Check that this is the host of a subnet manager that reads files.
+
+    :param options: the group ``[hpc_fabric_agent]``.
+    :raises CommandError: none of its files is there.
+    """
+    files = (options.opensm_config, options.partitions_file)
+    if options.subnet_manager in _READ_FILES and all(map(_is_missing, files)):
+        raise CommandError(
+            f"no subnet manager is set up here: neither {files[0]} nor {files[1]} is there; run "
+            "this command on the subnet manager's host, or name its agent's configuration with "
+            "--config-file"
+        )
+
+
+def _is_missing(path: str) -> bool:
+    try:
+        Path(path).lstat()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        pass  # its folder may not be readable
+    return False
 
 
 @runtime_checkable
@@ -348,8 +381,27 @@ def _one_line(error: Exception) -> str:
 
 
 def _print_rows(rows: Sequence[AuditRow], say: Any) -> None:
+    names = [row.name for row in rows if is_wrong(row)]
+    if names:
+        more = ", ..." if names[_NAMED:] else ""
+        say(f"{len(names)} of {len(rows)} rows need work: {', '.join(names[:_NAMED])}{more}")
+    else:
+        say(f"partitions are kept apart: {len(rows)} rows need no work")
     for row in rows:
         requirement = f" [{row.requirement}]" if row.requirement else ""
-        say(printable_text(f"{row.state.value:>13}  {row.name}{requirement}: {row.found}"))
-        if row.cure:
-            say(printable_text(f"{'':>13}    {row.cure}"))
+        _print_wrapped(f"{row.state.value:>13}  ", f"{row.name}{requirement}: {row.found}", say)
+        _print_wrapped(" " * 17, row.cure, say)
+
+
+def _print_wrapped(begin: str, text: str, say: Any) -> None:
+    """Print a text in lines of 100 columns at most, if it has no longer word."""
+    lines = textwrap.wrap(
+        printable_text(text),
+        _WIDTH,
+        initial_indent=begin,
+        subsequent_indent=" " * 17,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    for line in lines:
+        say(line)

@@ -65,7 +65,10 @@ def connect_compute_proxy(args: argparse.Namespace) -> Any:
     try:
         return openstack.connect(cloud=args.os_cloud).compute
     except Exception as error:  # configuration and catalog have errors of several libraries
-        raise NovaApiError(f"the cloud cannot be reached: {_one_line(error)}") from error
+        raise NovaApiError(
+            f"the cloud cannot be reached: {_one_line(error)}; name one of clouds.yaml with "
+            "--os-cloud, or set OS_CLOUD or OS_AUTH_URL"
+        ) from error
 
 
 class FabricCloud:

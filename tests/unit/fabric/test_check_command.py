@@ -121,6 +121,18 @@ def test_people_read_lines(ask):
     assert status == 1
     assert "          met  m_key [SDN04-05]: set\n" in out
     assert "not available  vs_key [SDN04-05]: " in out
+    head, *lines = out.splitlines()
+    assert head == f"1 of {len(rows_of(ask('-f', 'json'))[1])} rows need work: tables"
+    assert max(map(len, lines)) <= 100
+
+
+def test_a_host_without_a_subnet_manager_is_named_first(ask, place):
+    place.config.unlink()
+    assert ask()[0] == 1
+    place.partitions.unlink()
+    status, out, err = ask()
+    assert (status, out) == (2, "")
+    assert f"neither {place.config} nor {place.partitions} is there; run this command on" in err
 
 
 def test_keys_are_never_shown(ask):
