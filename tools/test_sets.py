@@ -347,7 +347,10 @@ class Runner:
             while not ended.wait(_PROGRESS):
                 with self._lock:
                     now = time.monotonic()
-                    parts = [f"{n} {_clock(now - t)}" for n, (t, _) in self._running.items()]
+                    parts = [
+                        f"{name} {_clock(now - begun)}{count_tests(self._logs / f'{name}.log')}"
+                        for name, (begun, _) in self._running.items()
+                    ]
                 if parts:
                     print(f"       ...     {', '.join(parts)}", flush=True)
 
@@ -391,6 +394,31 @@ def _said(log: Path) -> str:
     # tox's own last lines contain nothing about the job.
     kept = [line for line in lines if line and "congratulations" not in line and ": OK" not in line]
     return kept[-1][:100] if kept else "no output"
+
+
+_SELECTED: Final = re.compile(
+    r"^(?:collecting .*)?collected (\d+) items?(?:.* (\d+) selected)?", re.M
+)
+#: Results of one file, a letter each, and the result of one test in verbose output.
+_LETTERS: Final = re.compile(r"^(?:\S+\.py )?([.sxXFER]+) *(?:\[ *\d+%\])?$", re.MULTILINE)
+_WORDS: Final = re.compile(r"^\S+::.*? (PASSED|FAILED|ERROR|SKIPPED)\b", re.MULTILINE)
+
+
+def count_tests(log: Path) -> str:
+    """Count the tests in pytest's log so far: `` (12 passed, 1 failed, 30 left)``.
+
+    Empty before pytest has selected its tests.
+    """
+    text = log.read_text(errors="replace") if log.exists() else ""
+    selected = _SELECTED.search(text)
+    if selected is None:
+        return ""
+    results = "".join(_LETTERS.findall(text)) + "".join(word[0] for word in _WORDS.findall(text))
+    passed = results.count(".") + results.count("P")
+    failed = results.count("F") + results.count("E")
+    # A test whose fixture fails afterwards has two results.
+    left = max(0, int(selected[2] or selected[1]) - len(results) + results.count("R"))
+    return f" ({passed} passed, {failed} failed, {left} left)"
 
 
 _RERUN: Final = re.compile(r"^RERUN (\S+::.+)$", re.MULTILINE)

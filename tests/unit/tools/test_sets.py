@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tools import test_sets
+
 TOP = Path(__file__).resolve().parents[3]
 
 # Prepares (--notest) and runs; what a job does is decided by its environment.
@@ -263,3 +265,38 @@ def test_every_job_names_an_environment_of_tox_ini():
     assert {line.split()[3] for line in out.splitlines()} <= known
     tox = (TOP / "tox.ini").read_text()
     assert all(name in tox for name in ("[testenv:lint]", "[testenv:docs]", "[testenv:unit-full]"))
+
+
+_RUN = """\
+import pytest
+
+from tools import test_sets
+
+@pytest.mark.parametrize("number", range({many}))
+def test_passes(number): pass
+
+def test_fails(): assert False
+
+def test_is_left_out(): pass
+
+@pytest.mark.skip
+def test_is_skipped(): pass
+"""
+
+
+@pytest.mark.parametrize("words", [(), ("-v",), ("-o", "console_output_style=times", "-v")])
+@pytest.mark.parametrize("many", [3, 150])
+def test_the_tests_of_a_log_are_counted(tmp_path, words, many):
+    (tmp_path / "test_some.py").write_text(_RUN.format(many=many))
+    argv = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--tb=no", *words]
+    choice = ["-k", "not left_out", f"--rootdir={tmp_path}", "test_some.py"]
+    done = subprocess.run([*argv, *choice], cwd=tmp_path, capture_output=True, check=False)
+    log = tmp_path / "log"
+    assert test_sets.count_tests(log) == ""
+    log.write_bytes(done.stdout)
+    assert test_sets.count_tests(log) == f" ({many} passed, 1 failed, 0 left)"
+    # As it is written.
+    lines = done.stdout.splitlines(keepends=True)
+    at = next(number for number, line in enumerate(lines) if b"test_some.py" in line)
+    log.write_bytes(b"".join(lines[:at]))
+    assert test_sets.count_tests(log) == f" (0 passed, 0 failed, {many + 2} left)"
