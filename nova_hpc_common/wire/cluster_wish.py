@@ -18,6 +18,7 @@ description.
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import json
 import re
@@ -107,7 +108,7 @@ class Nic:
     vnic: str = ""
 
 
-@attrs.frozen
+@attrs.frozen(slots=False)
 class ClusterWish:
     """The description of a cluster: the wanted members and their options, stored in Nova.
 
@@ -169,7 +170,7 @@ class ClusterWish:
         body = _build_wish_body(alike)
         return short_digest_of(json.dumps(body, sort_keys=True).encode())
 
-    @property
+    @functools.cached_property
     def order(self) -> tuple[int, str]:
         """Sort key of descriptions: the one with the greatest key counts, for every client
         alike.

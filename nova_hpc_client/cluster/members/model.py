@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import collections
 import enum
+import functools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -171,7 +172,7 @@ class ClusterMember:
         return {host.number: host.keys for host in listed.everyone}
 
 
-@attrs.frozen
+@attrs.frozen(slots=False)
 class Cluster:
     """All records of one cluster.
 
@@ -193,7 +194,7 @@ class Cluster:
     kept: tuple[MemberPort, ...] = ()
     namesakes: frozenset[str] = frozenset()
 
-    @property
+    @functools.cached_property
     def wish(self) -> ClusterWish | None:
         """The newest ``ClusterWish`` of a server, or else the server group's."""
         member_wishes = [
