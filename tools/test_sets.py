@@ -93,7 +93,8 @@ def _job(
 RERUNS: Final = 2
 # Tests with services and processes get one more try on a loaded machine; the log has the reason.
 _TRIES: Final = ("--reruns", "1", "--max-suite-reruns", str(RERUNS), "--rerun-show-tracebacks")
-_OURS: Final = ("python", "-m", "pytest", *_TRIES, "--durations", "8", "tests/functional")
+_SLOWEST: Final = ("--durations", "8")
+_OURS: Final = ("python", "-m", "pytest", *_TRIES, *_SLOWEST, "tests/functional")
 _NOT_SLOW: Final = ("-m", "not slow")
 _NOT_LONG: Final = ("-m", "not long and not slow")
 #: About half of the unit tests; a set has one job for these and one for the rest.
@@ -115,8 +116,10 @@ JOBS: Final[tuple[Job, ...]] = (
     _job("unit-nodes", "py311", (*_NOT_LONG, *_NODES), 3, QUICK),
     _job("unit-rest", "py311", (*_NOT_LONG, "tests/unit", *_NOT_NODES), 3, QUICK),
     # Two jobs: a single one would run alone for the last ten minutes.
-    _job("unit", "py311", (*_TRIES, *_NOT_SLOW, "tests/unit", *_NOT_NODES), 10, STANDARD),
-    _job("unit-of-nodes", "py311", (*_TRIES, *_NOT_SLOW, *_NODES), 11, STANDARD),
+    _job(
+        "unit", "py311", (*_TRIES, *_SLOWEST, *_NOT_SLOW, "tests/unit", *_NOT_NODES), 10, STANDARD
+    ),
+    _job("unit-of-nodes", "py311", (*_TRIES, *_SLOWEST, *_NOT_SLOW, *_NODES), 11, STANDARD),
     _job("shm", "shm", (*_TRIES, *_NOT_SLOW, "tests/shm"), 1, QUICK, STANDARD),
     _job("shm-all", "shm", ("tests/shm",), 2, FULL),
     _job("docs", "docs", (), 2, STANDARD, FULL),

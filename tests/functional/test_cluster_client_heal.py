@@ -127,6 +127,8 @@ class OneRoundTest(HealTest):
         lines = self.heal(status=1)
         self.assertIn("may have jobs: --drain PROGRAM drains it before, --force ends", lines[-1])
         self.assertEqual(before.keys(), self.by_name().keys())
+        # A fault for which the owner wants no replacement.
+        self.heal("--fault", "slow", "--force")
         lines = self.heal("--drain", drain, status=1)
         after = self.by_name()
         changed = {name for name in before if after[name]["id"] != before[name]["id"]}

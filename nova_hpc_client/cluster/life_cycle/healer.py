@@ -205,7 +205,7 @@ class Healer:
                 self.pace.sleep(min(_SETTLE, self.terms.interval))
         if cluster.group is None and not cluster.servers:
             raise _NoClusterError(f"there is no cluster {self.group} any more")
-        return cluster
+        return healing.keep_faults(cluster, self.terms)
 
     def _pause(self) -> None:
         self.pace.sleep(self.terms.interval)

@@ -31,8 +31,11 @@ from nova_hpc_client.cluster.members.model import (
 from nova_hpc_client.cluster.members.server_state import CHANGEABLE, Standing
 from nova_hpc_common.outside.text import shell_command
 from nova_hpc_common.wire.cluster_wish import HEAL, ClusterWish
+from nova_hpc_common.wire.server_faults import FaultWord
 from nova_hpc_guest.host_list import HEAD
 
+#: The faults for which members can be replaced.
+WORDS: Final = tuple(word for word in FaultWord if word.needs_other_devices)
 #: Seconds in which replacements are counted.
 HOUR: Final = 3600
 #: Most replacements in an hour that can be allowed: the times are in the metadata of each member.
@@ -55,6 +58,7 @@ class HealTerms:
     :ivar undrains: a program makes members without a fault take jobs again.
     :ivar force: members are replaced even if jobs may run on them.
     :ivar named: numbers of the members to heal, and HEAD for the head; empty for all members.
+    :ivar words: the faults for which members are replaced.
     """
 
     healer: str
@@ -65,6 +69,7 @@ class HealTerms:
     undrains: bool = False
     force: bool = False
     named: frozenset[int] = frozenset()
+    words: frozenset[FaultWord] = frozenset(WORDS)
 
 
 @attrs.frozen
@@ -201,6 +206,20 @@ class Healthy:
 
 
 HealMove = Replace | DrainFirst | StartAgain | Undrain | Finish | Release | HoldBack | Healthy
+
+
+def keep_faults(cluster: Cluster, terms: HealTerms) -> Cluster:
+    """Return the cluster without the faults for which this healer replaces no member."""
+
+    def keep(server: ClusterMember) -> ClusterMember:
+        kept = (word for word in server.faults if word in terms.words)
+        return attrs.evolve(server, faults=tuple(kept))
+
+    return attrs.evolve(
+        cluster,
+        members=tuple(map(keep, cluster.members)),
+        heads=tuple(map(keep, cluster.heads)),
+    )
 
 
 def is_faulty(server: ClusterMember) -> bool:

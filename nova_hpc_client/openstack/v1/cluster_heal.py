@@ -34,6 +34,7 @@ from nova_hpc_client.openstack.v1 import cluster_changes, cluster_views
 from nova_hpc_common.output.standard_streams import HeardOutput
 from nova_hpc_common.outside.host_names import OutsideError
 from nova_hpc_common.outside.text import printable_text
+from nova_hpc_common.wire.server_faults import FaultWord
 from nova_hpc_guest.accept.result import ACCEPTED
 from nova_hpc_guest.host_list import HEAD
 
@@ -64,6 +65,12 @@ class HealCluster(HeardOutput, cluster_changes.ClusterChange, command.Command):
             nargs="*",
             metavar="<member>",
             help="names or numbers of the members to heal, default: all; the head has to be named",
+        )
+        parser.add_argument(
+            "--fault",
+            action="append",
+            choices=[word.value for word in healing.WORDS],
+            help="replace members only for this fault; may be given several times, default: all",
         )
         parser.add_argument(
             "--watch", action="store_true", help="go on until the command is ended by a signal"
@@ -174,6 +181,7 @@ def _read_terms(args: argparse.Namespace) -> HealTerms:
         drains=bool(args.drain),
         undrains=bool(args.undrain) and not args.dry_run,
         force=args.force,
+        words=frozenset(map(FaultWord, args.fault or (word.value for word in healing.WORDS))),
     )
 
 
@@ -196,6 +204,7 @@ def _find_named(cluster: Cluster, names: Collection[str]) -> frozenset[int]:
 
 def _show_plan(cloud: SdkCloud, cluster: Cluster, terms: HealTerms) -> int:
     """Print the faulty members and the next action; returns the exit status."""
+    cluster = healing.keep_faults(cluster, terms)
     memory = HealMemory().remember(cluster, 0.0)
     seen = dict.fromkeys(memory.seen, -terms.interval)
     date = datetime.datetime.now(datetime.UTC).timestamp()

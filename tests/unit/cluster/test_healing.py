@@ -82,6 +82,23 @@ ERROR = {"status": "ERROR"}
 WELL: dict[str, Any] = {}
 
 
+def test_faults_that_the_owner_has_not_chosen_are_left_alone() -> None:
+    cluster = build({1: GONE, 2: {"faults": (FaultWord.PORT, FaultWord.LINK)}, 3: {}, 4: {}, 5: {}})
+    terms = attrs.evolve(TERMS, words=frozenset({FaultWord.GONE, FaultWord.PORT}))
+    kept = healing.keep_faults(cluster, terms)
+    assert [member.faults for member in kept.members[:2]] == [(FaultWord.GONE,), (FaultWord.PORT,)]
+    terms = attrs.evolve(TERMS, words=frozenset({FaultWord.LINK}))
+    chosen = plan(healing.keep_faults(cluster, terms))
+    assert isinstance(chosen, Replace)
+    assert chosen.numbers == (2,)
+    # A member that failed in Nova has no word, and is always replaced.
+    failed = build({1: {"status": "ERROR"}, 2: LINK, 3: {}, 4: {}})
+    terms = attrs.evolve(TERMS, words=frozenset({FaultWord.GONE}))
+    chosen = plan(healing.keep_faults(failed, terms))
+    assert isinstance(chosen, Replace)
+    assert chosen.numbers == (1,)
+
+
 def test_the_worst_first() -> None:
     cluster = build({1: LINK, 2: GONE, 3: ERROR, 4: WELL, 5: WELL, 6: WELL})
     moves = [plan(cluster, attrs.evolve(TERMS, at_once=count)) for count in (1, 2, 3, 9)]
