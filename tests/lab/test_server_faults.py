@@ -372,21 +372,6 @@ def test_a_fatal_error_of_a_link_stops_the_guest_and_the_member_is_healed(lab, m
     _heal(lab, FIRST)
 
 
-def test_a_guest_whose_qemu_ends_is_started_again(lab, members):
-    server = _servers(lab)[SECOND]
-    began = time.monotonic()
-    lab.inside(f"pkill -KILL -f '[u]uid {server}'")
-    lab.until(lambda: _shown(lab)["state"] == "DEGRADED", "it is degraded")
-    print(f"RESULT: a QEMU that ended: told after {time.monotonic() - began:.0f} s", flush=True)
-    assert time.monotonic() - began < TOLD
-    assert _shown(lab)["reason"] == f"{SECOND} is SHUTOFF: its guest has ended"
-    began = time.monotonic()
-    assert f"{SECOND} is started again" in _cluster(lab, "heal", CLUSTER)
-    print(f"RESULT: started again after {time.monotonic() - began:.0f} s", flush=True)
-    assert _servers(lab)[SECOND] == server
-    assert lab.show(SECOND)["status"] == "ACTIVE"
-
-
 @pytest.mark.parametrize("member", [SECOND, FIRST])
 def test_a_device_that_leaves_the_bus_is_told_and_its_member_healed(lab, members, member):
     server = _servers(lab)[member]
@@ -401,6 +386,24 @@ def test_a_device_that_leaves_the_bus_is_told_and_its_member_healed(lab, members
     assert "gone" in listed
     assert server in listed
     _heal(lab, member)
+
+
+def test_a_guest_whose_qemu_ends_is_started_again(lab, members):
+    """After it, the other guest did not run on in two of two runs: its only CPU spun in its kernel
+    with interrupts off. Both are emulated by an emulated machine, so no later test needs a guest.
+    """
+    server = _servers(lab)[SECOND]
+    began = time.monotonic()
+    lab.inside(f"pkill -KILL -f '[u]uid {server}'")
+    lab.until(lambda: _shown(lab)["state"] == "DEGRADED", "it is degraded")
+    print(f"RESULT: a QEMU that ended: told after {time.monotonic() - began:.0f} s", flush=True)
+    assert time.monotonic() - began < TOLD
+    assert _shown(lab)["reason"] == f"{SECOND} is SHUTOFF: its guest has ended"
+    began = time.monotonic()
+    assert f"{SECOND} is started again" in _cluster(lab, "heal", CLUSTER)
+    print(f"RESULT: started again after {time.monotonic() - began:.0f} s", flush=True)
+    assert _servers(lab)[SECOND] == server
+    assert lab.show(SECOND)["status"] == "ACTIVE"
 
 
 def test_the_median_of_the_replacements(lab, members):
