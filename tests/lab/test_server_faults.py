@@ -151,7 +151,9 @@ def _actions(lab, name):
     words = ("server", "event", "list", _servers(lab)[name], "-f", "json", "--long")
     rows = json.loads(lab.openstack(*words))
     return [
-        (each["Action"], each["Message"]) for each in rows[::-1] if "hpc_fault" in each["Action"]
+        (each["Action"], each["Message"])
+        for each in rows[::-1]
+        if each["Action"] in ("hpc_fault_found", "hpc_fault_cleared")
     ]
 
 
