@@ -148,7 +148,7 @@ class ProviderReserver:
     def held(self) -> frozenset[str]:
         """Return devices that Nova's tracker lacks, or will lack from the next update on."""
         look, ledger = self._look, self._ledger.read()
-        sick = ledger.staged.union(ledger.quarantined)
+        sick = ledger.staged.union(ledger.quarantined, ledger.suspect)
         return sick if look is None else sick.union(*look.withheld.values())
 
     # -- Nova makes its providers -------------------------------------------------
@@ -234,7 +234,7 @@ class ProviderReserver:
         """Count by provider the devices that Nova's tracker shows free, but no server may get.
 
         There are four cases. A device that failed its checks when its server was deleted is in
-        quarantine. A device has a mark if its server has moved away, or if its guest still runs. A
+        quarantine, or suspect. A device has a mark if its server has moved away, or if its guest still runs. A
         device that has to be cleaned from within is due. And no device counts as clean if the
         ledger was lost or restored. Nova has freed these devices after the node's last update, so
         Nova's tracker treats them as free until the next one.
@@ -244,7 +244,7 @@ class ProviderReserver:
         ledger = self._ledger.read()
         if ledger.lost or (self._cleans and not ledger.compared):
             return collections.Counter(free.values())
-        withheld = ledger.staged.union(ledger.quarantined)
+        withheld = ledger.staged.union(ledger.quarantined, ledger.suspect)
         return collections.Counter(
             place
             for address, place in free.items()
