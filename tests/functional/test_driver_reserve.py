@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from unittest import mock
 
+import attrs
 from oslo_serialization import jsonutils
 
 from tests.functional import fixtures
@@ -137,6 +138,25 @@ class FlapTest(ReserveTest):
         self._delete_server(server)
         self.assertEqual([mine], list(self.ledger("alpha").quarantined))
         self.assertEqual((1, 1), self.reserved("alpha")[mine])
+
+    def test_one_with_errors_is_reserved_when_its_server_is_deleted(self) -> None:
+        """In the lab, the next server got it before the node's update, and did not start."""
+        self.host("alpha", TWO)
+        server = self.boot(self.make_flavor(NEAR))
+        (mine,) = (device.address for device in self.devices_of(server))
+        faults = {"errors": {"since": 1767225600.0, "reported": True}}
+        watch = {"server": server["id"], "faults": faults}
+        self.ledger_file("alpha").change(
+            lambda ledger: ledger.put({mine: attrs.evolve(ledger.device(mine), watch=watch)})
+        )
+        self._delete_server(server)
+        self.assertEqual([mine], list(self.ledger("alpha").suspect))
+        self.assertEqual((1, 1), self.reserved("alpha")[mine])
+        other = self.boot(self.make_flavor(NEAR))
+        self.assertNotEqual([mine], [device.address for device in self.devices_of(other)])
+        # Its trial finds no new errors.
+        self.update("alpha")
+        self.assertEqual((0, 1), self.reserved("alpha")[mine])
 
 
 class ForcedTest(ReserveTest):
