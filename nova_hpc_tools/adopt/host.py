@@ -18,6 +18,7 @@ from nova_hpc.topology.roles import Roles
 from nova_hpc.topology.vfio import GENERIC, Vfio
 from nova_hpc_tools.adopt import at_boot
 from nova_hpc_tools.adopt.at_boot import Boot
+from nova_hpc_tools.adopt.quiet_host import QuietCpus, choose_quiet_words
 from nova_hpc_tools.site import kernel_words
 from nova_hpc_tools.site.declaration import Declaration
 from nova_hpc_tools.site.device_spec import DeviceSpec
@@ -73,6 +74,8 @@ class HostStart:
     vfio: tuple[BoundFunction, ...] = ()
     adapters: tuple[SplitAdapter, ...] = ()
     pages: tuple[Pages, ...] = ()
+    #: None if the host works on all CPUs.
+    quiet: QuietCpus | None = None
     #: Words of the kernel's command line, in their order.
     kernel_line: tuple[str, ...] = ()
     #: Sentences about omitted work, with the reasons.
@@ -88,9 +91,14 @@ class HostStart:
         return (GENERIC, *sorted(drivers - {GENERIC}))
 
     @property
+    def has_devices(self) -> bool:
+        """Whether there is any work at boot for devices, or their servers' memory."""
+        return bool(self.vfio or self.adapters or self.pages)
+
+    @property
     def needed(self) -> bool:
         """Whether there is any work at boot for servers."""
-        return bool(self.vfio or self.adapters or self.pages)
+        return self.has_devices or self.quiet is not None
 
 
 def plan_host_start(
@@ -104,6 +112,7 @@ def plan_host_start(
     used: Mapping[str, str],
     iommu: str | None,
     kernel: KernelOptions,
+    quiet: QuietCpus | None = None,
 ) -> HostStart:
     """Plan the work of the host at boot.
 
@@ -119,6 +128,7 @@ def plan_host_start(
     :param used: companion -> its user on the host, certain or possible.
     :param iommu: a key of :data:`kernel_words.IOMMU_WORDS`; None if unknown.
     :param kernel: the operator's options, and features of the running kernel.
+    :param quiet: the CPUs without work of the host; None if it works on all.
     """
     node, notes = boot.node, [*boot.notes]
     adapters = tuple(_plan_adapters(boot, spec, roles, declaration, never, notes))
@@ -162,13 +172,18 @@ def plan_host_start(
             "Hugepages are not declared (hugepages: {1G: N} of each NUMA node), so nothing is done "
             "for them."
         )
-    host = HostStart(vfio, adapters, pages, notes=tuple(notes))
-    if not host.needed:
+    host = HostStart(vfio, adapters, pages, quiet, notes=tuple(notes))
+    if host.has_devices:
+        words, excluded = kernel_words.choose_words(
+            (*kernel_words.IOMMU_WORDS[iommu or "intel"], *_hugepage_words(node, pages)), kernel
+        )
+        host = attrs.evolve(host, kernel_line=tuple(words), notes=(*notes, *excluded))
+    if quiet is None:
         return host
-    words, excluded = kernel_words.choose_words(
-        (*kernel_words.IOMMU_WORDS[iommu or "intel"], *_hugepage_words(node, pages)), kernel
+    more, excluded_lists = choose_quiet_words(quiet, kernel)
+    return attrs.evolve(
+        host, kernel_line=(*host.kernel_line, *more), notes=(*host.notes, *excluded_lists)
     )
-    return attrs.evolve(host, kernel_line=tuple(words), notes=(*notes, *excluded))
 
 
 def _functions_for_aliases(spec: DeviceSpec) -> Iterator[str]:

@@ -16,6 +16,8 @@ The files, and the reason for each:
     The VFIO drivers, which bind devices with their override as soon as they are loaded.
 ``/etc/tmpfiles.d``, the kernel's command line
     Hugepages: at boot, while memory is in one piece; then the number of each NUMA node.
+``/etc/systemd/system.conf.d``
+    Services run on the host's CPUs (:mod:`nova_hpc_tools.adopt.quiet_host`).
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from typing import Final
 
 import attrs
 
+from nova_hpc_tools.adopt import quiet_host
 from nova_hpc_tools.adopt.host import BoundFunction, HostStart, SplitAdapter
 
 #: First line of every file; in a script the second, after the interpreter.
@@ -39,8 +42,9 @@ GRUB: Final = "etc/default/grub.d/nova-hpc.cfg"
 HOOK: Final = "etc/initramfs-tools/hooks/nova-hpc"
 SCRIPT: Final = "etc/initramfs-tools/scripts/init-top/nova-hpc"
 DRACUT: Final = "etc/dracut.conf.d/nova-hpc.conf"
+SYSTEMD: Final = "etc/systemd/system.conf.d/nova-hpc.conf"
 #: Every file that a plan may need; the ones that the present plan does not need are removed.
-ALL: Final = (UDEV, MODULES, SYSCTL, TMPFILES, GRUB, HOOK, SCRIPT, DRACUT)
+ALL: Final = (UDEV, MODULES, SYSCTL, TMPFILES, GRUB, HOOK, SCRIPT, DRACUT, SYSTEMD)
 
 #: The module by which VFIO reaches the IOMMU.
 _IOMMU: Final = "vfio_iommu_type1"
@@ -67,21 +71,26 @@ def build_host_files(host: HostStart, boot_loader: str, initramfs: str) -> tuple
     """
     if not host.needed:
         return ()
-    files = [
-        File(UDEV, _join_lines(_udev_rules(host))),
-        File(MODULES, _join_lines((*host.drivers, _IOMMU))),
-        File(SYSCTL, _join_lines(_SYSCTL)),
-    ]
-    if host.pages:
+    quiet, files = host.quiet, []
+    if host.has_devices:
+        files = [
+            File(UDEV, _join_lines(_udev_rules(host))),
+            File(MODULES, _join_lines((*host.drivers, _IOMMU))),
+        ]
+    more = quiet_host.quiet_sysctl_lines() if quiet else ()
+    files.append(File(SYSCTL, _join_lines((*_SYSCTL, *more))))
+    if host.pages or quiet:
         files.append(File(TMPFILES, _join_lines(_tmpfiles_lines(host))))
     if boot_loader == "grub" and host.kernel_line:
         line = " ".join(host.kernel_line)
         files.append(File(GRUB, _join_lines((f'GRUB_CMDLINE_LINUX="$GRUB_CMDLINE_LINUX {line}"',))))
-    if initramfs == "initramfs-tools":
+    if initramfs == "initramfs-tools" and host.has_devices:
         files.append(File(HOOK, _join_lines(_initramfs_hook(host), "#!/bin/sh"), 0o755))
         files.append(File(SCRIPT, _join_lines(_initramfs_script(host), "#!/bin/sh"), 0o755))
-    elif initramfs == "dracut":
+    elif initramfs == "dracut" and host.has_devices:
         files.append(File(DRACUT, _join_lines(_dracut_lines(host))))
+    if quiet:
+        files.append(File(SYSTEMD, _join_lines(quiet_host.quiet_systemd_lines(quiet))))
     return tuple(files)
 
 
@@ -198,12 +207,15 @@ _SYSCTL: Final = (
 
 
 def _tmpfiles_lines(host: HostStart) -> Iterator[str]:
-    yield "# Hugepages of each NUMA node; the kernel's command line reserves them all together."
+    if host.pages:
+        yield "# Hugepages of each NUMA node; the kernel's command line reserves them all together."
     for pool in host.pages:
         yield (
             f"w /sys/devices/system/node/node{pool.numa_node}/hugepages/"
             f"hugepages-{pool.size_kib}kB/nr_hugepages - - - - {pool.count}"
         )
+    if host.quiet:
+        yield from quiet_host.quiet_tmpfiles_lines(host.quiet)
 
 
 # --- the initramfs ----------------------------------------------------------------------

@@ -18,6 +18,7 @@ from nova_hpc_tools.adopt import at_boot, configure_options, host, host_files, r
 from nova_hpc_tools.adopt.configure import Configure, NodeSetup
 from nova_hpc_tools.adopt.host import HostStart
 from nova_hpc_tools.adopt.host_files import File
+from nova_hpc_tools.adopt.quiet_host import plan_quiet_cpus
 from nova_hpc_tools.base import CommandAnswer, CommandError, ListCommand
 from nova_hpc_tools.site import include_files, kernel_options, page_memory, settings, source_options
 from nova_hpc_tools.site.include_files import FileChange, IncludeError
@@ -32,7 +33,8 @@ class Prepare(ListCommand):
 
     The files bind devices to vfio-pci, create virtual functions of adapters,
     and set the hugepages of each NUMA node, the kernel's command line and the
-    initramfs. They follow from the inventory and the node's declaration.
+    initramfs. With quiet_cpus in the declaration they keep the host's own work
+    off the dedicated CPUs. They follow from the inventory and the node's declaration.
     Without --write the command prints them. A second run changes nothing. It
     removes its own files that are not needed any more, and leaves all other
     files alone. It prints the commands to run afterwards, and changes no
@@ -214,8 +216,12 @@ def _plan_prepared_host(work: NodeSetup, root: Path) -> HostStart:
         ),
     )
     offered = attrs.evolve(work, node=boot.node).offer()
+    quiet, notes = None, list[str]()
+    if work.wishes.quiet_cpus:
+        dedicated = work.told.configured.cpu_sets.get(settings.CPU_SETS[1])
+        quiet, notes = plan_quiet_cpus(work.node, dedicated)
     beside = host.companions_of_devices(boot, offered.spec, offered.roles, offered.declaration)
-    return host.plan_host_start(
+    plan = host.plan_host_start(
         boot,
         offered.spec,
         offered.roles,
@@ -228,7 +234,9 @@ def _plan_prepared_host(work: NodeSetup, root: Path) -> HostStart:
         },
         iommu=_find_iommu_kind(FileTree(root)),
         kernel=kernel_options.read_kernel_options(root, host_files.ALL),
+        quiet=quiet,
     )
+    return attrs.evolve(plan, notes=(*plan.notes, *notes))
 
 
 def _check_pages(work: NodeSetup) -> None:

@@ -178,6 +178,19 @@ CURES: Final[Mapping[str, DoctorCure]] = {
     "cpus-unread": read_cure("Set one CPU of the NUMA node online, and run the command again."),
     "cpus-overlap": _SETS,
     "cpus-split": _SETS,
+    "cpus-not-isolated": _PREPARE,
+    "cpus-interrupted": read_cure(
+        "Write the host's CPUs into smp_affinity_list of the interrupt, at each start."
+    ),
+    "cpus-kernel-threads": read_cure(
+        "Move the thread to the host's CPUs with taskset, at each start."
+    ),
+    "cpus-ticking": read_cure("See which dependency keeps the tick: the trace event tick_stop."),
+    "irqbalance-unbanned": read_cure(
+        "Take the ban list out of irqbalance's settings, so that it leaves isolated CPUs alone."
+    ),
+    "halt-polling": read_cure("Set halt_poll_ns of the module kvm to 200000, now and at boot."),
+    "numa-balancing": DoctorCure.of("Run ", PREPARE, ", or set kernel.numa_balancing to 0."),
     "cpus-away": _SETS,
     "shared-reserved": _MEMORY,
     "shared-tmpfs": read_cure(

@@ -83,7 +83,7 @@ def check_cpu_sets(
             f"CPUs {both} are in [compute]{_SHARED} and in [compute]{_DEDICATED}.",
             DoctorCure.of(f"Take {both} out of one of ", _place_sets("them"), _RESTART),
         )
-    elif shared:
+    else:
         yield from _check_split_cores(node, shared, dedicated)
     yield from _check_distant_cpus(node, offered, dedicated)
 
@@ -101,14 +101,16 @@ def _place_sets(called: str) -> OptionPlace:
 def _check_split_cores(
     node: Node, shared: frozenset[int], dedicated: frozenset[int]
 ) -> Iterator[DoctorFinding]:
-    """Find the first core with threads in both the shared and the dedicated set of CPUs."""
+    """Find the first core of which some threads are dedicated, and others are not."""
     for numa in node.numa_nodes:
         for core in numa.smt_siblings:
-            if core & shared and core & dedicated:
+            if core & dedicated and core - dedicated:
                 threads = cpuset.format_list(core)
+                other = "shared" if core & shared else "the host's"
                 yield DoctorFinding(
                     "cpus-split",
-                    f"The threads {threads} of one core are shared and dedicated.",
+                    f"Of the threads {threads} of one core, "
+                    f"{cpuset.format_list(core & dedicated)} are dedicated, the others {other}.",
                     DoctorCure.of(
                         f"Put {threads} into one of ",
                         _place_sets(f"[compute]{_SHARED} and {_DEDICATED}"),

@@ -15,6 +15,7 @@ from nova_hpc.topology.peer_wish import PeerWish
 from nova_hpc.topology.roles import Roles
 from nova_hpc.wire import tags
 from nova_hpc_tools.doctor import checks_cpus, checks_host, checks_memory, checks_service
+from nova_hpc_tools.doctor.checks_quiet import QuietFacts, check_quiet_cpus
 from nova_hpc_tools.site import nova_rules, overlooked, readiness, settings, spec_entries, vfio_ids
 from nova_hpc_tools.site.cures import (
     DECLARATION,
@@ -79,6 +80,8 @@ class Facts:
     drift: tuple[str, ...] = ()
     #: Facts from files of the host.
     host: checks_host.HostFacts = attrs.field(factory=checks_host.HostFacts)
+    #: Work of the host on dedicated CPUs.
+    quiet: QuietFacts = attrs.field(factory=QuietFacts)
     #: The needs of nova-compute when it starts.
     service: checks_service.ServiceFacts = attrs.field(factory=checks_service.ServiceFacts)
     #: Address -> why the reset that the device's cleaner declares cannot be made; "" if it can.
@@ -140,6 +143,7 @@ def check_compute_node(facts: Facts) -> list[DoctorFinding]:
             *checks_cpus.check_cpu_sets(
                 facts.node, facts.cpu_sets, facts.offered, facts.nova_switches
             ),
+            *check_quiet_cpus(facts.quiet, facts.host.not_booted),
             *_check_options(facts),
             *_check_declaration(facts),
             *checks_memory.check_shared_memory(facts.shared),

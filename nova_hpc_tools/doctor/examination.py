@@ -24,6 +24,7 @@ from nova_hpc_tools.doctor import (
     facts_host,
     facts_memory,
     facts_nova,
+    facts_quiet,
     facts_records,
     facts_service,
     nova_release,
@@ -182,6 +183,13 @@ def _collect_node_facts(work: NodeSetup, nova: Any) -> Facts:
         never=never,
         drift=prepare.find_host_file_drift(work),
         host=attrs.evolve(host, nova_slows=slows),
+        quiet=facts_quiet.read_quiet_facts(
+            work.root,
+            work.node,
+            dedicated & work.node.cpus,
+            bool(work.wishes.quiet_cpus),
+            facts_service.is_this_machine(work.root),
+        ),
         own_resets=OwnResets.from_options(nova.hpc, work.root).judge(
             work.node,
             {function.address: table.role_of(function, work.node) for function in functions},

@@ -137,6 +137,27 @@ CHECKS: Final[Mapping[str, DoctorCheck]] = {
     "cpus-split": DoctorCheck(
         _W, "A thread of the host slows the server that has the other thread of the core."
     ),
+    "cpus-not-isolated": DoctorCheck(
+        _W, "The host's own work goes on on CPUs that the declaration makes quiet."
+    ),
+    "cpus-interrupted": DoctorCheck(
+        _W, "Each interrupt takes the CPU from a vCPU, and other members of its job wait for it."
+    ),
+    "cpus-kernel-threads": DoctorCheck(
+        _W, "Each run takes the CPU from a vCPU, and other members of its job wait for it."
+    ),
+    "cpus-ticking": DoctorCheck(
+        _W, "The kernel interrupts the vCPU hundreds of times a second, for no other thread."
+    ),
+    "irqbalance-unbanned": DoctorCheck(
+        _W, "Interrupts of the host's devices come to CPUs of servers, now or later."
+    ),
+    "halt-polling": DoctorCheck(
+        _W, "A vCPU that waits for a message gives its CPU up at once, and wakes later."
+    ),
+    "numa-balancing": DoctorCheck(
+        _W, "The kernel looks whether memory of servers should move, which costs page faults."
+    ),
     "cpus-away": DoctorCheck(
         _W, "Devices there are given only to servers whose CPUs are on other NUMA nodes."
     ),

@@ -12,7 +12,7 @@ from typing import Final
 
 import attrs
 
-from nova_hpc_tools.site.kernel_options import KernelOption, KernelOptions
+from nova_hpc_tools.site.kernel_options import RUNNING, KernelOption, KernelOptions
 
 INTEL_IOMMU: Final = "intel_iommu=on"
 PASSTHROUGH: Final = "iommu=pt"
@@ -21,6 +21,13 @@ FAST_LINKS: Final = "pcie_aspm.policy=performance"
 #: They come in pairs: ``hugepagesz=1G hugepages=100``.
 PAGE_SIZE: Final = "hugepagesz="
 PAGE_COUNT: Final = "hugepages="
+#: Lists of CPUs. The operator's own list stays: the kernel refuses two that differ
+#: (kernel/sched/isolation.c, "nohz_full= must match isolcpus=").
+ISOLATED: Final = "isolcpus="
+TICKLESS: Final = "nohz_full="
+CALLBACKS: Final = "rcu_nocbs="
+INTERRUPTS: Final = "irqaffinity="
+LISTS: Final = (ISOLATED, TICKLESS, CALLBACKS, INTERRUPTS)
 
 #: Kind of IOMMU -> words that switch it on (Documentation/admin-guide/kernel-parameters.txt).
 #: AMD's is on if the firmware has it; Arm's only word is for the host's own devices.
@@ -107,6 +114,7 @@ EXCLUSIONS: Final[Mapping[str, tuple[Exclusion, ...]]] = {
     ),
     PAGE_SIZE: (),
     PAGE_COUNT: (),
+    **dict.fromkeys(LISTS, ()),
 }
 
 
@@ -126,6 +134,10 @@ def find_exclusion(word: str, kernel: KernelOptions) -> str | None:
         for feature, seen in kernel.features:
             if feature == exclusion.feature:
                 return f"{feature} is on ({seen}): {exclusion.why}"
+    for option in kernel.named(key.rstrip("=")) if key in LISTS else ():
+        # The running command line may have our own words of an earlier set.
+        if option.place != RUNNING and option.text != word:
+            return f"{option.text} ({option.place}): it is the operator's own list"
     if kernel.unread and any(exclusion.harms for exclusion in EXCLUSIONS[key]):
         return f"it is unknown whether a setting excludes it: {kernel.unread[0]}"
     return None

@@ -96,6 +96,8 @@ class NodeWishes:
     nvlink_sets: tuple[str, ...] | None = None
     alias_names: str | None = None
     cpus: Cpus | None = None
+    #: The host keeps its own work off the CPUs of ``[compute]cpu_dedicated_set``.
+    quiet_cpus: bool | None = None
     #: Size of a page (``2M``, ``1G``) -> pages of each NUMA node with CPUs.
     hugepages: Mapping[str, int] | None = attrs.field(default=None, hash=False)
     #: Role of physical functions, or an address of one -> its virtual functions.
@@ -404,6 +406,11 @@ _COMMENTS: Final[Mapping[str, tuple[str, str]]] = {
         "Physical cores of each NUMA node that stay with the host. Without it, the CPU sets\n"
         "that are configured stay; where none are, the host keeps one core of each.",
         "cpus: {housekeeping_cores: 1}",
+    ),
+    "quiet_cpus": (
+        "true: nova-hpc prepare keeps the host's own work off the CPUs of\n"
+        "[compute]cpu_dedicated_set, from the next boot on.",
+        "quiet_cpus: true",
     ),
     "hugepages": (
         "Pages that each NUMA node with CPUs has to have; missing ones are reported, "

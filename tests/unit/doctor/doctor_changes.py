@@ -11,7 +11,9 @@ import attrs
 
 from nova_hpc_tools.adopt import host_files
 from nova_hpc_tools.site import settings
+from tests.unit.doctor import quiet_tree
 from tests.unit.doctor.doctor_place import GROUPS, PCI, Place
+from tests.unit.doctor.quiet_tree import QuietTree
 from tests.unit.node_files import GPU, PF, VF
 
 CONFIGURE: Final = "``nova-hpc configure --write``"
@@ -231,6 +233,31 @@ def quota(count: int) -> Callable[[Place], None]:
         place.nova_conf.write_text(f"{head}server_group_members = {count}\n", encoding="ascii")
 
     return change
+
+
+def quiet(place: Place) -> QuietTree:
+    """A declaration with quiet_cpus, and a kernel that has its words."""
+    place.declare("vfs:\n", "quiet_cpus: true\nvfs:\n")
+    place.quiet = QuietTree(place.root, frozenset(range(6)), frozenset({1, 4, 5}))
+    place.quiet.write()
+    return place.quiet
+
+
+def noisy(check: str) -> Callable[[Place], None]:
+    def make(place: Place) -> None:
+        tree = quiet(place)
+        quiet_tree.FAULTS[check][0](tree)
+        tree.counters()
+
+    return make
+
+
+def still(place: Place) -> QuietTree:
+    """The host's work is where it belongs again."""
+    assert place.quiet is not None
+    place.quiet.more, place.quiet.ran, place.quiet.environment = {}, {}, None
+    place.quiet.write()
+    return place.quiet
 
 
 FULL: Final = ",".join(settings.place_own_filters(["ComputeFilter", "Mine"]))

@@ -21,6 +21,7 @@ from nova_hpc_tools.site import settings
 from tests.nodes import catalogue
 from tests.nodes.describe import Machine, Processor, Root
 from tests.nodes.write import write as build
+from tests.unit.doctor.quiet_tree import QuietTree
 from tests.unit.node_files import GPU, PF, VF, declare, put
 
 PCI: Final = "/sys/devices/pci0000:17"
@@ -46,6 +47,8 @@ class Place:
     #: Where the Nova of this node has its drivers; what answers as its libvirt.
     virt: Path | None = None
     libvirt: Any = None
+    #: The counters of its kernel.
+    quiet: QuietTree | None = None
 
     def installed(self, monkeypatch: Any, folder: Path) -> None:
         """A Nova with the shim, started by a nova-compute on PATH."""
@@ -181,6 +184,11 @@ class Place:
         with contextlib.redirect_stdout(io.StringIO()):
             parsed = parser.parse_args(list(map(str, [*words, "--write", self.root])))
             assert command.run(parsed) == 0
+
+    def pass_time(self, seconds: float) -> None:
+        """What "sleep" does between two readings of the counters."""
+        if self.quiet is not None:
+            self.quiet.wait(seconds)
 
     def put(self, path: str, text: str) -> None:
         put(self.root, path, text)

@@ -6,10 +6,10 @@ import shutil
 
 import pytest
 
-from nova_hpc_tools.doctor import examination, facts_service
+from nova_hpc_tools.doctor import examination, facts_quiet, facts_service
 from nova_hpc_tools.doctor.command import Doctor
 from nova_hpc_tools.main import main
-from nova_hpc_tools.site import findings
+from nova_hpc_tools.site import findings, settings
 from nova_hpc_tools.site.layout_cures import render_cure
 from tests.unit.doctor import doctor_changes, doctor_page
 from tests.unit.doctor.cure_words import faults_of_cure
@@ -34,6 +34,7 @@ def place(at_home, machine, monkeypatch, tmp_path, libvirt):
     # Its files lie below a directory, and its Nova and libvirt answer as this machine's.
     found.installed(monkeypatch, tmp_path / "elsewhere")
     monkeypatch.setattr(facts_service, "is_this_machine", lambda root: True)
+    monkeypatch.setattr(facts_quiet, "sleep", found.pass_time)
     return found
 
 
@@ -180,6 +181,28 @@ def test_a_kernel_that_passes_without_a_word(doctor, place):
     """Some are built so (CONFIG_IOMMU_DEFAULT_PASSTHROUGH)."""
     place.put("/proc/cmdline", "root=/dev/sda1")
     assert "iommu-translated" not in doctor.checks()
+
+
+def test_a_quiet_host_from_its_declaration_to_its_set(doctor, place):
+    """Prepared and started: nothing. A set that was changed: the host is to be prepared again."""
+    tree = doctor_changes.quiet(place)
+    for name in ("isolated", "nohz_full"):
+        tree.put(f"/sys/devices/system/cpu/{name}", "")
+    assert doctor.checks().keys() == {"cpus-not-isolated"}
+    doctor_changes.not_started(place)
+    assert doctor.checks().keys() == {"prepare-restart"}
+    doctor_changes.started(place)
+    tree.write()
+    assert doctor() == (0, "Nothing is wrong.\n", "")
+    place.option(settings.COMPUTE, "cpu_dedicated_set", "1")
+    place.option(settings.COMPUTE, "cpu_shared_set", "0,2-5")
+    found = doctor.checks()
+    assert found.keys() >= {"prepare-drift"}
+    assert "nova-hpc.cfg" in found["prepare-drift"]["seen"]
+    place.prepare()
+    doctor_changes.started(place)
+    text = (place.root / "proc/cmdline").read_text(encoding="ascii")
+    assert "nohz_full=1 rcu_nocbs=1 irqaffinity=0,2-5" in text
 
 
 def test_registers_that_nobody_can_read(doctor, place):

@@ -384,6 +384,7 @@ DECLARED: Final = NodeDeclaration(
         nvlink_sets=('{"name": "left", "devices": ["0000:07:00.0", "0000:0a:00.0"]}',),
         alias_names="product",
         cpus=Cpus(2),
+        quiet_cpus=True,
         hugepages={"1G": 40},
         vfs={"pf": 8},
         limits=DeclaredLimits(400),
