@@ -234,10 +234,10 @@ class ProviderReserver:
         """Count by provider the devices that Nova's tracker shows free, but no server may get.
 
         There are four cases. A device that failed its checks when its server was deleted is in
-        quarantine, or suspect. A device has a mark if its server has moved away, or if its guest still runs. A
-        device that has to be cleaned from within is due. And no device counts as clean if the
-        ledger was lost or restored. Nova has freed these devices after the node's last update, so
-        Nova's tracker treats them as free until the next one.
+        quarantine, or suspect. A device has a mark if its server has moved away, or if its guest
+        still runs. A device that has to be cleaned from within is due. And no device counts as
+        clean if the ledger was lost or restored. Nova has freed these devices after the node's
+        last update, so Nova's tracker treats them as free until the next one.
 
         :param free: address of a device that Nova's tracker has as free -> address of its provider.
         """
