@@ -15,10 +15,11 @@ from typing import Any, Final, NamedTuple, Protocol
 from ..document import GuestDocument
 from .evidence import BESIDE, FILE, AcceptanceRow, judge_probe
 from .facts import GuestFacts
+from .own_probes import OwnProbes
 from .probes import PROBE_OF, Probe
 from .ratio import LEAST_PAIRS, UNDECIDED
 from .sample import AcceptanceError, Reading, Sample, read_sample
-from .tools import run_tool
+from .tools import find_last_line, run_tool
 
 #: Pairs after which a probe stays undecided, whatever the budget.
 MOST_ROUNDS: Final = 60
@@ -136,6 +137,7 @@ class BesideSource:
         command: str,
         environment: Mapping[str, str],
         scale: float = 1.0,
+        own: Sequence[OwnProbes] = (),
     ) -> None:
         try:
             self._words = shlex.split(command)
@@ -145,7 +147,8 @@ class BesideSource:
             raise AcceptanceError("--beside is empty")
         self._machine = machine
         self._environment = environment
-        self._scale = f"{scale:g}"
+        self._more = ["--scale", f"{scale:g}", *(word for file in own for word in file.words)]
+        self._limit = _BESIDE_LIMIT + sum(probe.limit for file in own for probe in file.probes)
 
     def find_baseline(self, _: Probe) -> str | None:
         """Return :data:`BESIDE` for every probe: the other machine is the baseline."""
@@ -166,12 +169,10 @@ class BesideSource:
         """
         names = ",".join(probe.name for probe in probes)
         done = run_tool(
-            [*self._words, "--only", names, "--scale", self._scale],
-            self._environment,
-            _BESIDE_LIMIT,
+            [*self._words, "--only", names, *self._more], self._environment, self._limit
         )
         if done.problem is not None:
-            last = " ".join((done.output.strip().splitlines() or [""])[-1].split())[:100]
+            last = find_last_line(done.output)
             raise AcceptanceError(f"the machine beside: {done.problem}: {last!a}")
         # Skip output of ssh and shells before the sample.
         text = next((line for line in done.output.splitlines() if line.startswith("{")), "")
