@@ -223,6 +223,7 @@ class ClusterMeasuring:
                 for probe in pending
                 if (probe.most is None or turn < probe.most)
                 and (turn < terms.least or probe.name in opened)
+                and not self._fails_everywhere(probe)
             ]
 
     def _take_round(self, probes: Sequence[Probe], turn: int) -> dict[int, Sample]:
@@ -241,6 +242,11 @@ class ClusterMeasuring:
     def _find_open_probes(self) -> set[str]:
         judged = [self._judge_turns(number) for number in self._list_able()]
         return {name for rows in judged for name, row in rows.items() if row.verdict == UNDECIDED}
+
+    def _fails_everywhere(self, probe: Probe) -> bool:
+        """Whether a program of the user gave no figure on any member in the last round."""
+        samples = self._rounds[-1].values()
+        return probe.tier == OWN and not any(probe.name in one.readings for one in samples)
 
     def _judge_turns(self, number: int) -> dict[str, AcceptanceRow]:
         probes = [probe for probe in self._turn_probes if _may_be_judged(probe)]

@@ -16,7 +16,7 @@ from ..document import GuestDocument
 from .evidence import BESIDE, FILE, AcceptanceRow, judge_probe
 from .facts import GuestFacts
 from .own_probes import OwnProbes
-from .probes import PROBE_OF, Probe
+from .probes import OWN, PROBE_OF, Probe
 from .ratio import LEAST_PAIRS, UNDECIDED
 from .sample import AcceptanceError, Reading, Sample, read_sample
 from .tools import find_last_line, run_tool
@@ -171,11 +171,12 @@ class BesideSource:
         done = run_tool(
             [*self._words, "--only", names, *self._more], self._environment, self._limit
         )
-        if done.problem is not None:
-            last = find_last_line(done.output)
-            raise AcceptanceError(f"the machine beside: {done.problem}: {last!a}")
         # Skip output of ssh and shells before the sample.
         text = next((line for line in done.output.splitlines() if line.startswith("{")), "")
+        # A sample without a value has a status of failure, and its reasons.
+        if done.problem is not None and not text:
+            last = find_last_line(done.output)
+            raise AcceptanceError(f"the machine beside: {done.problem}: {last!a}")
         return read_sample(text)
 
 
@@ -231,12 +232,16 @@ def run_series(
         if old is not None:
             base.append(old)
         test.append(new)
+        failed = {*new.failed, *(old.failed if old is not None else ())}
         turn += 1
         rows = judge_series(source, probes, base, test, floors)
         pending = [
             probe
             for probe in pending
-            if (probe.most is None or turn < probe.most) and (turn < least or _is_open(probe, rows))
+            if (probe.most is None or turn < probe.most)
+            and (turn < least or _is_open(probe, rows))
+            # A wrong pattern is reported after one run, not after an hour.
+            and not (probe.tier == OWN and probe.name in failed)
         ]
     return Series(rows, base, test, turn, short or any(map(_is_undecided, rows.values())))
 

@@ -247,10 +247,9 @@ def _judge(
         _save_baseline(options.save, local, series, probes)
         notes.append(f"wrote {options.save}")
     own = [probe.name for probe in probes if probe.tier == OWN]
-    if own and isinstance(source, OwnSource):
-        names = ", ".join(own)
-        notes.append(f"{names}: compared with nothing; add --beside or --baseline")
-    missing, broken = _join_reasons(series)
+    missing, broken = _join_reasons(series, own)
+    if alone := ", ".join(name for name in own if name not in {**series.rows, **missing, **broken}):
+        notes.append(f"{alone}: compared with nothing; add --beside or --baseline")
     rows = tuple(series.rows[probe.name] for probe in probes if probe.name in series.rows)
     published: list[dict[str, Any]] = []
     if options.published:
@@ -399,10 +398,17 @@ def _list_values(probes: Sequence[Probe], series: Series) -> Iterator[MeasuredVa
             yield MeasuredValue(probe.name, probe.unit, median(values), len(values))
 
 
-def _join_reasons(series: Series) -> tuple[dict[str, str], dict[str, str]]:
-    """Return probes that were missing, and probes whose tool failed in any round, with reasons."""
+def _join_reasons(series: Series, own: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return probes that were missing, and probes whose tool failed in any round, with reasons.
+
+    :param own: names of the user's probes, which count as failed also if the baseline's run failed.
+    """
     missing: dict[str, str] = {}
     failed: dict[str, str] = {}
+    for sample in series.base:
+        for name in sample.failed:
+            if name in own:
+                failed[name] = f"at the baseline: {sample.failed[name]}"
     for sample in series.test:
         missing.update(sample.missing)
         failed.update(sample.failed)

@@ -83,6 +83,14 @@ def test_a_program_that_fails_on_one_member_is_a_row(tmp_path: Path) -> None:
     assert not list_processes(mark)
 
 
+def test_a_program_that_fails_on_all_members_is_not_run_again(tmp_path: Path) -> None:
+    world = build_world(tmp_path, 2)
+    for member in world.members.values():
+        member.tool("mine", "#!/bin/sh\nexit 3\n")
+    measured = world.measure(("mine",))
+    assert (measured.verdict, measured.rounds) == ("not measurable", 1)
+
+
 def test_an_older_guest_is_named(tmp_path: Path) -> None:
     world = build_world(tmp_path, 2)
     world.say_at_login(

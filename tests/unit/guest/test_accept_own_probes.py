@@ -372,6 +372,13 @@ def test_it_is_judged_against_another_machine(mine: AcceptWorld, rate, verdict) 
     assert data["unexplained"] == (["mine"] if verdict == "slow" else [])
 
 
+def test_a_program_that_fails_at_the_baseline_is_named(mine: AcceptWorld) -> None:
+    data = run(mine, "--beside", beside(mine, "n/a"))
+    assert (data["verdict"], data["rounds"], data["rows"]) == ("not measurable", 1, [])
+    assert data["failed"]["mine"].startswith("at the baseline: mine printed something that is not")
+    assert "'rate: n/a'" in data["failed"]["mine"]
+
+
 def test_a_lower_figure_may_be_better(mine: AcceptWorld) -> None:
     (mine.folder / "mine.ini").write_text(GOOD.replace("higher", "lower"))
     data = run(mine, "--beside", beside(mine, "2"))
@@ -421,6 +428,14 @@ def test_a_bad_program_is_named_and_never_accepted(mine: AcceptWorld, text, reas
     assert data["verdict"] == "not measurable"
     assert reason in data["failed"]["mine"]
     assert data["failed"]["mine"].isascii()
+
+
+def test_a_program_that_fails_is_not_run_again(mine: AcceptWorld) -> None:
+    log = mine.folder / "log"
+    mine.tool("mine", f"#!/bin/sh\necho run >> {log}\nexit 3\n")
+    data = run(mine, only="mine,mem_stream")
+    assert log.read_text() == "run\n"
+    assert [row["pairs"] for row in data["rows"]] == [6]
 
 
 def test_a_program_that_hangs_is_ended_with_its_children(mine: AcceptWorld) -> None:
