@@ -72,6 +72,7 @@ _ACCEPT: Final = tuple(
         "gpus.py",
         "measuring.py",
         "options.py",
+        "own_probes.py",
         "picture.py",
         "probes.py",
         "published.json",

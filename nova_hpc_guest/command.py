@@ -376,8 +376,14 @@ def _add_accept(commands: Any, common: argparse.ArgumentParser) -> argparse.Argu
         "accept",
         parents=[common],
         help="measure whether this machine is as fast as it should be",
-        epilog="Exit status: 0 accepted, 1 slow or not as promised, 2 refused or not measurable, "
-        "3 undecided.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Measure whether this machine is as fast as it should be, and name the causes "
+        "if it is not.\nThe baseline is another machine (--beside), a file of one (--baseline), or "
+        "this machine itself\nwith one thing changed. Tools and programs run in turns; a verdict "
+        "needs six pairs of runs.",
+        epilog="exit status:\n  0  accepted\n  1  slow, or not as promised\n  2  refused, or not "
+        "measurable\n  3  undecided\n\nexample:\n  nova-hpc-guest accept --probe lammps.ini "
+        "\\\n      --beside 'ssh node2 nova-hpc-guest accept --sample'",
     )
     add_accept_options(accepter)
     return accepter

@@ -17,7 +17,7 @@ from nova_hpc_guest.accept.diagnosis import Diagnosis, find_causes
 from nova_hpc_guest.accept.evidence import REST, AcceptanceRow, gather_evidence
 from nova_hpc_guest.accept.facts import GuestFacts
 from nova_hpc_guest.accept.first_sample import FirstSample
-from nova_hpc_guest.accept.probes import PROBE_OF, Probe, list_probes
+from nova_hpc_guest.accept.probes import OWN, PROBES, Probe, list_probes
 from nova_hpc_guest.accept.ratio import SLOW, UNDECIDED
 from nova_hpc_guest.accept.refusal import GPU_BUSY, Refusal
 from nova_hpc_guest.accept.result import AcceptanceResult, MeasuredValue
@@ -56,6 +56,7 @@ class ClusterTerms:
     :ivar least: rounds that each probe gets before it is judged.
     :ivar budget: seconds for the turns of all members.
     :ivar only: names of the probes to run; empty for all of the tier.
+    :ivar own: the user's own probes, which members have as further words of their command.
     :ivar floors: probe -> ratio below which it is slow, instead of the probe's own.
     :ivar busy: measure members even if they are busy.
     :ivar patience: seconds until members without an answer are given up.
@@ -65,6 +66,7 @@ class ClusterTerms:
     least: int
     budget: float
     only: tuple[str, ...] = ()
+    own: tuple[Probe, ...] = ()
     floors: Mapping[str, float] = attrs.Factory(dict)
     busy: bool = False
     patience: float = 0.0
@@ -85,10 +87,11 @@ class ClusterMeasuring:
         self._hosts = {host.number: host for host in hosts}
         self._terms = terms
         self._show = show
-        probes = list_probes(terms.tier, terms.only)
+        self._probe_of = {probe.name: probe for probe in (*PROBES, *terms.own)}
+        probes = list_probes(terms.tier, terms.only, terms.own)
         #: Probes between two members: over the loopback of one they would not measure the network.
-        self._link_probes = [probe for probe in probes if _is_of_links(probe)]
-        self._turn_probes = [probe for probe in probes if not _is_of_links(probe)]
+        self._link_probes = [probe for probe in probes if self._is_of_links(probe)]
+        self._turn_probes = [probe for probe in probes if not self._is_of_links(probe)]
         self._first: dict[int, FirstSample] = {}
         #: Number of a member that does not answer -> the reason.
         self._lost: dict[int, str] = {}
@@ -220,6 +223,7 @@ class ClusterMeasuring:
                 for probe in pending
                 if (probe.most is None or turn < probe.most)
                 and (turn < terms.least or probe.name in opened)
+                and not self._fails_everywhere(probe)
             ]
 
     def _take_round(self, probes: Sequence[Probe], turn: int) -> dict[int, Sample]:
@@ -239,6 +243,11 @@ class ClusterMeasuring:
         judged = [self._judge_turns(number) for number in self._list_able()]
         return {name for rows in judged for name, row in rows.items() if row.verdict == UNDECIDED}
 
+    def _fails_everywhere(self, probe: Probe) -> bool:
+        """Whether a program of the user gave no figure on any member in the last round."""
+        samples = self._rounds[-1].values()
+        return probe.tier == OWN and not any(probe.name in one.readings for one in samples)
+
     def _judge_turns(self, number: int) -> dict[str, AcceptanceRow]:
         probes = [probe for probe in self._turn_probes if _may_be_judged(probe)]
         return turns.judge_member(number, self._rounds, probes, self._terms.floors)
@@ -252,7 +261,7 @@ class ClusterMeasuring:
         A failed link is not measured again.
         """
         living = self._list_able()
-        runs = [probes for probes in _group_runs(self._link_probes) if self._can_link(probes[0])]
+        runs = [probes for probes in self._group_runs() if self._can_link(probes[0])]
         passes = turns.count_passes(len(living))
         if not runs or len(living) < 2:
             return
@@ -349,11 +358,11 @@ class ClusterMeasuring:
             facts=last or GuestFacts(),
             rows=tuple(
                 rows[name]
-                for name in PROBE_OF
+                for name in self._probe_of
                 # Undecided probes of a member that failed are left out: its failure is the reason.
                 if name in rows and not (lost and rows[name].verdict == UNDECIDED)
             ),
-            measured=tuple(_list_medians(everything)),
+            measured=tuple(_list_medians(everything, self._probe_of)),
             missing=_join_texts([sample.missing for sample in everything]),
             failed={**_join_texts([sample.failed for sample in everything]), **lost},
             promised=first is not None and first.promise is not None,
@@ -400,7 +409,7 @@ class ClusterMeasuring:
         A probe between members uses a peer that is not slow itself, if there is one.
         """
         try:
-            if not _is_of_links(PROBE_OF[probe]):
+            if not self._is_of_links(self._probe_of[probe]):
                 return make_experiment(self._hosts[number].remote, setting, probe)
             peers = [other for other in self._list_able() if other != number]
             peer = min(peers, key=lambda other: (other in slow, other), default=None)
@@ -411,6 +420,23 @@ class ClusterMeasuring:
         except AcceptanceError:
             # A failed experiment proves nothing.
             return None
+
+    def _is_of_links(self, probe: Probe) -> bool:
+        """Whether a probe is measured between members; nccl_pair is not: it needs mpirun there."""
+        of = self._probe_of[probe.of] if probe.of else probe
+        return bool(of.server) or (of.tier == OWN and "peer" in of.needs)
+
+    def _group_runs(self) -> list[list[Probe]]:
+        """Group the probes that one run of one tool measures; the run's own probe comes first."""
+        groups: dict[str, list[Probe]] = {}
+        for probe in self._link_probes:
+            groups.setdefault(probe.of or probe.name, []).append(probe)
+        runs = []
+        for name, group in groups.items():
+            # The other probes are values of this probe's run, so it is added if it is missing.
+            own = self._probe_of[name]
+            runs.append([own, *(probe for probe in group if probe is not own)])
+        return runs
 
 
 @attrs.frozen
@@ -428,36 +454,18 @@ class _LinkedMachine:
         return answer
 
 
-def _is_of_links(probe: Probe) -> bool:
-    of = PROBE_OF[probe.of] if probe.of else probe
-    return bool(of.server)
-
-
 def _may_be_judged(probe: Probe) -> bool:
     return probe.most is None or probe.most >= 6
 
 
-def _group_runs(probes: Sequence[Probe]) -> list[list[Probe]]:
-    """Group the probes that one run of one tool measures; the probe with the server comes first."""
-    groups: dict[str, list[Probe]] = {}
-    for probe in probes:
-        groups.setdefault(probe.of or probe.name, []).append(probe)
-    runs = []
-    for name, group in groups.items():
-        # The other probes are values of this probe's run, so it is added if it is missing.
-        own = PROBE_OF[name]
-        runs.append([own, *(probe for probe in group if probe is not own)])
-    return runs
-
-
-def _list_medians(samples: Sequence[Sample]) -> list[MeasuredValue]:
+def _list_medians(samples: Sequence[Sample], probe_of: Mapping[str, Probe]) -> list[MeasuredValue]:
     values: dict[str, list[float]] = {}
     for sample in samples:
         for name, reading in sample.readings.items():
-            if name in PROBE_OF:
+            if name in probe_of:
                 values.setdefault(name, []).append(reading.value)
     return [
-        MeasuredValue(name, PROBE_OF[name].unit, sorted(found)[len(found) // 2], len(found))
+        MeasuredValue(name, probe_of[name].unit, sorted(found)[len(found) // 2], len(found))
         for name, found in values.items()
     ]
 

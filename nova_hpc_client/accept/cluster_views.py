@@ -97,11 +97,9 @@ def draw_cluster(cluster: ClusterAcceptance) -> str:
 
     Each cell has the ratio to the other members.
     """
-    probes = [
-        name
-        for name in PROBE_OF
-        if any(row.probe == name for member in cluster.members for row in member.result.rows)
-    ]
+    names = [row.probe for member in cluster.members for row in member.result.rows]
+    order = dict.fromkeys((*PROBE_OF, *names))
+    probes = [name for name in order if name in names]
     right = _LEFT + _CELL * len(probes)
     heading = f"{cluster.name[:_MOST]}, {cluster.tier}: {cluster.verdict}"
     root = make_plain_root(right + 420, 70 + _STEP * len(cluster.members), heading, 12)

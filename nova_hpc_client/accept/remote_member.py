@@ -150,15 +150,16 @@ def measure_pairs(
 
     The servers start first. Each client starts only if its server has reported that it serves.
 
-    :param probes: probes of one run of one tool; the first one names the tool's server.
+    :param probes: probes of one run of one tool; the first one names the tool's server, if any.
     :returns: for each pair, its sample or the reason why there is none.
     """
     limit = _find_limit(probes)
     environment = pairs[0].client.environment if pairs else None
     results: list[Sample | str] = ["it was not measured"] * len(pairs)
-    serving = [pair.server.build_serve_words(probes[0], 2 * limit) for pair in pairs]
+    served = pairs if probes[0].server else ()
+    serving = [pair.server.build_serve_words(probes[0], 2 * limit) for pair in served]
     with started_calls(serving, 2 * limit, environment) as servers:
-        refusals = _wait_for_servers(servers)
+        refusals = _wait_for_servers(servers) if servers else [None] * len(pairs)
         places = [place for place, refusal in enumerate(refusals) if refusal is None]
         asking = [
             pairs[place].client.build_sample_words(probes, settings, pairs[place].address)

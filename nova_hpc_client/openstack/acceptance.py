@@ -8,7 +8,7 @@ import functools
 import shlex
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,8 +29,9 @@ from nova_hpc_client.cluster.members.server_state import Standing
 from nova_hpc_client.openstack import options
 from nova_hpc_client.openstack.cloud import SdkCloud
 from nova_hpc_common.outside.text import printable_text
-from nova_hpc_guest.accept.options import BUDGETS, PAIRS
-from nova_hpc_guest.accept.probes import FULL, PROBE_OF, QUICK
+from nova_hpc_guest.accept.options import BUDGETS, PAIRS, find_budget
+from nova_hpc_guest.accept.own_probes import join_probes, read_probe_file
+from nova_hpc_guest.accept.probes import FULL, QUICK, Probe
 from nova_hpc_guest.accept.sample import AcceptanceError
 from nova_hpc_guest.accept.session import read_floors
 
@@ -121,13 +122,16 @@ def _parse_words(text: str) -> tuple[str, ...]:
     return words
 
 
-def parse_probes(text: str) -> tuple[str, ...]:
-    """Parse names of probes, separated by commas, as argparse's type."""
-    words = tuple(word for word in text.split(",") if word)
-    for word in words:
-        if word not in PROBE_OF:
-            raise argparse.ArgumentTypeError(f"{word!r} is not one of {', '.join(PROBE_OF)}")
-    return words
+def read_own_probes(args: argparse.Namespace) -> tuple[tuple[Probe, ...], list[str]]:
+    """Read the files of ``--probe``; return their probes, and the words that members get.
+
+    :raises ClusterError: a file cannot be used, or ``--only`` names a probe that is none.
+    """
+    try:
+        files = [read_probe_file(path) for path in args.probe]
+        return join_probes(files, args.only), [word for file in files for word in file.words]
+    except AcceptanceError as error:
+        raise ClusterError(str(error)) from error
 
 
 def measure_cluster(
@@ -136,11 +140,13 @@ def measure_cluster(
     args: argparse.Namespace,
     show: ShowStep,
     patience: float = 0.0,
+    words: Sequence[str] = (),
     **more: Any,
 ) -> ClusterAcceptance:
     """Measure all members of a cluster with the options of :func:`add_reach_options`.
 
     :param patience: seconds until members without an answer are given up.
+    :param words: further words of the command on members.
     :param more: fields of :class:`ClusterTerms`.
     :raises ClusterError: the cluster has fewer than two members, so there is no comparison.
     :raises HostError: a member has no address, or a name that must not be given to a program.
@@ -161,17 +167,17 @@ def measure_cluster(
             seat.member.name,
             seat.member.id,
             host.reached,
-            RemoteMember(functools.partial(reach.build_words, host), tier),
+            RemoteMember(functools.partial(reach.build_words, host), tier, more=words),
             "" if seat.member.standing is Standing.RUNS else f"it is {seat.member.state_text}",
         )
         for seat, host in zip(order_seats_by_nearness(cluster), hosts, strict=True)
     ]
     accepted.sort(key=lambda host: host.number)
-    budget = args.accept_budget
+    budget, own = args.accept_budget, more.get("own", ())
     terms = ClusterTerms(
         tier=tier,
         least=PAIRS[tier],
-        budget=BUDGETS[tier] * len(hosts) if budget is None else budget,
+        budget=find_budget(tier, own) * len(hosts) if budget is None else budget,
         patience=patience,
         **more,
     )

@@ -23,12 +23,12 @@ from . import readings
 from .counters import Counters, read_counters, share_counters
 from .facts import GuestFacts
 from .gpus import GPU_USERS, count_gpus, find_gpu_cell, list_gpu_users
-from .probes import DIAGNOSIS, DIAGNOSIS_LIMIT, PROBE_OF, PROBES, TOOL_OF, Probe
+from .probes import DIAGNOSIS, DIAGNOSIS_LIMIT, OWN, PROBE_OF, PROBES, TOOL_OF, Probe
 from .rdma_ports import expand_rdma_words, read_rdma_path, read_rdma_variables
 from .sample import AcceptanceError, Reading, Sample
 from .scratch import find_file_system, make_scratch_folder
 from .toolbox import Toolbox, find_tools
-from .tools import ToolRun, find_port, run_tool, start_helper, wait_for_port
+from .tools import ToolRun, find_last_line, find_port, run_tool, start_helper, wait_for_port
 
 _LARGE_PAGES: Final = "glibc.malloc.hugetlb=1"
 #: Variables that choose another BLAS, or other kernels of it.
@@ -72,6 +72,8 @@ class MeasuringOptions(NamedTuple):
     scale: float = 1.0
     #: CPUs that this process may use are all that there are: a host is measured as its guest.
     within: bool = False
+    #: Probes of the user.
+    own: tuple[Probe, ...] = ()
 
 
 class LocalMachine:
@@ -116,7 +118,7 @@ class LocalMachine:
         failed: dict[str, str] = {}
         blas = None
         wanted = {probe.name for probe in probes}
-        for probe in PROBES:
+        for probe in (*PROBES, *self._options.own):
             followers = [other for other in probes if other.of == probe.name]
             if probe.of is not None or not (probe.name in wanted or followers):
                 continue
@@ -202,8 +204,9 @@ class LocalMachine:
             return "one NUMA node"
         if "gpu_cell" in probe.needs and find_gpu_cell(self._promise) is None:
             return "the cloud did not say near which NUMA node the GPUs are"
-        for tool in (probe.tool, *(need for need in probe.needs if need in TOOL_OF)):
-            if not self.toolbox.has(tool):
+        # A missing program of the user is no obstacle: its run fails.
+        for tool in (probe.tool, *probe.needs) if probe.tier != OWN else ():
+            if tool in TOOL_OF and not self.toolbox.has(tool):
                 package = TOOL_OF[tool].package
                 where = f"Debian's package {package}" if package else "it comes with the device"
                 return f"no tool {tool} ({where})"
@@ -311,10 +314,7 @@ class LocalMachine:
         if probe.cpus == "all":
             return allowed
         # The last one: the first has more of the interrupts.
-        chosen = allowed[-1]
-        if settings.get("cpu") == "other" and len(allowed) > 1:
-            chosen = allowed[0]
-        return (chosen,)
+        return (allowed[0 if settings.get("cpu") == "other" else -1],)
 
     def _choose_environment(self, settings: Mapping[str, str]) -> dict[str, str]:
         environment = {**self._environment, **_OPEN_MPI}
@@ -450,7 +450,7 @@ def _read_value(
             return (rate if probe.higher else _PER_SECOND[probe.unit] / rate), None
         return None, f"{probe.tool}: {done.problem}"
     if done.problem is not None:
-        last = " ".join((done.output.strip().splitlines() or [""])[-1].split())[:100]
+        last = find_last_line(done.output)
         return None, f"{probe.tool}: {done.problem}" + (f": {last!a}" if last else "")
     try:
         return probe.read(text, done.document, work), None

@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from ..compare import KINDS
 from .causes import CAUSES
-from .probes import FULL, PROBE_OF, PROBES, QUICK
+from .own_probes import DATA_OPTION, OwnProbes, decode_probes, join_probes, read_probe_file
+from .probes import FULL, PROBE_OF, PROBES, QUICK, Probe
+from .sample import AcceptanceError
 
 FORMATS: Final = ("text", "json", "svg", "junit")
 #: Settings that need no rights: settings of causes, and halves of ``cpus=half``.
@@ -37,7 +40,8 @@ class AcceptOptions(NamedTuple):
     beside: str | None = None
     peer: str | None = None
     folder: str | None = None
-    budget: float = BUDGETS[QUICK]
+    #: Seconds for measuring; 0.0 until :func:`complete_options` derives it.
+    budget: float = 0.0
     pairs: int = PAIRS[QUICK]
     form: str = "text"
     floors: str | None = None
@@ -58,6 +62,9 @@ class AcceptOptions(NamedTuple):
     within: bool = False
     #: End when standard input ends.
     hold: bool = False
+    #: Paths of files with probes of the user, and the files that have been read.
+    probes: tuple[str, ...] = ()
+    own: tuple[OwnProbes, ...] = ()
 
 
 def add_accept_options(parser: argparse.ArgumentParser) -> None:
@@ -68,10 +75,19 @@ def add_accept_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--only",
-        type=_read_probes,
+        type=split_names,
         default=(),
         metavar="PROBE,...",
-        help=f"measure only these: {', '.join(PROBE_OF)}",
+        help=f"measure only these: {', '.join(PROBE_OF)}, and those of --probe",
+    )
+    add_probe_option(parser)
+    parser.add_argument(
+        DATA_OPTION,
+        dest="own",
+        action="append",
+        default=[],
+        type=decode_probes,
+        help=argparse.SUPPRESS,
     )
     parser.add_argument(
         "--baseline",
@@ -131,38 +147,26 @@ def add_accept_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sample", action="store_true", help="measure one round, print it as JSON, judge nothing"
     )
-    parser.add_argument(
-        "--first",
-        action="store_true",
-        help="with --sample: also what check finds, whether the machine is busy, and how much "
-        "work suits it",
-    )
-    parser.add_argument(
-        "--setting",
-        type=_read_setting,
-        metavar="NAME=VALUE",
-        help=f"with --sample: change one thing: {', '.join(SETTINGS)}",
-    )
-    parser.add_argument(
-        "--within",
-        action="store_true",
-        help="with --sample: the CPUs that this process may use are taken for all of the machine's",
-    )
-    parser.add_argument(
-        "--serve",
-        choices=SERVED,
-        metavar="PROBE",
-        help=f"measure nothing: answer another machine's probe, one of {', '.join(SERVED)}",
-    )
-    parser.add_argument(
-        "--hold",
-        action="store_true",
-        help="end when standard input ends, as it does when an ssh that holds it is ended",
-    )
+    # The next five are for commands that measure this machine from another one.
+    for name in ("--first", "--within", "--hold"):
+        parser.add_argument(name, action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--setting", type=_read_setting, help=argparse.SUPPRESS)
+    parser.add_argument("--serve", choices=SERVED, help=argparse.SUPPRESS)
     parser.add_argument(
         "--gate",
         action="store_true",
         help="measure nothing: the status of what was measured since this machine was started",
+    )
+
+
+def add_probe_option(parser: argparse.ArgumentParser) -> None:
+    """Declare the option for files with probes of the user, also for commands of a cluster."""
+    parser.add_argument(
+        "--probe",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="measure also the programs that an INI file describes; may be repeated",
     )
 
 
@@ -178,8 +182,13 @@ def build_accept_options(parser: argparse.ArgumentParser, parsed: Any) -> Accept
     if (parsed.first or parsed.setting or parsed.within) and not parsed.sample:
         parser.error("--first, --setting and --within go with --sample")
     only: tuple[str, ...] = parsed.only
+    try:
+        if not parsed.probe:
+            join_probes(parsed.own, only)
+    except AcceptanceError as error:
+        parser.error(str(error))
     if tier == QUICK:
-        foreign = [name for name in only if PROBE_OF[name].tier == FULL]
+        foreign = [name for name in only if name in PROBE_OF and PROBE_OF[name].tier == FULL]
         if foreign:
             parser.error(f"--only {','.join(foreign)} needs --tier full --yes")
     return AcceptOptions(
@@ -190,7 +199,7 @@ def build_accept_options(parser: argparse.ArgumentParser, parsed: Any) -> Accept
         beside=parsed.beside,
         peer=parsed.peer,
         folder=parsed.dir,
-        budget=parsed.budget if parsed.budget is not None else BUDGETS[tier],
+        budget=parsed.budget or 0.0,
         pairs=PAIRS[tier],
         form=parsed.format,
         floors=parsed.floors,
@@ -205,15 +214,32 @@ def build_accept_options(parser: argparse.ArgumentParser, parsed: Any) -> Accept
         serve=parsed.serve,
         within=parsed.within,
         hold=parsed.hold,
+        probes=tuple(parsed.probe),
+        own=tuple(parsed.own),
     )
 
 
-def _read_probes(text: str) -> tuple[str, ...]:
-    words = tuple(word for word in text.split(",") if word)
-    for word in words:
-        if word not in PROBE_OF:
-            raise argparse.ArgumentTypeError(f"{word!a} is not one of {', '.join(PROBE_OF)}")
-    return words
+def complete_options(options: AcceptOptions) -> AcceptOptions:
+    """Read the files of the user's probes, and derive the budget if none is given.
+
+    :raises AcceptanceError: a file cannot be used, or ``--only`` names no probe.
+    """
+    own = (*options.own, *map(read_probe_file, options.probes))
+    budget = options.budget or find_budget(options.tier, join_probes(own, options.only))
+    return options._replace(own=own, budget=budget)
+
+
+def find_budget(tier: str, own: Sequence[Probe]) -> float:
+    """Return the seconds that measuring one machine may take, with the user's own probes.
+
+    Both sides may run each program as often as a judgement needs, each time up to its limit.
+    """
+    return BUDGETS[tier] + 2 * PAIRS[tier] * sum(probe.limit for probe in own if not probe.of)
+
+
+def split_names(text: str) -> tuple[str, ...]:
+    """Split names of probes at commas; :func:`join_probes` checks them."""
+    return tuple(word for word in text.split(",") if word)
 
 
 def _read_kinds(text: str) -> tuple[str, ...]:

@@ -14,6 +14,8 @@ from . import readings
 
 QUICK: Final = "quick"
 FULL: Final = "full"
+#: The tier of probes of the user, which belong to every measurement.
+OWN: Final = "own"
 #: Bytes that a measurement over the network sends.
 _NET_BYTES: Final = "250M"
 _LAMMPS: Final = (
@@ -382,9 +384,13 @@ DIAGNOSIS: Final = ("dcgmi", "diag", "-r", "1", "-j")
 DIAGNOSIS_LIMIT: Final = 300.0
 
 
-def list_probes(tier: str, only: tuple[str, ...] = ()) -> tuple[Probe, ...]:
-    """Return the probes of a tier; only the named ones if *only* names some."""
-    tiers = (QUICK,) if tier == QUICK else (QUICK, FULL)
+def list_probes(
+    tier: str, only: tuple[str, ...] = (), own: tuple[Probe, ...] = ()
+) -> tuple[Probe, ...]:
+    """Return the probes of a tier and the user's own; only the named ones if *only* names some."""
+    tiers = (QUICK, OWN) if tier == QUICK else (QUICK, FULL, OWN)
     return tuple(
-        probe for probe in PROBES if probe.tier in tiers and (not only or probe.name in only)
+        probe
+        for probe in (*PROBES, *own)
+        if probe.tier in tiers and (not only or probe.name in only)
     )

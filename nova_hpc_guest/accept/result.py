@@ -99,7 +99,7 @@ def build_result_data(result: AcceptanceResult, taken: int) -> dict[str, Any]:
 
     :param taken: when it was measured, in seconds since 1970.
     """
-    ids = {test for row in result.rows for test in PROBE_OF[row.probe].ids}
+    ids = {test for row in result.rows if row.probe in PROBE_OF for test in PROBE_OF[row.probe].ids}
     refused = result.refused
     data = {
         "schema": SCHEMA,

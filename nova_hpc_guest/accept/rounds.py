@@ -15,10 +15,11 @@ from typing import Any, Final, NamedTuple, Protocol
 from ..document import GuestDocument
 from .evidence import BESIDE, FILE, AcceptanceRow, judge_probe
 from .facts import GuestFacts
-from .probes import PROBE_OF, Probe
+from .own_probes import OwnProbes
+from .probes import OWN, PROBE_OF, Probe
 from .ratio import LEAST_PAIRS, UNDECIDED
 from .sample import AcceptanceError, Reading, Sample, read_sample
-from .tools import run_tool
+from .tools import find_last_line, run_tool
 
 #: Pairs after which a probe stays undecided, whatever the budget.
 MOST_ROUNDS: Final = 60
@@ -136,6 +137,7 @@ class BesideSource:
         command: str,
         environment: Mapping[str, str],
         scale: float = 1.0,
+        own: Sequence[OwnProbes] = (),
     ) -> None:
         try:
             self._words = shlex.split(command)
@@ -145,7 +147,8 @@ class BesideSource:
             raise AcceptanceError("--beside is empty")
         self._machine = machine
         self._environment = environment
-        self._scale = f"{scale:g}"
+        self._more = ["--scale", f"{scale:g}", *(word for file in own for word in file.words)]
+        self._limit = _BESIDE_LIMIT + sum(probe.limit for file in own for probe in file.probes)
 
     def find_baseline(self, _: Probe) -> str | None:
         """Return :data:`BESIDE` for every probe: the other machine is the baseline."""
@@ -166,15 +169,14 @@ class BesideSource:
         """
         names = ",".join(probe.name for probe in probes)
         done = run_tool(
-            [*self._words, "--only", names, "--scale", self._scale],
-            self._environment,
-            _BESIDE_LIMIT,
+            [*self._words, "--only", names, *self._more], self._environment, self._limit
         )
-        if done.problem is not None:
-            last = " ".join((done.output.strip().splitlines() or [""])[-1].split())[:100]
-            raise AcceptanceError(f"the machine beside: {done.problem}: {last!a}")
         # Skip output of ssh and shells before the sample.
         text = next((line for line in done.output.splitlines() if line.startswith("{")), "")
+        # A sample without a value has a status of failure, and its reasons.
+        if done.problem is not None and not text:
+            last = find_last_line(done.output)
+            raise AcceptanceError(f"the machine beside: {done.problem}: {last!a}")
         return read_sample(text)
 
 
@@ -230,12 +232,16 @@ def run_series(
         if old is not None:
             base.append(old)
         test.append(new)
+        failed = {*new.failed, *(old.failed if old is not None else ())}
         turn += 1
         rows = judge_series(source, probes, base, test, floors)
         pending = [
             probe
             for probe in pending
-            if (probe.most is None or turn < probe.most) and (turn < least or _is_open(probe, rows))
+            if (probe.most is None or turn < probe.most)
+            and (turn < least or _is_open(probe, rows))
+            # A wrong pattern is reported after one run, not after an hour.
+            and not (probe.tier == OWN and probe.name in failed)
         ]
     return Series(rows, base, test, turn, short or any(map(_is_undecided, rows.values())))
 

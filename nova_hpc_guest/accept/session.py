@@ -33,9 +33,10 @@ from .diagnosis import Diagnosis, find_causes
 from .evidence import BESIDE, FILE, LinkFaults, find_link_faults, gather_evidence
 from .first_sample import FirstSample, write_first_sample
 from .measuring import LocalMachine, MeasuringOptions
-from .options import AcceptOptions
+from .options import AcceptOptions, complete_options
+from .own_probes import join_probes, list_digests, name_tool
 from .picture import draw_result
-from .probes import FULL, PROBE_OF, Probe, list_probes
+from .probes import FULL, OWN, PROBE_OF, Probe, list_probes
 from .published import compare_published, load_published
 from .refusal import Refusal, refuse_busy_machine, refuse_emulation, refuse_used_gpus
 from .result import AcceptanceResult, MeasuredValue
@@ -86,6 +87,7 @@ def run_accept(root: Root, options: AcceptOptions) -> tuple[int, list[str]]:
         if options.hold:
             end_with_input()
         try:
+            options = complete_options(options)
             if options.serve is not None:
                 return _serve_probe(root, options)
             if options.sample:
@@ -149,9 +151,11 @@ def measure_acceptance(root: Root, options: AcceptOptions) -> AcceptanceResult:
     floors = read_floors(options.floors)
     baseline = _read_baselines(options.baselines)
     promise = check_promise(root, options.skip)
-    local = LocalMachine(root, MeasuringOptions(options.peer, options.folder), promise.document)
+    own = join_probes(options.own)
+    wishes = MeasuringOptions(options.peer, options.folder, own=own)
+    local = LocalMachine(root, wishes, promise.document)
     local.scale = options.scale or _read_scale(baseline) or local.find_scale()
-    probes = list_probes(options.tier, options.only)
+    probes = list_probes(options.tier, options.only, own)
     source, refused, about = _choose_source(local, probes, options, promise, baseline)
     if refused is None and not options.busy:
         refused = _refuse_busy(root, local, probes)
@@ -242,7 +246,10 @@ def _judge(
     if options.save is not None:
         _save_baseline(options.save, local, series, probes)
         notes.append(f"wrote {options.save}")
-    missing, broken = _join_reasons(series)
+    own = [probe.name for probe in probes if probe.tier == OWN]
+    missing, broken = _join_reasons(series, own)
+    if alone := ", ".join(name for name in own if name not in {**series.rows, **missing, **broken}):
+        notes.append(f"{alone}: compared with nothing; add --beside or --baseline")
     rows = tuple(series.rows[probe.name] for probe in probes if probe.name in series.rows)
     published: list[dict[str, Any]] = []
     if options.published:
@@ -264,7 +271,10 @@ def _judge(
 
 def _run_sample(root: Root, options: AcceptOptions) -> tuple[int, list[str]]:
     promise = check_promise(root, options.skip)
-    wishes = MeasuringOptions(options.peer, options.folder, options.scale or 1.0, options.within)
+    own = join_probes(options.own)
+    wishes = MeasuringOptions(
+        options.peer, options.folder, options.scale or 1.0, options.within, own
+    )
     local = LocalMachine(root, wishes, promise.document)
     if options.setting is not None and not _can_change(local, options.setting):
         raise AcceptanceError(f"--setting {options.setting} cannot be made here")
@@ -273,7 +283,7 @@ def _run_sample(root: Root, options: AcceptOptions) -> tuple[int, list[str]]:
         # Before anything of this command keeps a CPU busy.
         refused = _refuse_busy(root, local, list_probes(options.tier))
     changed = parse_setting(options.setting) if options.setting is not None else None
-    sample = local.measure_round(list_probes(options.tier, options.only), changed)
+    sample = local.measure_round(list_probes(options.tier, options.only, own), changed)
     status = 0 if sample.readings else results.STATUSES[results.UNMEASURED]
     if not options.first:
         return status, [write_sample(sample)]
@@ -321,10 +331,10 @@ def _choose_source(
     baseline: AcceptanceBaseline | None,
 ) -> tuple[RoundSource, Refusal | None, dict[str, Any]]:
     """Choose the baseline's side; return it, why it is refused, and its entry in the result."""
-    versions = local.toolbox.list_versions()
+    versions = {**local.toolbox.list_versions(), **list_digests(probes)}
     key = build_key(local.facts, versions, local.scale)
     if baseline is not None:
-        tools = [probe.tool for probe in probes]
+        tools = [name for probe in probes for name in (probe.tool, name_tool(probe))]
         refused = refuse_emulation(baseline.samples[-1].facts, local.facts)
         differences = find_key_differences(baseline.key, key, tools)
         if refused is None and differences:
@@ -339,7 +349,7 @@ def _choose_source(
         }
         return FileSource(local, baseline.samples), refused, about
     if options.beside is not None:
-        source = BesideSource(local, options.beside, os.environ, local.scale)
+        source = BesideSource(local, options.beside, os.environ, local.scale, options.own)
         # Warms both sides up, and finds a fault of the other side early.
         other = source.ask_other([probe for probe in probes if probe.name == "clock"] or probes[:1])
         refused = refuse_emulation(other.facts, local.facts)
@@ -368,9 +378,8 @@ def _can_change(local: LocalMachine, setting: str) -> bool:
 
 
 def _save_baseline(path: str, local: LocalMachine, series: Series, probes: Sequence[Probe]) -> None:
-    text = write_baseline(
-        build_key(local.facts, local.toolbox.list_versions(), local.scale), series.test
-    )
+    versions = {**local.toolbox.list_versions(), **list_digests(probes)}
+    text = write_baseline(build_key(local.facts, versions, local.scale), series.test)
     try:
         with open(path, "x", encoding="ascii") as file:  # noqa: PTH123
             file.write(text)
@@ -389,10 +398,17 @@ def _list_values(probes: Sequence[Probe], series: Series) -> Iterator[MeasuredVa
             yield MeasuredValue(probe.name, probe.unit, median(values), len(values))
 
 
-def _join_reasons(series: Series) -> tuple[dict[str, str], dict[str, str]]:
-    """Return probes that were missing, and probes whose tool failed in any round, with reasons."""
+def _join_reasons(series: Series, own: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return probes that were missing, and probes whose tool failed in any round, with reasons.
+
+    :param own: names of the user's probes, which count as failed also if the baseline's run failed.
+    """
     missing: dict[str, str] = {}
     failed: dict[str, str] = {}
+    for sample in series.base:
+        for name in sample.failed:
+            if name in own:
+                failed[name] = f"at the baseline: {sample.failed[name]}"
     for sample in series.test:
         missing.update(sample.missing)
         failed.update(sample.failed)

@@ -262,6 +262,14 @@ def adopt_orphans() -> Iterator[None]:
         set_subreaper(0)
 
 
+def find_last_line(text: str) -> str:
+    """Return the last line with a letter or digit, shortened; "" without one.
+
+    Some programs frame their errors with dashes.
+    """
+    return " ".join((re.findall(r"^.*\w.*$", text, re.MULTILINE) or [""])[-1].split())[:100]
+
+
 def describe_end(status: int) -> str:
     """Describe the status of a process that ended badly, such as a signal's name."""
     if status >= 0:

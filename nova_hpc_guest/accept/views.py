@@ -45,7 +45,8 @@ def format_result(result: AcceptanceResult) -> Iterator[str]:
         yield f"left out {probe}: {reason}"
     for probe, reason in result.failed.items():
         yield f"FAILED {probe}: {reason}"
-    for name in sorted({PROBE_OF[value.probe].tool for value in result.measured}):
+    measured = [value.probe for value in result.measured if value.probe in PROBE_OF]
+    for name in sorted({PROBE_OF[probe].tool for probe in measured}):
         version, tried = result.tools.get(name, ("?", True))
         if not tried:
             said = (

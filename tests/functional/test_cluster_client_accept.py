@@ -21,6 +21,7 @@ from nova_hpc_common.wire import member_verdict
 from nova_hpc_guest.accept.facts import GuestFacts
 from nova_hpc_guest.accept.first_sample import FirstSample, write_first_sample
 from nova_hpc_guest.accept.options import SERVED
+from nova_hpc_guest.accept.own_probes import read_probe_file
 from nova_hpc_guest.accept.sample import Reading, Sample, write_sample
 from tests.functional.cluster_client import base
 
@@ -106,6 +107,29 @@ class AcceptTest(base.ClusterClientTest):
         after = {server["name"]: server["id"] for server in self.servers()}
         self.assertEqual({bad}, {name for name in after if after[name] != before[name]})
         self.assertNotIn(bad, self.verdicts())
+
+    def test_the_users_own_program_is_measured_as_any_other(self) -> None:
+        self.create("train", 3)
+        self.lay_down("until", "99")
+        for name, rate in (("good", 8.0), ("slow", 4.0)):
+            self.lay_down(name, write_sample(Sample(FACTS, {"mine": Reading(rate)})))
+        file = self.home / "mine.ini"
+        own = ("--probe", str(file), "--only", "mine")
+        said = self.cluster("accept", "train", *own, status=1)
+        self.assertIn(f"--probe '{file}': No such file or directory", said.err)
+        file.write_text(
+            "[mine]\ncommand = mine\nfigure = rate (.*)\nunit = x/s\nbetter = higher\nfloor = 0.7"
+        )
+        said = self.cluster("accept", "train", *own, status=1)
+        self.assertIn("mine          0.500 (0.500-0.500) of the rest, floor 0.7: slow", said.out)
+        words = " ".join(read_probe_file(str(file)).words)
+        lines = (self.home / "lines").read_text().splitlines()
+        self.assertEqual([True] * len(lines), [words in line for line in lines])
+        self.assertEqual({}, self.verdicts(), "--only writes nothing down")
+        said = self.cluster("accept", "train", "--probe", str(file), *own, status=1)
+        self.assertIn("--probe: two files have [mine]: rename one", said.err)
+        said = self.cluster("accept", "train", "--only", "mine", status=1)
+        self.assertIn("--only: 'mine' is not one of cpu_one", said.err)
 
     def test_other_formats(self) -> None:
         self.create("train", 2)

@@ -12,6 +12,7 @@ from nova_hpc_client.accept import cluster_views as views
 from nova_hpc_client.cluster.life_cycle.run import ClusterError
 from nova_hpc_client.openstack import acceptance, progress
 from nova_hpc_client.openstack.v1.cluster_views import ListWithTexts, sdk_cloud_of, translate_errors
+from nova_hpc_guest.accept.options import add_probe_option, split_names
 from nova_hpc_guest.accept.probes import FULL, QUICK
 
 _INTERRUPTED: Final = 130
@@ -50,11 +51,12 @@ class AcceptCluster(ListWithTexts):
         )
         parser.add_argument(
             "--only",
-            type=acceptance.parse_probes,
+            type=split_names,
             default=(),
             metavar="<probe,...>",
             help="measure only these, and write no verdict down",
         )
+        add_probe_option(parser)
         parser.add_argument(
             "--busy",
             action="store_true",
@@ -88,6 +90,7 @@ class AcceptCluster(ListWithTexts):
             if parsed_args.tier == FULL and not parsed_args.yes:
                 raise ClusterError("--tier full takes hours and all CPUs of all members: say --yes")
             floors = acceptance.read_floor_file(parsed_args.floors)
+            own, words = acceptance.read_own_probes(parsed_args)
             cloud = sdk_cloud_of(self.app)
             cluster = cloud.find(parsed_args.cluster)
             wanted = parsed_args.wait or sys.stderr.isatty()
@@ -96,6 +99,8 @@ class AcceptCluster(ListWithTexts):
                     self._measured = acceptance.measure_cluster(
                         *(cluster, parsed_args.tier, parsed_args, show),
                         only=parsed_args.only,
+                        words=words,
+                        own=own,
                         floors=floors,
                         busy=parsed_args.busy,
                     )

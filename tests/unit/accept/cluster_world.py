@@ -22,6 +22,7 @@ from nova_hpc_client.cluster.hostfiles import MemberHost
 from nova_hpc_guest import command
 from nova_hpc_guest.accept.facts import GuestFacts
 from nova_hpc_guest.accept.first_sample import FirstSample, write_first_sample
+from nova_hpc_guest.accept.own_probes import OwnProbes, join_probes
 from nova_hpc_guest.accept.sample import Reading, Sample, write_sample
 from tests.unit.guest.accept_world import AcceptWorld
 
@@ -51,6 +52,9 @@ exec /bin/sh -c "$3"
 
 class ClusterWorld:
     """Members ``10.0.0.1`` and so on, all alike."""
+
+    #: Files with probes of the user.
+    own: tuple[OwnProbes, ...] = ()
 
     def __init__(self, folder: Path, size: int, real: bool = False) -> None:
         self.folder = folder
@@ -118,7 +122,8 @@ class ClusterWorld:
                 first, *rest = chosen.build_words(host, words)
                 return [str(self.bin / first), *rest]
 
-            return RemoteMember(build, "quick", environment=self.environment)
+            words = [word for file in self.own for word in file.words]
+            return RemoteMember(build, "quick", more=words, environment=self.environment)
 
         return [
             AcceptedHost(
@@ -130,5 +135,5 @@ class ClusterWorld:
     def measure(self, only: tuple[str, ...] = ("cpu_one",), **more: Any) -> ClusterAcceptance:
         """Measure all of it."""
         wishes = {"tier": "quick", "least": 6, "budget": 600.0, "busy": True, **more}
-        terms = ClusterTerms(only=only, **wishes)
+        terms = ClusterTerms(only=only, own=join_probes(self.own, only), **wishes)
         return ClusterMeasuring("train", self.hosts(), terms, lambda *_: None).measure()
