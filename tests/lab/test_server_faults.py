@@ -376,6 +376,13 @@ def test_a_fatal_error_of_a_link_stops_the_guest_and_the_member_is_healed(lab, m
 
 @pytest.mark.parametrize("member", [SECOND, FIRST])
 def test_a_device_that_leaves_the_bus_is_told_and_its_member_healed(lab, members, member):
+    """A guest beside one that ends may spin in its kernel from then on, so it begins anew.
+
+    Its interrupts are off then, and it never releases the device. That was seen in three of four
+    runs; the guests are emulated by an emulated machine.
+    """
+    lab.openstack("server", "reboot", "--hard", "--wait", member)
+    lab.report(member)
     server = _servers(lab)[member]
     name, _ = _names_in_qemu(lab, _address(lab, member))
     place = f"/sys/bus/pci/devices/{_address(lab, member)}"
@@ -391,9 +398,6 @@ def test_a_device_that_leaves_the_bus_is_told_and_its_member_healed(lab, members
 
 
 def test_a_guest_whose_qemu_ends_is_started_again(lab, members):
-    """After it, the other guest did not run on in two of two runs: its only CPU spun in its kernel
-    with interrupts off. Both are emulated by an emulated machine, so no later test needs a guest.
-    """
     server = _servers(lab)[SECOND]
     began = time.monotonic()
     lab.inside(f"pkill -KILL -f '[u]uid {server}'")
