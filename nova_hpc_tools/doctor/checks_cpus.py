@@ -101,7 +101,7 @@ def _place_sets(called: str) -> OptionPlace:
 def _check_split_cores(
     node: Node, shared: frozenset[int], dedicated: frozenset[int]
 ) -> Iterator[DoctorFinding]:
-    """Find the first core of which some threads are dedicated, and others are not."""
+    """Find the first core with both dedicated threads and others."""
     for numa in node.numa_nodes:
         for core in numa.smt_siblings:
             if core & dedicated and core - dedicated:

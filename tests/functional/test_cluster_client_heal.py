@@ -127,7 +127,7 @@ class OneRoundTest(HealTest):
         lines = self.heal(status=1)
         self.assertIn("may have jobs: --drain PROGRAM drains it before, --force ends", lines[-1])
         self.assertEqual(before.keys(), self.by_name().keys())
-        # A fault for which the owner wants no replacement.
+        # The owner has not chosen these faults.
         self.heal("--fault", "slow", "--force")
         lines = self.heal("--drain", drain, status=1)
         after = self.by_name()

@@ -266,7 +266,7 @@ class Healer:
             _check_length(cluster, move.wish)
             self.tools.check(cluster, numbers, numbers if old else ())
             claimed = self._claim(cluster, move.wish)
-            still = find_servers(claimed, numbers)
+            still = find_servers(healing.keep_faults(claimed, self.terms), numbers)
             if ids != {member.id for member in still} or not all(map(healing.is_faulty, still)):
                 return True
             made = self._make_claimed(claimed, move)

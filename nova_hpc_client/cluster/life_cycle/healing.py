@@ -34,7 +34,7 @@ from nova_hpc_common.wire.cluster_wish import HEAL, ClusterWish
 from nova_hpc_common.wire.server_faults import FaultWord
 from nova_hpc_guest.host_list import HEAD
 
-#: The faults for which members can be replaced.
+#: Faults that a replacement of the member ends.
 WORDS: Final = tuple(word for word in FaultWord if word.needs_other_devices)
 #: Seconds in which replacements are counted.
 HOUR: Final = 3600
@@ -58,7 +58,7 @@ class HealTerms:
     :ivar undrains: a program makes members without a fault take jobs again.
     :ivar force: members are replaced even if jobs may run on them.
     :ivar named: numbers of the members to heal, and HEAD for the head; empty for all members.
-    :ivar words: the faults for which members are replaced.
+    :ivar words: the faults that make the healer replace a member.
     """
 
     healer: str
@@ -202,14 +202,14 @@ class HoldBack:
 
 @attrs.frozen
 class Healthy:
-    """No member has a fault for which it would be replaced."""
+    """No member has a fault that makes the healer replace it."""
 
 
 HealMove = Replace | DrainFirst | StartAgain | Undrain | Finish | Release | HoldBack | Healthy
 
 
 def keep_faults(cluster: Cluster, terms: HealTerms) -> Cluster:
-    """Return the cluster without the faults for which this healer replaces no member."""
+    """Return the cluster without the faults that this healer leaves alone."""
 
     def keep(server: ClusterMember) -> ClusterMember:
         kept = (word for word in server.faults if word in terms.words)

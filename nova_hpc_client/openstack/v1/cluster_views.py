@@ -20,10 +20,7 @@ from nova_hpc_client.cluster.hostfiles import HostError
 from nova_hpc_client.cluster.life_cycle import decide
 from nova_hpc_client.cluster.life_cycle.run import ClusterCloudError, ClusterError
 from nova_hpc_client.cluster.members import neighbours, picture
-from nova_hpc_client.cluster.members.model import (
-    Cluster,
-    number_members,
-)
+from nova_hpc_client.cluster.members.model import Cluster, ClusterMember, number_members
 from nova_hpc_client.openstack.cloud import SdkCloud
 from nova_hpc_client.openstack.rest import RestClient
 from nova_hpc_common.output import hostlist
@@ -33,7 +30,7 @@ from nova_hpc_common.outside.host_names import OutsideError
 from nova_hpc_common.outside.text import printable_lines
 from nova_hpc_common.wire import numbers
 
-#: Members of a cluster at rest of which ``show`` reads the actions, one request for each.
+#: Most members whose actions ``show`` reads, with one request for each.
 _MOST_ASKED: Final = 8
 
 
@@ -174,17 +171,22 @@ def _mark_ended(cluster: Cluster, count: Callable[[str], int]) -> Cluster:
 
     :param count: as :attr:`~nova_hpc_client.cluster.life_cycle.healer.HealTools.count_endings`.
     """
-    off = [server for server in cluster.servers if server.off]
-    # Nova may not let its user read the actions.
-    with contextlib.suppress(ClusterCloudError):
-        ended = next((server for server in off[:_MOST_ASKED] if count(server.id)), None)
-        marked = {server.id: attrs.evolve(server, ended=True) for server in (ended,) if server}
-        return attrs.evolve(
-            cluster,
-            members=tuple(marked.get(member.id, member) for member in cluster.members),
-            heads=tuple(marked.get(head.id, head) for head in cluster.heads),
-        )
-    return cluster
+
+    def has_ended(server: ClusterMember) -> bool:
+        # Nova may not let its user read the actions.
+        with contextlib.suppress(ClusterCloudError):
+            return count(server.id) > 0
+        return False
+
+    off = [server for server in cluster.servers if server.off][:_MOST_ASKED]
+    first = next(filter(has_ended, off), None)
+
+    def mark(server: ClusterMember) -> ClusterMember:
+        return attrs.evolve(server, ended=server is first)
+
+    return attrs.evolve(
+        cluster, members=tuple(map(mark, cluster.members)), heads=tuple(map(mark, cluster.heads))
+    )
 
 
 class _TextFormatter(formatters.ListFormatter):

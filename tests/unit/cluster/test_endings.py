@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 
+from nova_hpc_client.cluster.life_cycle.run import ClusterCloudError
 from nova_hpc_client.openstack.cloud import SdkCloud
+from nova_hpc_client.openstack.v1 import cluster_views
+from tests.unit.cluster.test_healing import build
 
 USER = "8a7e1a05c23446119483d71844238e0a"
 
@@ -66,3 +69,22 @@ def test_only_ends_of_one_hour_count() -> None:
 )
 def test_garbage_is_no_end(broken: Any) -> None:
     assert count(broken, CREATED) == 0
+
+
+def test_one_server_whose_actions_cannot_be_read_hides_no_other() -> None:
+    servers = {number: {"status": "SHUTOFF", "task": ""} for number in (1, 2, 3)}
+    cluster = build({**servers, 4: {}})
+
+    def count(server: str) -> int:
+        if server == "id1":
+            raise ClusterCloudError("Nova has no such server")
+        return 1 if server == "id3" else 0
+
+    marked = cluster_views._mark_ended(cluster, count)
+    assert [member.ended for member in marked.members] == [False, False, True, False]
+    assert marked.reason == "t-3 is SHUTOFF: its guest has ended"
+    # The first eight only, because each one is a request.
+    many = build({number: {"status": "SHUTOFF", "task": ""} for number in range(1, 40)})
+    asked: list[str] = []
+    cluster_views._mark_ended(many, lambda server: asked.append(server) or 0)  # type: ignore[func-returns-value]
+    assert len(asked) == 8

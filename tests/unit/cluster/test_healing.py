@@ -174,6 +174,22 @@ def test_failed_members_beside_one_at_rest() -> None:
     assert cloud.servers[after["train-1"]]["status"] == "SHUTOFF"
 
 
+def test_a_chosen_fault_that_goes_before_the_claim_replaces_nothing() -> None:
+    """Before: the other fault, which the owner left alone, was a reason after the claim."""
+    cloud = made()
+    before = ids_of(cloud)
+    mark(cloud, "train-2", FaultWord.GONE)
+    mark(cloud, "train-2", FaultWord.LINK)
+    work, _ = healer_of(cloud, words=frozenset({FaultWord.GONE}))
+
+    def check(cluster: Cluster, numbers: Any, freed: Any) -> None:
+        cloud.servers[before["train-2"]]["tags"].remove(FaultWord.GONE.tag)
+
+    work.tools = attrs.evolve(work.tools, check=check)
+    assert work.heal(watch=False)
+    assert_whole(cloud, before, set())
+
+
 def test_a_claim_on_a_cluster_that_takes_no_metadata() -> None:
     """Before: the healer looked again and again without a pause."""
     cloud = made()

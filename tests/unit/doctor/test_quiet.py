@@ -19,7 +19,7 @@ CPUS = st.frozensets(st.integers(0, 40))
 
 @pytest.fixture(params=SIZES)
 def tree(request, tmp_path, monkeypatch):
-    """A quiet host with 2, 64 or 256 CPUs, of which every eighth has the host's work."""
+    """A quiet host with 2, 64 or 256 CPUs; every eighth one has the host's work."""
     online = frozenset(range(request.param))
     dedicated = {cpu for cpu in online if cpu % 8} - {0}
     made = QuietTree(tmp_path, online, frozenset(dedicated))
