@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
@@ -30,16 +31,29 @@ from nova_hpc_tools.snapshot.unplaced_requests import UnplacedRequest
 #: Hosts that one line names; the others are counted.
 _NAMED = 8
 
+#: Hosts that a row of the table of reasons names.
+_LISTED = 3
+
 #: Groups of alike hosts that are drawn; of the others only the reason is printed.
 _DRAWN = 8
 
-#: Columns of output that goes to a file or a pipe.
+#: Lines on devices of hosts that do not fit; ``--trees`` prints all.
+_NOTED = 6
+
+#: Columns of trees that go to a file or a pipe, and the most columns of the table of reasons.
 _WIDE = 200
+_NARROW = 100
 _NO_PATH: tuple[str, ...] = ()
 
 
-def print_explanation(answer: FlavorReport | ServerReport, gang: GroupFit | None = None) -> None:
-    """Print an answer of ``explain`` to standard output."""
+def print_explanation(
+    answer: FlavorReport | ServerReport, gang: GroupFit | None = None, trees: bool = False
+) -> None:
+    """Print an answer of ``explain`` to standard output.
+
+    :param gang: whether the servers come together; None if their flavor does not require it.
+    :param trees: draw the devices of hosts. They are drawn anyway if there is only one host.
+    """
     # A file has no width: a tree must not lose words there.
     width = None if sys.stdout.isatty() else _WIDE
     console = InertConsole(soft_wrap=True, highlight=False, width=width)
@@ -48,7 +62,8 @@ def print_explanation(answer: FlavorReport | ServerReport, gang: GroupFit | None
     if isinstance(answer, ServerReport):
         _print_past_decision(console, answer, mark)
     else:
-        _print_explain_report(console, answer, mark)
+        trees = trees or len(answer.verdicts) == 1
+        _print_explain_report(console, answer, mark, trees)
     if gang is not None:
         gang_answer.print_gang_answer(console, gang)
 
@@ -63,26 +78,62 @@ def format_chosen_devices(node: SnapshotNode, choice: NodeChoice) -> str:
     return ", ".join(sorted(parts))
 
 
-def _print_explain_report(console: Console, answer: FlavorReport, mark: str) -> None:
+def _print_explain_report(console: Console, answer: FlavorReport, mark: str, trees: bool) -> None:
     for problem in answer.problems:
         console.print(Text(f"warning: {problem}", style="yellow"))
     if answer.asked is not None:
         _print_asked_servers(console, answer.asked)
     console.print(Text(_format_headline(answer), style="bold"))
-    # The answer comes before the details, which are long if there are many hosts.
+    # The answer and its cures come before the details, which are long if there are many hosts.
     console.print(_format_conclusion(answer))
-    for number, group in enumerate(_group_alike_verdicts(answer.verdicts)):
-        _print_host_group(console, answer, group, mark, number < _DRAWN)
+    for remedy in answer.remedies:
+        console.print(
+            f"  It would fit {remedy.text}: on {remedy.node}, at level {remedy.level.word}."
+        )
+    if not answer.fits and not answer.remedies:
+        console.print("  No single change that was tried makes it fit.")
+    groups = _group_alike_verdicts(answer.verdicts)
+    shown = groups if trees else [group for group in groups if group[0].choice is not None]
+    for number, group in enumerate(shown):
+        _print_host_group(console, answer, group, mark, trees and number < _DRAWN)
+    if not trees:
+        _print_misses(console, groups[len(shown) :])
     if answer.question.count > 1:
         _print_placed_servers(console, answer)
-    if not answer.fits:
+
+
+def _print_misses(console: Console, groups: Sequence[Sequence[NodeVerdict]]) -> None:
+    """Print a table of the reasons of hosts that do not fit, and what is withheld on them.
+
+    :param groups: the hosts, nearest miss first.
+    """
+    if not groups:
+        return
+    names_by_reason: dict[str, list[str]] = {}
+    names_by_note: dict[str, list[str]] = {}
+    for verdict in (verdict for group in groups for verdict in group):
+        names_by_reason.setdefault(verdict.reason, []).append(verdict.node.name)
+        for note in verdict.notes:
+            names_by_note.setdefault(note, []).append(verdict.node.name)
+    console.print()
+    _print_table(console, "Why not, nearest miss first", names_by_reason)
+    if names_by_note:
         console.print()
-        for remedy in answer.remedies:
-            console.print(
-                f"  It would fit {remedy.text}: on {remedy.node}, at level {remedy.level.word}."
-            )
-        if not answer.remedies:
-            console.print("  No single change that was tried makes it fit.")
+        _print_table(console, "Devices", dict(list(names_by_note.items())[:_NOTED]))
+    left = len(names_by_note) - _NOTED
+    more = f"{left} more lines on devices: " if left > 0 else ""
+    console.print(f"\n{more}--trees or --host HOST prints the devices of hosts")
+
+
+def _print_table(console: Console, title: str, names_by_text: Mapping[str, list[str]]) -> None:
+    """Print one row for each text: the number of its hosts, the text, and some names."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("Hosts", justify="right")
+    table.add_column(title, ratio=2, overflow="fold")
+    table.add_column("Names", ratio=1, overflow="fold")
+    for text, names in names_by_text.items():
+        table.add_row(str(len(names)), Text(text), Text(join_first(sorted(names), _LISTED)))
+    console.print(table, width=min(console.width, _NARROW))
 
 
 def _print_asked_servers(console: Console, asked: UnplacedRequest) -> None:
@@ -121,11 +172,15 @@ def _format_headline(answer: FlavorReport) -> str:
 
 
 def _group_alike_verdicts(verdicts: Iterable[NodeVerdict]) -> list[list[NodeVerdict]]:
-    """Group hosts with the same answer; those that fit come first, best first."""
-    groups: dict[tuple[bool, tuple[int, ...], str, tuple[str, ...]], list[NodeVerdict]] = {}
+    """Group hosts with the same answer: best fits first, then the misses, nearest first."""
+    groups: dict[
+        tuple[bool, tuple[int, ...], tuple[int, int], str, tuple[str, ...]], list[NodeVerdict]
+    ] = {}
     for verdict in verdicts:
         score = () if verdict.choice is None else verdict.choice.devices.score
-        key = (verdict.choice is None, score, verdict.reason, verdict.notes)
+        near = -1 if verdict.unmet is None else verdict.unmet
+        rank = (-near, verdict.lacking)
+        key = (verdict.choice is None, score, rank, verdict.reason, verdict.notes)
         groups.setdefault(key, []).append(verdict)
     return [groups[key] for key in sorted(groups)]
 
@@ -144,6 +199,8 @@ def _print_host_group(
             (names, "bold green"),
             f": fits at level {devices.level.word} ({devices.distance.name}): {first.reason}",
         )
+        if not drawn:
+            title.append(f"; {format_chosen_devices(first.node, first.choice)}")
         for cell, numa in sorted(devices.cells.items()):
             title.append(f"; guest cell {cell} on NUMA node {numa}")
         console.print(title)

@@ -90,6 +90,11 @@ class Explain(ListCommand):
             help="with --flavor, where it has hpc:fabric: a server group that the servers would "
             "be members of",
         )
+        parser.add_argument(
+            "--trees",
+            action="store_true",
+            help="draw the devices of hosts by NUMA node, PCIe root and switch; --host does, too",
+        )
         cloud_readers.add_snapshot_arguments(parser)
         self._parser = parser
         return parser
@@ -124,7 +129,9 @@ class Explain(ListCommand):
             columns,
             rows,
             status=0 if fits else _MISS,
-            show=lambda: explain_answer.print_explanation(answer, gang),
+            show=lambda: explain_answer.print_explanation(
+                answer, gang, args.trees or args.host is not None
+            ),
             document=lambda: explain_document.dump_explain_document(
                 answer, gang.build() if gang else None
             ),

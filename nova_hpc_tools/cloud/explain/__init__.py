@@ -146,7 +146,8 @@ def judge_node(
         miss = withheld.count_withheld_in_miss(answer.miss, wanted_counts) if answer.miss else None
         reason = miss.operator if miss else "no suitable set of devices is free"
         unmet = miss.unmet if miss else Unmet.OTHER
-        return NodeVerdict(node=node, reason=reason, notes=notes, unmet=unmet)
+        lacking = sum(need - free for _, free, need in miss.short) if miss else 0
+        return NodeVerdict(node=node, reason=reason, notes=notes, unmet=unmet, lacking=lacking)
     best = answer.sets[0]
     return NodeVerdict(node=node, choice=NodeChoice(best), reason=best.reason, notes=notes)
 

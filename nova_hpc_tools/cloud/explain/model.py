@@ -55,6 +55,8 @@ class NodeVerdict:
     notes: tuple[str, ...] = ()
     #: The requirement that it does not meet; None if it fits, or gets no servers at all.
     unmet: Unmet | None = None
+    #: Number of devices that are missing, if too few are free; 0 for any other reason.
+    lacking: int = 0
 
 
 @attrs.frozen

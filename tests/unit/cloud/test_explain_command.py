@@ -5,6 +5,7 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -73,7 +74,18 @@ def test_a_fit(run):
     assert (status, err) == (0, "")
     assert "Flavor pair: 2 gpu; affinity switch (required)" in out
     # Hosts that are alike stand together.
-    assert "fit1, fit2: fits at level switch (PIX): 2 gpu under one switch (PIX)" in out
+    assert "fit1, fit2: fits at level switch (PIX): 2 gpu under one switch (PIX); 0000:40:0" in out
+    assert "chosen" not in out
+    assert re.search(r"^    1  4 gpu free, but at most 1 under one switch .* node7 *$", out, re.M)
+    assert "0000:41:01.0 is withheld: it is quarantined: AER" in out
+    # The answer stands right below the question.
+    assert "affinity switch (required)\nIt fits on 2 of 5 hosts.\n\n" in out
+
+
+def test_trees(run):
+    status, out, err = run("--flavor", "pair", "--trees")
+    assert (status, err) == (0, "")
+    assert "fit1, fit2: fits at level switch (PIX): 2 gpu under one switch (PIX)\n" in out
     lines = out.splitlines()
     (first, second, third) = [line for line in lines if " gpu, free" in line][:3]
     assert "0000:40:00.0" in first
@@ -83,8 +95,6 @@ def test_a_fit(run):
     assert "4 gpu free, but at most 1 under one switch (needs 2)" in out
     assert "0000:41:01.0 is withheld: it is quarantined: AER" in out
     assert "off: its nova-compute is disabled (fire)" in out
-    # The answer stands right below the question.
-    assert "affinity switch (required)\nIt fits on 2 of 5 hosts.\n\n" in out
     assert out.index("fit1, fit2") < out.index("node7")
 
 
@@ -95,6 +105,35 @@ def test_a_miss_with_remedies(run):
     assert "It would fit with hpc:affinity=host: on " in out
     assert "It would fit in smaller groups, with hpc:group=gpu:2: on " not in out
     assert "It would fit with only 2 gpu: on fit1, at level switch." in out
+
+
+def test_the_nearest_miss_is_first_and_the_cures_are_above(run):
+    _, out, _ = run("--flavor", "four")
+    rows = [line.split() for line in out.partition("Why not")[2].splitlines()[1:5]]
+    assert [row[-1] for row in rows] == ["node7", "fit2", "both", "off"]
+    assert [row[0] for row in rows] == ["1", "2", "1", "1"]
+    assert out.index("It would fit with only 2 gpu") < out.index("Why not")
+
+
+@pytest.mark.parametrize("count", [2, 40])
+def test_one_refusal_of_many_hosts_fits_on_a_screen(count, tmp_path, capsys):
+    nodes = [
+        clouds.node(
+            f"compute-{number:03}.rack{number % 4}.example",
+            [1] * (1 + number % 4),
+            withheld={f"0000:5{number % 8}:01.0": "it is quarantined: uncorrected AER errors"},
+        )
+        for number in range(count)
+    ]
+    path = tmp_path / "cloud.json"
+    cloud = clouds.cloud(*nodes, flavors=[clouds.flavor()])
+    path.write_text(snapshot_document.dump_cloud_snapshot(cloud))
+    assert main(["explain", "--snapshot", str(path), "--flavor", "pair"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 50
+    assert max(map(len, lines[lines.index("") :])) <= 100
+    assert "…" not in "".join(lines)
+    assert "rack1.example" in "".join("".join(lines).split())
 
 
 def test_a_server_that_would_have_to_leave(run):
@@ -234,7 +273,7 @@ def test_ascii_terminals(file):
     done = subprocess.run(
         [
             *(sys.executable, "-m", "nova_hpc_tools.main"),
-            *("explain", "--snapshot", str(file), "--flavor", "pair"),
+            *("explain", "--snapshot", str(file), "--flavor", "pair", "--trees"),
         ],
         env={**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "LC_ALL": "C"},
         capture_output=True,
