@@ -263,7 +263,7 @@ class NodeSetup:
                 **foreign_entries.functions_on_vendor_driver(before.device_spec, node),
                 **kept_back.reasons,
             },
-            erasers=self.told.erasers,
+            told=self.told,
         )
         identity = configured.identity_forms_of(before, node, table, wish_declaration.identity)
         # A resource class that the operator named is an identity.

@@ -13,13 +13,14 @@ from typing import Any, Final
 
 import attrs
 
-from nova_hpc.tenancy.storage import Erasers
 from nova_hpc.topology.model import ADDRESS, Node
 from nova_hpc.topology.roles import Roles
 from nova_hpc.wire import capture
 from nova_hpc_tools.site import nvlink_sets
 from nova_hpc_tools.site.declaration import Declaration, DeclarationError
 from nova_hpc_tools.site.identity import Form
+from nova_hpc_tools.site.overlooked import NOBODY
+from nova_hpc_tools.site.service_settings import ServiceSettings
 from nova_hpc_tools.wire.node_declaration import (
     EVERY,
     DeclaredDevice,
@@ -292,12 +293,13 @@ def to_declaration(
     whole: frozenset[str],
     sets: tuple[nvlink_sets.NvlinkSet, ...],
     withheld: Mapping[str, str],
-    erasers: Erasers,
+    told: ServiceSettings,
 ) -> Declaration:
     """Convert the declared wishes into addresses of this node.
 
     :param withheld: address -> why it is not offered without an explicit declaration.
-    :param erasers: the roles whose cleaner proves that it erases storage.
+    :param told: settings of the services. A backend that runs the NVSwitches keeps them from
+        servers.
     """
     classes, forms, networks, traits, once = {}, {}, {}, {}, set()
     for role, wish in role_wishes_of(wishes):
@@ -311,6 +313,9 @@ def to_declaration(
             traits[role] = frozenset(wish.traits)
         if wish.one_time_use:
             once.add(role)
+    switches = wishes.offer_switches
+    if switches is None and told.nvlink_backend != NOBODY:
+        switches = False
     return Declaration(
         whole=whole,
         resource_classes=classes,
@@ -318,9 +323,9 @@ def to_declaration(
         networks=networks,
         traits=traits,
         one_time_use=frozenset(once),
-        switches=bool(wishes.offer_switches),
+        switches=switches,
         left_out=left_out,
         withheld=withheld,
         nvlink=sets or None,
-        erasers=erasers,
+        erasers=told.erasers,
     )

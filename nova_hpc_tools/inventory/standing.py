@@ -22,6 +22,7 @@ from nova_hpc.topology.roles import Roles
 from nova_hpc_tools.site import configured, device_spec, nvlink_sets, service_settings, spec_entries
 from nova_hpc_tools.site.declaration import Declaration
 from nova_hpc_tools.site.device_spec import DeviceSpec
+from nova_hpc_tools.site.overlooked import NOBODY
 
 
 class Offer(enum.Enum):
@@ -77,7 +78,7 @@ def read_node_settings(node: Node, config: Sequence[str]) -> NodeSettings:
     """
     try:
         options = service_settings.read_node_options(
-            config, ("device_role", "nvlink_set", *erasers.OPTIONS)
+            config, ("device_role", "nvlink_set", "nvlink_backend", *erasers.OPTIONS)
         )
         lines = tuple(options.pci.device_spec or ())
         role_table = service_settings.role_table_of(options.hpc.device_role, node, lines)
@@ -95,6 +96,7 @@ def read_node_settings(node: Node, config: Sequence[str]) -> NodeSettings:
     declaration = Declaration(
         nvlink=links or None,
         identity=identity,
+        switches=None if options.hpc.nvlink_backend == NOBODY else False,
         erasers=erasers.find_erasers(options.hpc),
     )
     return NodeSettings(

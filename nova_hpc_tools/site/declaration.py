@@ -13,6 +13,7 @@ from nova_hpc.tenancy.storage import Erasers
 from nova_hpc.topology.model import Node, PciFunction
 from nova_hpc.topology.nvlink import SWITCH_ROLE
 from nova_hpc.topology.roles import Roles
+from nova_hpc_common.outside.name_lists import join_first
 from nova_hpc_tools.site import identity, nvlink_sets
 from nova_hpc_tools.site.identity import Form
 from nova_hpc_tools.site.nvlink_sets import NvlinkSet
@@ -26,6 +27,12 @@ TUNNELS: Final = ""
 
 #: Resource classes that Nova accepts unchanged, without ``CUSTOM_``.
 STANDARD_CLASSES: Final = frozenset({"PGPU", "FPGA", "PCI_DEVICE", "SRIOV_NET_VF"})
+
+#: The two ways to run a board with NVSwitches; a sentence about the switches comes before.
+SWITCH_CHOICE: Final = (
+    "write offer_switches: false into the declaration if Fabric Manager runs them on the node or "
+    "in a service machine, offer_switches: true if one server gets them with all GPUs of the board"
+)
 
 _CUSTOM: Final = re.compile(r"CUSTOM_[A-Z0-9_]{1,248}", re.ASCII)
 _NETWORK: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
@@ -91,8 +98,8 @@ class Declaration:
     #: Roles whose devices Nova reserves after use until they are clean.
     one_time_use: frozenset[str] = frozenset()
     #: Offer NVSwitches, too: their server decides which GPUs are linked, also
-    #: the GPUs of other servers.
-    switches: bool = False
+    #: the GPUs of other servers. None: not decided, and they are not offered.
+    switches: bool | None = None
     #: Addresses of functions that are not offered although they have a role,
     #: and neither are their virtual functions.
     left_out: frozenset[str] = frozenset()
@@ -132,11 +139,10 @@ class Declaration:
             return "it is left out (left_out of the declaration)"
         if function.address in self.withheld:
             return self.withheld[function.address]
+        if role == SWITCH_ROLE and self.switches is None:
+            return f"decide now who runs the NVSwitches: {SWITCH_CHOICE}"
         if role == SWITCH_ROLE and not self.switches:
-            return (
-                "who has the NVSwitches links the GPUs of all servers (offer_switches: true in the "
-                "declaration offers them)"
-            )
+            return "Fabric Manager runs the NVSwitches, not a server"
         count = self.vfs.get(function.address, 0)
         if count and not function.virtual_functions and not self.gives_whole(function.address):
             return (
@@ -149,11 +155,13 @@ class Declaration:
         """Check that every wish applies to devices of *node*.
 
         :raises DeclarationError: an address in *whole* is not a physical function with a role,
-            or virtual functions have one-time use.
+            virtual functions have one-time use, or nothing says who runs the NVSwitches.
         :raises nova_hpc_tools.site.nvlink_sets.NvlinkError: a set of GPUs does not match
             the node.
         """
         nvlink_sets.check_nvlink_sets(self.nvlink or (), node, roles)
+        if self.switches is None:
+            self._check_switches_decided(node, roles)
         for candidate in node.functions:
             role = roles.role_of(candidate, node) or ""
             if candidate.physical_function and role in self.one_time_use:
@@ -174,3 +182,16 @@ class Declaration:
                     f"vendor {function.vendor_id}, product {function.product_id}, "
                     f"class {(function.class_code or '')[:4]}, {function.dev_type}"
                 )
+
+    def _check_switches_decided(self, node: Node, roles: Roles) -> None:
+        # A server with some GPUs of such a board has no NVLink until a manager runs the switches.
+        addresses: dict[str, list[str]] = {SWITCH_ROLE: [], nvlink_sets.GPU_ROLE: []}
+        for function in node.functions:
+            role = roles.role_of(function, node)
+            if role in addresses and function.address not in self.left_out:
+                addresses[role].append(function.address)
+        if all(addresses.values()):
+            raise DeclarationError(
+                f"{join_first(addresses[SWITCH_ROLE], 2)}: NVSwitches link the GPUs of this node. "
+                f"Decide who runs them: {SWITCH_CHOICE}"
+            )

@@ -191,6 +191,8 @@ class ServiceSettings:
     #: files of ``configure`` come from the declaration, so they do not count here.
     device_role: tuple[str, ...]
     nvlink_set: tuple[str, ...]
+    #: ``[hpc]nvlink_backend``: what runs the NVSwitches of this node.
+    nvlink_backend: str
     configured: Configured
     #: ``[hpc]device_role`` of files of others; () if they do not set it.
     other_roles: tuple[str, ...] = ()
@@ -266,6 +268,7 @@ def _read_settings_of_files(
     return ServiceSettings(
         device_role=tuple(dict.fromkeys(other_roles or DEFAULT_ROLES)),
         nvlink_set=tuple(dict.fromkeys(all_of_it.hpc.nvlink_set)),
+        nvlink_backend=all_of_it.hpc.nvlink_backend,
         configured=Configured(
             filters=_merge_list_option(theirs, our_options, "enabled_filters"),
             weighers=_merge_list_option(theirs, our_options, "weight_classes"),

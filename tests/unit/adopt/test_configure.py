@@ -253,9 +253,13 @@ def test_other_kinds_of_nodes_are_named_too(configure, machine, tmp_path):
 
 def test_switches_are_offered_only_where_that_is_asked_for(configure, machine):
     put(machine, "/sys/devices/pci0000:17/0000:18:00.0/class", "0x068000")
+    # It has no GPU besides, so there is nothing to decide.
     _, out, err = configure()
     assert "nvswitch" not in out
-    assert "Not offered: 0000:18:00.0 (nvswitch): who has the NVSwitches links the GPUs" in err
+    assert "Not offered: 0000:18:00.0 (nvswitch): decide now who runs the NVSwitches" in err
+    _, out, err = configure(*configure.declared(offer_switches=False))
+    assert "nvswitch" not in out
+    assert "Not offered: 0000:18:00.0 (nvswitch): Fabric Manager runs the NVSwitches" in err
     _, out, err = configure(*configure.declared(offer_switches=True))
     assert '"hpc_role": "nvswitch"' in out
     assert 'alias = {"name": "nvswitch"' in out
@@ -332,7 +336,15 @@ def test_a_bad_xml(configure, tmp_path, text):
 
 
 def test_an_hgx_h100(configure, synthetic):
-    _, out, _ = configure(root=synthetic("hgx-h100"))
+    status, out, err = configure(root=synthetic("hgx-h100"))
+    assert (status, out) == (2, "")
+    assert "4b:00.0, 0000:4c:00.0 and 2 more: NVSwitches link the GPUs of this node" in err
+    nothing, backend = configure.nova_conf.read_text(), "[hpc]\nnvlink_backend = fabric-manager\n"
+    configure.nova_conf.write_text(nothing + backend)
+    _, _, err = configure(root=synthetic("hgx-h100"))
+    assert "0000:4e:00.0 (nvswitch): Fabric Manager runs the NVSwitches, not a server" in err
+    configure.nova_conf.write_text(nothing)
+    _, out, _ = configure(*configure.declared(offer_switches=False), root=synthetic("hgx-h100"))
     assert out.count('"hpc_role": "gpu"') == 8
     assert out.count('"hpc_nvlink": "all:8"') == 8
     assert '"hpc_switch": "0000:38:00.0", "hpc_root": "pci0000:37"' in out
@@ -348,6 +360,7 @@ def test_domains_that_nova_cannot_address(configure, synthetic):
 
 
 def test_a_dgx_2(configure, captures):
-    _, out, _ = configure("--xml", captures / "hwloc" / "nvidiaDGX2.xml", root=None)
+    words = configure.declared(offer_switches=False)
+    _, out, _ = configure(*words, "--xml", captures / "hwloc" / "nvidiaDGX2.xml", root=None)
     assert out.count('"hpc_role": "gpu"') == 16
     assert '"hpc_switch": "0000:2c:00.0/0000:32:00.0", "hpc_root": "pci0000:2b"' in out

@@ -45,8 +45,8 @@ def state(folder):
 
 
 def twice(configure, source, wishes=None, words=()):
-    if wishes is not None:
-        declare(configure.folder / "node.yaml", **wishes)
+    # Nodes with NVSwitches need this word.
+    declare(configure.folder / "node.yaml", **(wishes or {"offer_switches": False}))
     status, _, err = configure(source, *words)
     assert status == 0, err
     before = state(configure.folder)
@@ -69,6 +69,7 @@ def wishes_of(node):
         "alias_names": "product",
         "role_options": {"gpu": {"traits": ["CUSTOM_A"]}, "disk": {"identity": "trait"}},
         "whole_pf": ["all"],
+        "offer_switches": True,
     }
 
 

@@ -152,6 +152,8 @@ def test_a_disk_for_servers_is_missed_and_a_disk_of_the_host_is_not(tmp_path):
 @pytest.mark.parametrize("name", ["h200", "no-numa"])
 def test_nvswitches_that_nobody_runs(name, node, tmp_path):
     root = write(REPORTED[name], tmp_path / "node")
+    assert node(root, "configure")[0] == 2
+    declare(node.folder / "node.yaml", offer_switches=False)
     assert node(root, "configure")[0] == 0
     (found,) = findings(node, root, "nvswitch-idle")
     assert "4c:00.0" in found["seen"]
@@ -173,6 +175,7 @@ def test_nvswitches_without_gpus(tmp_path):
 
 def test_a_numa_node_that_the_firmware_does_not_name(node, tmp_path):
     root = write(REPORTED["no-numa"], tmp_path / "node")
+    declare(node.folder / "node.yaml", offer_switches=False)
     status, _, err = node(root, "configure")
     assert status == 0
     assert "the firmware names no NUMA node, and the host has 2." in err

@@ -74,7 +74,7 @@ def test_what_an_entry_names_is_offered(hgx: Path, tmp_path: Path) -> None:
     assert found["", Offer.OFFERED] == 1
     judged = standing.judge_functions(node, settings)
     assert judged["0000:51:00.0"].words == "no role offered"
-    assert judged["0000:4b:00.0"].words.startswith("nvswitch offered: who has the NVSwitches")
+    assert judged["0000:4b:00.0"].words.startswith("nvswitch offered: decide now who runs the NVSw")
     assert standing.NONE.words == ""
 
 
@@ -83,7 +83,7 @@ def test_the_tree_says_each_reason_once(hgx: Path, capsys: pytest.CaptureFixture
     lines = capsys.readouterr().out.splitlines()
     assert sum(line.endswith("nvswitch not offered (2)") for line in lines) == 4
     assert sum(line.endswith("pf not offered (1) · vf can be offered x8") for line in lines) == 8
-    assert sum("who has the NVSwitches" in line for line in lines) == 1
+    assert sum("decide now who runs the NVSwitches" in line for line in lines) == 1
     assert "(1)  its virtual functions are offered instead" in lines
 
 
