@@ -39,7 +39,6 @@ from nova_hpc_tools.site import (
     layout_names,
     lstopo,
     nvlink_sets,
-    readiness,
     service_settings,
     settings,
     spec_entries,
@@ -99,8 +98,7 @@ class Configure(ListCommand):
         spec, result = work.render()
         parts = work.parts(spec)
         if set(_OF_THE_NODE) & set(parts):
-            offered = readiness.offered_functions_of(work.node, spec)
-            readable_node.check_cpus_read(work.node, offered)
+            readable_node.check_offer(work.node, spec)
         files = {
             name: include_files.mark_as_owned(text)
             for name, text in work.files(parts, result).items()

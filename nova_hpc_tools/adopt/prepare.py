@@ -14,13 +14,21 @@ import attrs
 from nova_hpc.tenancy import holders
 from nova_hpc.topology import vfio
 from nova_hpc.topology.files import FileError, FileTree
+from nova_hpc.topology.nvlink import SWITCH_ROLE
 from nova_hpc_tools.adopt import at_boot, configure_options, host, host_files, readable_node
 from nova_hpc_tools.adopt.configure import Configure, NodeSetup
 from nova_hpc_tools.adopt.host import HostStart
 from nova_hpc_tools.adopt.host_files import File
 from nova_hpc_tools.adopt.quiet_host import plan_quiet_cpus
 from nova_hpc_tools.base import CommandAnswer, CommandError, ListCommand
-from nova_hpc_tools.site import include_files, kernel_options, page_memory, settings, source_options
+from nova_hpc_tools.site import (
+    device_spec,
+    include_files,
+    kernel_options,
+    page_memory,
+    settings,
+    source_options,
+)
 from nova_hpc_tools.site.include_files import FileChange, IncludeError
 
 _AUTO: Final = "auto"
@@ -216,10 +224,12 @@ def _plan_prepared_host(work: NodeSetup, root: Path) -> HostStart:
         ),
     )
     offered = attrs.evolve(work, node=boot.node).offer()
-    quiet, notes = None, list[str]()
+    switches = [omitted for omitted in offered.spec.omitted if omitted.role == SWITCH_ROLE]
+    quiet, notes = None, list(device_spec.format_omitted_lines(switches))
     if work.wishes.quiet_cpus:
         dedicated = work.told.configured.cpu_sets.get(settings.CPU_SETS[1])
-        quiet, notes = plan_quiet_cpus(work.node, dedicated)
+        quiet, more = plan_quiet_cpus(work.node, dedicated)
+        notes += more
     beside = host.companions_of_devices(boot, offered.spec, offered.roles, offered.declaration)
     plan = host.plan_host_start(
         boot,

@@ -12,7 +12,10 @@ from nova_hpc.topology import cpuset
 from nova_hpc.topology.model import Node, PciFunction
 from nova_hpc.wire import tags
 from nova_hpc_tools.base import CommandError
-from nova_hpc_tools.site import spec_entries
+from nova_hpc_tools.site import device_spec, readiness, spec_entries
+from nova_hpc_tools.site.declaration import UNDECIDED
+from nova_hpc_tools.site.device_spec import DeviceSpec
+from nova_hpc_tools.site.nvlink_sets import GPU_ROLE
 
 _ONLINE: Final = "echo 1 > /sys/devices/system/cpu/cpu{}/online"
 
@@ -43,6 +46,20 @@ def check_cpus_read(node: Node, offered: Iterable[PciFunction] = ()) -> None:
     reason = find_unread_cpus(node, offered)
     if reason is not None:
         raise CommandError(f"nothing is written: {reason}")
+
+
+def check_offer(node: Node, spec: DeviceSpec) -> None:
+    """Refuse to write settings of a node that was not read completely, or is not decided.
+
+    A server with some GPUs of a board has no NVLink until something runs the NVSwitches.
+
+    :raises CommandError: as :func:`check_cpus_read`, or GPUs would be offered while the
+        declaration does not say who runs the NVSwitches beside them.
+    """
+    check_cpus_read(node, readiness.offered_functions_of(node, spec))
+    undecided = [omitted for omitted in spec.omitted if omitted.reason == UNDECIDED]
+    if undecided and any(offer.tags.role == GPU_ROLE for offer in spec.offers):
+        raise CommandError("\n".join(device_spec.format_omitted_lines(undecided)))
 
 
 def find_unread_cpus(node: Node, offered: Iterable[PciFunction] = ()) -> str | None:

@@ -13,7 +13,6 @@ from nova_hpc.tenancy.storage import Erasers
 from nova_hpc.topology.model import Node, PciFunction
 from nova_hpc.topology.nvlink import SWITCH_ROLE
 from nova_hpc.topology.roles import Roles
-from nova_hpc_common.outside.name_lists import join_first
 from nova_hpc_tools.site import identity, nvlink_sets
 from nova_hpc_tools.site.identity import Form
 from nova_hpc_tools.site.nvlink_sets import NvlinkSet
@@ -28,10 +27,11 @@ TUNNELS: Final = ""
 #: Resource classes that Nova accepts unchanged, without ``CUSTOM_``.
 STANDARD_CLASSES: Final = frozenset({"PGPU", "FPGA", "PCI_DEVICE", "SRIOV_NET_VF"})
 
-#: The two ways to run a board with NVSwitches; a sentence about the switches comes before.
-SWITCH_CHOICE: Final = (
-    "write offer_switches: false into the declaration if Fabric Manager runs them on the node or "
-    "in a service machine, offer_switches: true if one server gets them with all GPUs of the board"
+#: Why NVSwitches are not offered if the declaration says nothing about them.
+UNDECIDED: Final = (
+    "decide now who runs the NVSwitches: write offer_switches: false into the declaration if "
+    "Fabric Manager does, on the node or in a service machine, or offer_switches: true if one "
+    "server gets them with all GPUs of the board"
 )
 
 _CUSTOM: Final = re.compile(r"CUSTOM_[A-Z0-9_]{1,248}", re.ASCII)
@@ -140,7 +140,7 @@ class Declaration:
         if function.address in self.withheld:
             return self.withheld[function.address]
         if role == SWITCH_ROLE and self.switches is None:
-            return f"decide now who runs the NVSwitches: {SWITCH_CHOICE}"
+            return UNDECIDED
         if role == SWITCH_ROLE and not self.switches:
             return "Fabric Manager runs the NVSwitches, not a server"
         count = self.vfs.get(function.address, 0)
@@ -155,13 +155,11 @@ class Declaration:
         """Check that every wish applies to devices of *node*.
 
         :raises DeclarationError: an address in *whole* is not a physical function with a role,
-            virtual functions have one-time use, or nothing says who runs the NVSwitches.
+            or virtual functions have one-time use.
         :raises nova_hpc_tools.site.nvlink_sets.NvlinkError: a set of GPUs does not match
             the node.
         """
         nvlink_sets.check_nvlink_sets(self.nvlink or (), node, roles)
-        if self.switches is None:
-            self._check_switches_decided(node, roles)
         for candidate in node.functions:
             role = roles.role_of(candidate, node) or ""
             if candidate.physical_function and role in self.one_time_use:
@@ -182,16 +180,3 @@ class Declaration:
                     f"vendor {function.vendor_id}, product {function.product_id}, "
                     f"class {(function.class_code or '')[:4]}, {function.dev_type}"
                 )
-
-    def _check_switches_decided(self, node: Node, roles: Roles) -> None:
-        # A server with some GPUs of such a board has no NVLink until a manager runs the switches.
-        addresses: dict[str, list[str]] = {SWITCH_ROLE: [], nvlink_sets.GPU_ROLE: []}
-        for function in node.functions:
-            role = roles.role_of(function, node)
-            if role in addresses and function.address not in self.left_out:
-                addresses[role].append(function.address)
-        if all(addresses.values()):
-            raise DeclarationError(
-                f"{join_first(addresses[SWITCH_ROLE], 2)}: NVSwitches link the GPUs of this node. "
-                f"Decide who runs them: {SWITCH_CHOICE}"
-            )
