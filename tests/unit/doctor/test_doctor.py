@@ -106,6 +106,18 @@ def test_the_tables_of_the_documentation():
     assert page.read_text(encoding="utf-8") == doctor_page.table()
     checks = page.with_name("doctor-checks.inc")
     assert checks.read_text(encoding="utf-8") == doctor_page.checks()
+    layouts = page.with_name("layouts.inc")
+    assert layouts.read_text(encoding="utf-8") == doctor_page.layouts()
+    # A page with a file of the plain layout has the tabs of the others.
+    without = [
+        str(each.relative_to(page.parents[1]))
+        for each in page.parents[1].rglob("*.rst")
+        if each.parent.name not in ("contributor", "upstream")
+        and "/etc/nova/" in (text := each.read_text(encoding="utf-8"))
+        and "layouts.inc" not in text
+    ]
+    # Pages about one layout, or about the lab.
+    assert set(without) <= {"user/lab.rst", "user/lab-reference.rst", "install/devstack.rst"}
 
 
 def test_for_people(doctor, place):
