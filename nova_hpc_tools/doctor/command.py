@@ -29,7 +29,7 @@ class Doctor(ListCommand):
     With --merge, puts together the findings of many nodes. With --fleet,
     compares archives of many nodes; status 1 then means that an archive could
     not be read. With --nvlink, status 1 means that partitions and sets differ.
-    Otherwise the exit status is 0 if nothing is wrong, 1 if there are warnings,
+    Otherwise the exit status is 0 if there are notes at most, 1 if there are warnings,
     3 if there are errors, which keep servers from their devices or other teams
     from theirs, and 2 if nothing could be read.
     """
@@ -145,10 +145,10 @@ class Doctor(ListCommand):
     ) -> CommandAnswer:
         from nova_hpc_tools.doctor.finding_text import format_finding_lines
 
+        if not code and set_up:
+            self.say("Nothing is wrong.")
         for line in format_finding_lines(rows, layout):
             self.say(line)
-        if not rows and set_up:
-            self.say("Nothing is wrong.")
         cells = [
             (
                 node or "",

@@ -27,7 +27,11 @@ from nova_hpc_tools.site.findings import DoctorFinding, Severity
 from nova_hpc_tools.site.layout_cures import render_cure
 
 SUCCESS, WARNING, FAILURE = 0, 1, 2
-_WORST: Final[Mapping[Severity, int]] = {Severity.WARNING: WARNING, Severity.ERROR: FAILURE}
+_WORST: Final[Mapping[Severity, int]] = {
+    Severity.NOTE: SUCCESS,
+    Severity.WARNING: WARNING,
+    Severity.ERROR: FAILURE,
+}
 
 _SHIM: Final = "shim"
 _HINTS: Final = "nova-hints"

@@ -21,6 +21,8 @@ _NAMES: Final = 4
 class Severity(enum.Enum):
     """The severity of a finding. Its value is the exit status of ``doctor``."""
 
+    #: Right for some sites: a good installation may have it.
+    NOTE = 0
     WARNING = 1
     ERROR = 3
 
@@ -39,7 +41,7 @@ class DoctorCheck:
     why: str
 
 
-_E, _W = Severity.ERROR, Severity.WARNING
+_E, _W, _N = Severity.ERROR, Severity.WARNING, Severity.NOTE
 
 #: Name -> check; the name is also the anchor on the page.
 CHECKS: Final[Mapping[str, DoctorCheck]] = {
@@ -109,7 +111,7 @@ CHECKS: Final[Mapping[str, DoctorCheck]] = {
         _W, "Other hardware that is put there is taken for the device that was meant."
     ),
     "guest-devices": DoctorCheck(
-        _W, "Each server emulates unneeded devices: interrupts on the host beside its own work."
+        _N, "Each server emulates unneeded devices: interrupts on the host beside its own work."
     ),
     "bar-unassigned": DoctorCheck(_E, "A guest cannot use a device whose memory has no address."),
     "port-down": DoctorCheck(_W, "Servers with its virtual functions have no network."),
@@ -153,10 +155,10 @@ CHECKS: Final[Mapping[str, DoctorCheck]] = {
         _W, "Interrupts of the host's devices come to CPUs of servers, now or later."
     ),
     "halt-polling": DoctorCheck(
-        _W, "A vCPU that waits for a message gives its CPU up at once, and wakes later."
+        _N, "A vCPU that waits for a message gives its CPU up at once, and wakes later."
     ),
     "numa-balancing": DoctorCheck(
-        _W, "The kernel looks whether memory of servers should move, which costs page faults."
+        _N, "The kernel looks whether memory of servers should move, which costs page faults."
     ),
     "cpus-away": DoctorCheck(
         _W, "Devices there are given only to servers whose CPUs are on other NUMA nodes."

@@ -144,7 +144,7 @@ READING = (
     Row("configure", ("[pci]", "device_spec"), node=True),
     Row("prepare --root /", ("65-nova-hpc.rules",), node=True),
     # Nova's own defaults, which this lab keeps.
-    Row("doctor", ("[guest-devices]",), status=1, node=True),
+    Row("doctor", ("NOTE", "[guest-devices]"), node=True),
     Row("device list --nvlink", ("this node has no partitions",), status=2, node=True),
     Row("doctor --nvlink", ("this node has no partitions",), status=2, node=True),
     Row("doctor --restore-nvlink", ("this node has no partitions",), status=2, node=True),

@@ -53,7 +53,7 @@ def doctor(place, capsys):
         status, out, err = run("-f", "json")
         assert err == ""
         found = json.loads(out)["findings"]
-        worst = {"error": 3, "warning": 1}
+        worst = {"error": 3, "warning": 1, "note": 0}
         assert status == max((worst[each["severity"]] for each in found), default=0)
         return {each["check"]: each for each in found}
 
@@ -71,6 +71,15 @@ def doctor(place, capsys):
 
 def test_a_healthy_node_has_nothing(doctor):
     assert doctor() == (0, "Nothing is wrong.\n", "")
+
+
+def test_a_note_is_no_fault(doctor, place):
+    place.say("[DEFAULT]\npointer_model = usbtablet")
+    status, out, err = doctor()
+    assert (status, err) == (0, "")
+    first, second, *_ = out.splitlines()
+    assert first == "Nothing is wrong."
+    assert second.startswith("NOTE Every server gets devices that none with GPUs needs: ")
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.text)
