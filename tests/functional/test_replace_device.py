@@ -256,7 +256,7 @@ class ReplaceTest(DriverTest):
         self.assertIn(
             '+device_spec = {"vendor_id": "10de", "product_id": "2330"', self.well(configure)
         )
-        (write,) = self.step(6)
+        write, _ = self.step(6)  # prepare writes to the host itself
         self.well(write)
         self.restart()
         self.given_again()

@@ -453,7 +453,7 @@ class History:
     def _lift(self) -> None:
         """Where a ledger was lost, nobody knows any more that the node has reserved a device.
 
-        It is shown as reserved by an operator, who lifts it (docs/source/admin/reserved.rst).
+        It is shown as reserved by an operator, who lifts it (docs/source/admin/device-states.rst).
         """
         world = self.world
         for name in sorted(self.begun_anew):
