@@ -68,7 +68,7 @@ def test_texts_that_a_page_on_trouble_quotes_are_said(page, least):
     # Texts that are written in several pieces.
     code = re.sub(r'"\s*\n\s*f?"', "", code)
     text = (TOP / "docs/source" / page).read_text(encoding="utf-8")
-    quoted = re.findall(r"^   \* - ``([^`]+)``$", text, re.M)
+    quoted = re.findall(r"^(?:   \* - |\* )?``([^`]+)``$", text, re.M)
     assert len(quoted) > least
     pieces = [piece.strip() for said in quoted for piece in said.split("...")]
     missing = [each for each in pieces if len(each) > 3 and each not in code]

@@ -119,7 +119,7 @@ def all_messages() -> list[Message]:
 
 def rows_of(text: str) -> list[str]:
     """The texts that the page quotes."""
-    return re.findall(r"^   \* - ``([^`]+)``", text, re.M)
+    return re.findall(r"^(?:\* )?``([^`]+)``", text, re.M)
 
 
 def has_row(message: Message, quoted: list[str]) -> bool:
