@@ -79,8 +79,8 @@ def test_settings(tmp_path, where, text):
     assert [] in found.values(), found
 
 
-def test_the_page_on_the_scheduler_says_what_configure_writes(tmp_path):
-    block, _ = pages.settings(pages.DOCS / "admin/scheduler.rst")
+def test_the_page_on_services_says_what_configure_writes(tmp_path):
+    block, _ = pages.settings(pages.DOCS / "admin/services.rst")
     said = []
     for text in (block.text, (pages.TOP / "etc/examples/nova-hpc-controller.conf").read_text()):
         (tmp_path / "nova.conf").write_text(text)
