@@ -2,7 +2,7 @@
 """Every action of a server's life: what it keeps, or why it is refused.
 
 ``python -m tests.functional.lifecycle --write`` puts what these tests see into the
-table of docs/source/user/life-cycle.rst; a plain run compares.
+table of docs/source/user/life-cycle-actions.inc; a plain run compares.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import attrs
 
-PAGE = Path(__file__).parents[3] / "docs/source/user/life-cycle.rst"
+PAGE = Path(__file__).parents[3] / "docs/source/user/life-cycle-actions.inc"
 _BEGIN = ".. The table is written by python -m tests.functional.lifecycle --write\n"
 _END = ".. The end of the table.\n"
 _HEADS = (

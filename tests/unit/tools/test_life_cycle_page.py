@@ -9,7 +9,9 @@ import pytest
 
 from tests.functional.lifecycle import table
 
-TEXT = table.PAGE.read_text(encoding="utf-8")
+WHOLE = table.PAGE.read_text(encoding="utf-8")
+#: The page that includes the whole table.
+SHORT = table.PAGE.with_name("life-cycle.rst").read_text(encoding="utf-8")
 #: Row of the short table -> the actions that it stands for.
 STANDS_FOR = {
     "Reboot (soft, hard), stop and start": ("Soft reboot", "Hard reboot", "Stop, start"),
@@ -28,14 +30,14 @@ STANDS_FOR = {
 
 
 def short_rows() -> dict[str, tuple[str, str]]:
-    before = TEXT.partition("Every action\n====")[0]
+    before = SHORT.partition("Every action\n====")[0]
     found = re.findall(r"^   \* - (.+)\n     - (.+)\n     - (.+)$", before, re.M)
     return {action: (devices, more) for action, devices, more in found[1:]}
 
 
 @pytest.mark.parametrize("action", STANDS_FOR)
 def test_a_row_of_the_short_table(action) -> None:
-    whole = {row.action: row for row in table.parse(TEXT)}
+    whole = {row.action: row for row in table.parse(WHOLE)}
     devices, more = short_rows()[action]
     for name in STANDS_FOR[action]:
         assert whole[name].devices == devices
