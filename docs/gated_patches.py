@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of all patches, for the contributor's page.
+"""The tables of all patches, which the contributor's page includes.
 
-``PYTHONPATH=. python docs/gated_patches.py`` writes it; a test compares the page with it.
+``PYTHONPATH=. python docs/gated_patches.py`` writes them; a test compares the file with them.
 """
 
 from __future__ import annotations
@@ -17,21 +17,7 @@ from nova_hpc.from_nova.patches import scheduler
 from virt_driver_patches import patches
 from virt_driver_patches.patches import overrides
 
-PAGE: Final = Path(__file__).parent / "source/contributor/gated-patches.rst"
-_BEGIN: Final = ".. begin of the tables\n"
-_END: Final = ".. end of the tables\n"
-
-
-def replace(text: str) -> str:
-    """The page with the current tables.
-
-    :raises ValueError: *text* lacks one of the two marks.
-    """
-    head, begin, rest = text.partition(_BEGIN)
-    _, end, tail = rest.partition(_END)
-    if not begin or not end:
-        raise ValueError(f"{PAGE}: the marks of the tables are missing")
-    return f"{head}{begin}\n{tables()}\n{end}{tail}"
+FILE: Final = Path(__file__).parent / "source/contributor/gated-patches.inc"
 
 
 def tables() -> str:
@@ -76,4 +62,4 @@ def _cells(patch: Patch) -> tuple[str, ...]:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(replace(PAGE.read_text()))
+    FILE.write_text(tables(), encoding="utf-8")

@@ -4,10 +4,10 @@
 After a failed build nova-conductor claims the alternates of the server one after the other.
 If Placement refuses all of them, the conductor sends a notification of an exception that was
 never raised. With versioned notifications that is an error of its own: the ports of the server
-stay bound, and its user gets no reason (:doc:`/contributor/upstream/reschedule-lost`). The
-conductor loads no code of this project. But nova-compute sends it there, and can query Placement
-first. If no alternate is free any more, the server keeps the last host's reason, like a server
-without alternates.
+stay bound, and its user gets no reason (``docs/source/contributor/upstream/index.rst``,
+reschedule-lost). The conductor loads no code of this project. But nova-compute sends it there,
+and can query Placement first. If no alternate is free any more, the server keeps the last host's
+reason, like a server without alternates.
 
 An alternate can still be lost in the milliseconds between the query and the claim.
 """

@@ -14,8 +14,8 @@ which ends in ERROR with a migration that keeps a GPU and its CPUs forever.
 Placement itself reports which allocations a migration holds. So a server is left as
 it is while one of its migrations has an allocation on this node.
 
-Report: ``docs/source/contributor/upstream/same-host-healing.rst``. No bug is known to be filed.
-``revert-allocation.rst`` in that folder describes allocations that a failed revert still leaves.
+Report: ``docs/source/contributor/upstream/index.rst`` (same-host-healing). No bug is known to be
+filed. Its part revert-allocation describes allocations that a failed revert still leaves.
 """
 
 from __future__ import annotations

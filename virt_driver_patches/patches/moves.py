@@ -16,10 +16,10 @@ The destination claims devices first. Nova calls the driver much later, when the
 is already off. So a claim that does not fit is dropped and refused at once. Nova
 then tries another host if it can; otherwise the server keeps its state.
 
-Reports: ``docs/source/contributor/upstream/move-claim.rst`` (other devices than the allocated
-ones) and ``resize-policy.rst`` (the policy of flavor and image is forgotten). No bug is
-known to be filed for either. The missing refusal before the guest is off is not a bug of
-Nova: Nova has no driver call at that point.
+Reports: ``docs/source/contributor/upstream/index.rst`` (move-claim: other devices than the
+allocated ones; resize-policy: the policy of flavor and image is forgotten). No bug is known to be
+filed for either. The missing refusal before the guest is off is not a bug of Nova: Nova has no
+driver call at that point.
 """
 
 from __future__ import annotations

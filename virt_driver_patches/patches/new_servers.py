@@ -5,7 +5,7 @@
 claims of moves pass their flavor in :mod:`~virt_driver_patches.patches.moves`.
 
 The claim itself has no bug and no report, but the functions that it calls do not get the flavor
-(``docs/source/contributor/upstream/numa-fit-order.rst`` explains why that matters).
+(``docs/source/contributor/upstream/index.rst``, numa-fit-order, explains why that matters).
 """
 
 from __future__ import annotations

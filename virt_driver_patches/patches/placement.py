@@ -7,7 +7,7 @@ that, because one leftover allocation remains, every update and every claim of
 the node fails, also for servers without any device.
 
 No bug is known to be filed for either: Nova has no concept of a withheld device. For the
-leftovers of a failed move see ``docs/source/contributor/upstream/revert-allocation.rst``.
+leftovers of a failed move see ``docs/source/contributor/upstream/index.rst`` (revert-allocation).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ A claim without an adapter that is close enough takes nothing. Nova then tries a
 host, as for a violated server group, and counts no failed build.
 
 No bug is known to be filed: Nova promises no place for ports. Ports with bandwidth have
-another bug of Nova (``docs/source/contributor/upstream/qos-groups.rst``).
+another bug of Nova (``docs/source/contributor/upstream/index.rst``, qos-groups).
 """
 
 from __future__ import annotations

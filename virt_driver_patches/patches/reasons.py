@@ -11,7 +11,7 @@ taken the alternates (:mod:`virt_driver_patches.patches.alternates`).
 When the driver refuses to attach an interface, Nova reports only the failure to the user, and
 leaves the reason in the log. The reason is still the context of Nova's error.
 
-Report: ``docs/source/contributor/upstream/reschedule-lost.rst`` (the conductor itself fails
+Report: ``docs/source/contributor/upstream/index.rst`` (reschedule-lost: the conductor itself fails
 if every alternate is lost). The rest works as Nova intends; no bug is known to be filed.
 """
 

@@ -16,8 +16,8 @@ CPUs no error is raised, but memory, including huge pages, is counted wrongly.
 
 So this module reverts the migration context of such a server before anything is counted.
 
-Report: ``docs/source/contributor/upstream/same-host-usage.rst``. The bug came with the fix of bug
-1953359; no bug is known to be filed for it.
+Report: ``docs/source/contributor/upstream/index.rst`` (same-host-usage). The bug came with the fix
+of bug 1953359; no bug is known to be filed for it.
 """
 
 from __future__ import annotations

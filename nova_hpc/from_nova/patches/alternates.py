@@ -6,8 +6,8 @@ of each host (a note in its source mentions it). A second server that has to go 
 the devices taken, and the retry is lost. If it was the last alternate, Nova's conductor
 fails, because it notifies of an exception that was never raised.
 
-Report: ``docs/source/contributor/upstream/reschedule-lost.rst`` (its end, in the conductor). No
-bug is known to be filed; the note in Nova's source proposes the remedy.
+Report: ``docs/source/contributor/upstream/index.rst`` (reschedule-lost: its end, in the
+conductor). No bug is known to be filed; the note in Nova's source proposes the remedy.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 overwrites that id with the node's as soon as the cell fits. From the second permutation on it
 uses the answer for one cell for another. A cell is then taken without pins, with the pins of
 another node, or on a node without room, and cells that would fit are refused
-(``docs/source/contributor/upstream/numa-fit-cache.rst`` has the numbers). Its *first*
+(``docs/source/contributor/upstream/index.rst``, numa-fit-cache). Its *first*
 permutation checks each pair itself. So Nova checks one cell on one node at a time, the
 permutation is chosen from these answers, and Nova's function gets the nodes in that order. Its
 result for any other order is discarded.

@@ -9,9 +9,9 @@ choice of nodes after the other, the best first
 devices and networks fit; for several cells it is called as in
 :mod:`~nova_hpc.from_nova.patches.numa_cells`.
 
-Reports: ``docs/source/contributor/upstream/numa-fit-order.rst`` (the order) and
-``numa-fit-cache.rst`` (cells that are mixed up). No bug is known to be filed for either. No
-plug-in can do it: the function is called by name, in the scheduler and on the node.
+Reports: ``docs/source/contributor/upstream/index.rst`` (numa-fit-order, and numa-fit-cache for
+cells that are mixed up). No bug is known to be filed for either. No plug-in can do it: the
+function is called by name, in the scheduler and on the node.
 """
 
 from __future__ import annotations

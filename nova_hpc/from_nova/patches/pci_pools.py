@@ -8,7 +8,7 @@ function of another adapter is silently dropped, and the server starts with fewe
 devices than requested. This wrap passes only the allocated pools, each with its number of
 allocated devices.
 
-Report: ``docs/source/contributor/upstream/filter-pools.rst``. No bug is known to be filed.
+Report: ``docs/source/contributor/upstream/index.rst`` (filter-pools). No bug is known to be filed.
 """
 
 from __future__ import annotations

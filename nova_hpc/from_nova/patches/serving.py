@@ -5,7 +5,7 @@ Nova's functions get the guest's topology and its PCI requests, and neither name
 flavor. The callers have it.
 
 The flavor's NUMA policy is kept here, too: Nova loses it when a server moves
-(``docs/source/contributor/upstream/resize-policy.rst``; no bug is known to be filed).
+(``docs/source/contributor/upstream/index.rst``, resize-policy; no bug is known to be filed).
 """
 
 from __future__ import annotations
