@@ -26,6 +26,8 @@ class AcceptCluster(ListWithTexts):
     or srun, has to work without asking. Each member's verdict is written into its server's
     metadata (hpc_accept). Exit status: 0 accepted, 1 slow or not as promised, 2 refused or not
     measurable, 3 undecided. Formats beside the usual ones: text (the default), svg, junit.
+
+    Example: openstack hpc cluster accept train --login debian
     """
 
     @property
@@ -80,7 +82,7 @@ class AcceptCluster(ListWithTexts):
         parser.add_argument(
             "--wait",
             action="store_true",
-            help="show a progress bar also where standard error is no terminal",
+            help="wait for the end (the default), with a progress bar also if no terminal reads it",
         )
         return parser
 

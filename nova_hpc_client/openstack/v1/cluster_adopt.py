@@ -27,6 +27,8 @@ class AdoptCluster(HeardOutput, ClusterChange, InertOutput, command.ShowOne):
     The servers are called NAME-1, NAME-2 and so on, or from 0 on, and are alike. They get a tag and
     items of metadata, and nothing else changes. Give the command again when the other tool has
     added or removed servers.
+
+    Example: openstack hpc cluster adopt my-group
     """
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:

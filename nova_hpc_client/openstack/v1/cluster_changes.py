@@ -91,7 +91,7 @@ def add_patience(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--wait",
         action="store_true",
-        help="show a progress bar also where standard error is no terminal",
+        help="wait for the end (the default), with a progress bar also if no terminal reads it",
     )
     parser.add_argument(
         "--timeout",
@@ -121,6 +121,8 @@ class CreateCluster(HeardOutput, ClusterChange, InertOutput, command.ShowOne):
     """Create a virtual cluster: every member becomes active, or nothing is left
 
     With --resume, finish a cluster that another client has left half-way.
+
+    Example: openstack hpc cluster create train --members 4 --flavor hpc.gpu4 --image debian-12
     """
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
@@ -234,6 +236,8 @@ class DeleteCluster(HeardOutput, ClusterChange, command.Command):
     """Delete virtual clusters: their servers, ports and server groups
 
     Of adopted clusters, the server group stays, and so do ports that another tool made.
+
+    Example: openstack hpc cluster delete train
     """
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
@@ -267,6 +271,8 @@ class ScaleCluster(HeardOutput, ClusterChange, InertOutput, command.ShowOne):
 
     Of those that could go, the ones go whose going brings the others nearest; failed ones
     go first, then those that accept has rejected.
+
+    Example: openstack hpc cluster scale train --members 6
     """
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
@@ -329,6 +335,8 @@ class ReplaceMember(HeardOutput, ClusterChange, InertOutput, command.ShowOne):
 
     The new server comes where the cluster is. Without members, those that failed or that
     accept has rejected. The head is called NAME-head; it gets a new disk, and new ports.
+
+    Example: openstack hpc cluster replace train 2
     """
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:

@@ -53,7 +53,9 @@ class HealCluster(HeardOutput, cluster_changes.ClusterChange, command.Command):
     and firmware need no other devices. Members that run are replaced if --drain has drained them,
     or with --force. If more than half of the members are faulty, none is replaced. Members whose
     guests have ended by themselves are started again. Exit status: 0 no member is faulty any more,
-    1 otherwise. Example: openstack hpc cluster heal train --watch --drain /etc/slurm/hpc-drain
+    1 otherwise.
+
+    Example: openstack hpc cluster heal train --watch --drain /etc/slurm/hpc-drain
     """
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:

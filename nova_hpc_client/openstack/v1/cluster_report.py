@@ -25,7 +25,9 @@ class ReportMember(HeardOutput, cluster_changes.ClusterChange, InertOutput, comm
     """Report a fault of a member's devices to the operators of the cloud
 
     The devices are checked after the member's end, and the check decides. A report is no fault:
-    heal does not replace the member. Example: openstack hpc cluster report train train-3 --why slow
+    heal does not replace the member.
+
+    Example: openstack hpc cluster report train train-3 --why slow
     """
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:

@@ -30,6 +30,8 @@ class SnapshotCluster(HeardOutput, ClusterChange, InertOutput, command.ShowOne):
 
     A cluster that runs is stopped for that time and started again. If the command is interrupted,
     the same command goes on. create --from-snapshot makes a cluster from the images.
+
+    Example: openstack hpc cluster snapshot train
     """
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
@@ -56,7 +58,10 @@ class SnapshotCluster(HeardOutput, ClusterChange, InertOutput, command.ShowOne):
 
 
 class ListClusterSnapshot(HeardOutput, InertOutput, command.Lister):
-    """List the snapshots of clusters in the project, also those that are not whole"""
+    """List the snapshots of clusters in the project, also those that are not whole
+
+    Example: openstack hpc snapshot list --long
+    """
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Declare the options."""
@@ -85,6 +90,8 @@ class DeleteClusterSnapshot(HeardOutput, ClusterChange, command.Command):
     """Delete snapshots of clusters, with all their images
 
     If one is not finished, the members of its cluster start again if they ran before.
+
+    Example: openstack hpc snapshot delete SNAPSHOT
     """
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:

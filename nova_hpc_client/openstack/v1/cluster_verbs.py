@@ -57,6 +57,8 @@ class StopCluster(_VerbCommand):
     """Stop all members of a virtual cluster, which keep their hosts and devices
 
     start lets the cluster run again, in the same place.
+
+    Example: openstack hpc cluster stop train
     """
 
     verb = verbs.STOP
@@ -64,7 +66,10 @@ class StopCluster(_VerbCommand):
 
 
 class StartCluster(_VerbCommand):
-    """Start the members of a virtual cluster that are stopped"""
+    """Start the members of a virtual cluster that are stopped
+
+    Example: openstack hpc cluster start train
+    """
 
     verb = verbs.START
     word = "active"
@@ -74,6 +79,8 @@ class ShelveCluster(_VerbCommand):
     """Shelve all members of a virtual cluster, whose place others can have meanwhile
 
     Their disks and ports are kept. Use --keep-place to be sure of the place, too.
+
+    Example: openstack hpc cluster shelve train
     """
 
     verb = verbs.SHELVE
@@ -98,6 +105,8 @@ class UnshelveCluster(_VerbCommand):
     """Unshelve all members of a virtual cluster, or none
 
     If one of them finds no place, those that had come back are shelved again.
+
+    Example: openstack hpc cluster unshelve train
     """
 
     verb = verbs.UNSHELVE
@@ -128,6 +137,8 @@ class RebootCluster(_TurnCommand):
     """Stop and start each member of a virtual cluster once; all of them run in the end
 
     If the command is interrupted, reboot goes on with the members that are left.
+
+    Example: openstack hpc cluster reboot train
     """
 
     verb = verbs.REBOOT
@@ -139,6 +150,8 @@ class RebuildCluster(_TurnCommand):
 
     Members keep names, ports, hosts and devices. The first member is rebuilt before the others. If
     the command is interrupted, rebuild goes on with the members that are left.
+
+    Example: openstack hpc cluster rebuild train --image debian-13
     """
 
     verb = verbs.REBUILD

@@ -110,7 +110,10 @@ def cluster_record_of(cluster: Cluster) -> tuple[Sequence[str], Sequence[Any]]:
 
 
 class ListCluster(HeardOutput, InertOutput, command.Lister):
-    """List the virtual clusters of the project, also those that were left half-way"""
+    """List the virtual clusters of the project, also those that were left half-way
+
+    Example: openstack hpc cluster list
+    """
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Declare the options."""
@@ -150,7 +153,10 @@ def _format_cluster_row(cluster: Cluster, long: bool) -> Sequence[Any]:
 
 
 class ShowCluster(HeardOutput, InertOutput, command.ShowOne):
-    """Show one virtual cluster"""
+    """Show one virtual cluster
+
+    Example: openstack hpc cluster show train
+    """
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Declare the options."""
@@ -238,6 +244,8 @@ class ListHosts(ListWithTexts):
     Further formats: openmpi (a host file), slurm (lines of slurm.conf), pdsh (one host a
     line), ansible (an inventory). The head computes nothing: in slurm it is SlurmctldHost, in
     ansible a group of its own, and no other format has it.
+
+    Example: openstack hpc cluster hosts train -f openmpi
     """
 
     def texts(self) -> Mapping[str, Callable[[], str]]:
@@ -283,6 +291,8 @@ class ShowTopology(ListWithTexts):
 
     Formats beside the usual ones: tree (the default), matrix, svg, slurm (topology.conf).
     Names of hosts and domains are the project's own: they say who shares one, and nothing else.
+
+    Example: openstack hpc cluster topology train
     """
 
     @property

@@ -57,7 +57,9 @@ def parse_memory(text: str) -> int:
 def add_patience(parser: argparse.ArgumentParser) -> None:
     """Declare the options for the time that a command waits, and for its progress."""
     parser.add_argument(
-        "--wait", action="store_true", help="say how far it is also if nobody looks"
+        "--wait",
+        action="store_true",
+        help="wait for the end (the default), with progress also if no terminal reads it",
     )
     parser.add_argument(
         "--timeout",
@@ -83,6 +85,8 @@ class CreateShare(HeardOutput, InertOutput, command.ShowOne):
 
     It is a server of any flavor with a GPU, and of an image with an engine and
     nova-hpc-guest. If the command was interrupted, the same command goes on.
+
+    Example: openstack hpc gpu share create left --flavor hpc.gpu1 --image gpu-share --engine lupine
     """
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
@@ -206,7 +210,10 @@ def _wish_of_options(
 
 
 class DeleteShare(HeardOutput, command.Command):
-    """Delete shares: their slots, servers and security groups"""
+    """Delete shares: their slots, servers and security groups
+
+    Example: openstack hpc gpu share delete left
+    """
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Declare the options of the command on its argparse parser; return the parser."""
@@ -236,7 +243,10 @@ class DeleteShare(HeardOutput, command.Command):
 
 
 class ListShare(HeardOutput, InertOutput, command.Lister):
-    """List the shares of the project, and what is left of those that are gone"""
+    """List the shares of the project, and what is left of those that are gone
+
+    Example: openstack hpc gpu share list --long
+    """
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Declare the options of the command on its argparse parser; return the parser."""
@@ -300,7 +310,10 @@ def format_next(share: SharedGpu) -> str:
 
 
 class ShowShare(HeardOutput, InertOutput, command.ShowOne):
-    """Show who uses a share, since when, and what is wrong"""
+    """Show who uses a share, since when, and what is wrong
+
+    Example: openstack hpc gpu share show left
+    """
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Declare the options of the command on its argparse parser; return the parser."""

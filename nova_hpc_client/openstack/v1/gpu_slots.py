@@ -22,6 +22,8 @@ class AttachShare(HeardOutput, command.Command):
     """Give servers a slot of a share each
 
     In a client, nova-hpc-guest gpu run -- COMMAND then uses the share's GPU.
+
+    Example: openstack hpc gpu attach left my-server
     """
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
@@ -69,7 +71,10 @@ class AttachShare(HeardOutput, command.Command):
 
 
 class DetachShare(HeardOutput, command.Command):
-    """Take slots of a share back: their jobs end within 30 seconds"""
+    """Take slots of a share back: their jobs end within 30 seconds
+
+    Example: openstack hpc gpu detach left my-server
+    """
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Declare the options of the command on its argparse parser; return the parser."""

@@ -27,6 +27,8 @@ class ShowServer(HeardOutput, InertOutput, command.ShowOne):
     same name of a leaf share it. "beside" says so of the servers in its server groups, each
     at the narrowest level that both are known to share. "faults" are words for present faults.
     "planned" is the time (UTC) at which announced work on its host or its devices begins.
+
+    Example: openstack hpc server show train-1
     """
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:

@@ -182,3 +182,16 @@ def test_completion_offers_commands_alone(capsys: pytest.CaptureFixture[str]) ->
     assert words == known
     done = subprocess.run(["bash", "-n"], input=out, text=True, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+OF_USERS = [words for words in entry_points() if words[:2] == ("openstack", "hpc")]
+
+
+@pytest.mark.parametrize("name", OF_USERS, ids=" ".join)
+def test_an_example_of_users_is_taken(name: tuple[str, ...]) -> None:
+    parser, count = parser_of(name)
+    assert count == len(name)
+    _, _, example = " ".join(parser.description.split()).partition("Example: ")
+    words = shlex.split(example)
+    assert tuple(words[:count]) == name
+    parser.parse_args(words[count:])
