@@ -86,7 +86,7 @@ class CreateShare(HeardOutput, InertOutput, command.ShowOne):
     It is a server of any flavor with a GPU, and of an image with an engine and
     nova-hpc-guest. If the command was interrupted, the same command goes on.
 
-    Example: openstack hpc gpu share create left --flavor hpc.gpu1 --image gpu-share --engine lupine
+    Example: openstack hpc gpu share create left --flavor hpc.gpu1 --image gpu-share --engine pocl
     """
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
