@@ -17,6 +17,7 @@ import attrs
 from nova_hpc_client.accept.remote_member import RemoteMember
 from nova_hpc_guest.accept.baseline import AcceptanceBaseline, build_key
 from nova_hpc_guest.accept.diagnosis import Diagnosis, find_causes
+from nova_hpc_guest.accept.distribution import list_distributions
 from nova_hpc_guest.accept.evidence import BESIDE, FILE, AcceptanceRow, gather_evidence, judge_probe
 from nova_hpc_guest.accept.facts import GuestFacts
 from nova_hpc_guest.accept.options import BUDGETS, PAIRS
@@ -268,4 +269,5 @@ def _end_result(
         diagnosis=diagnosis,
         baseline=about,
         notes=tuple(notes),
+        distributions=list_distributions(base, test),
     )
