@@ -66,6 +66,7 @@ _ACCEPT: Final = tuple(
         "child_dgemm.py",
         "counters.py",
         "diagnosis.py",
+        "distribution.py",
         "evidence.py",
         "facts.py",
         "first_sample.py",

@@ -8,6 +8,7 @@ a fact of the machine.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from .evidence import Evidence
@@ -20,6 +21,12 @@ LEAST_WATCHED: Final = 0.30
 _RAN: Final = 0.90
 #: All CPUs together do no more than this part of their sum if each two are one CPU.
 _HALF: Final = 0.57
+#: An interrupt is taken to stop a guest for ten microseconds, with exit, handler and entry.
+_INTERRUPT: Final = 10e-6
+#: The host's work has to take half of the time that a CPU lost. A percentile of wakes is late if
+#: one of a hundred falls into that work.
+_HOST_SHARE: Final = 0.5
+_LATE_SHARE: Final = 0.01
 #: Two CPUs that are one lose half each; a smaller loss means that only few are pairs.
 _STOLEN: Final = 0.30
 _SLOW_CLOCKS: Final = frozenset(("hpet", "acpi_pm", "jiffies", "refined-jiffies", "pit"))
@@ -39,6 +46,59 @@ def find_steal(seen: Evidence) -> str | None:
     if steal <= 0.02:
         return None
     return f"the host took the CPUs away for {steal:.0%} of the time (steal)"
+
+
+def find_host_interrupts(seen: Evidence) -> str | None:
+    """Explain that interrupts of the host fired on this guest's CPUs, often enough; else None."""
+    work = _find_host_work(seen, [work.interrupts for work in seen.host], _INTERRUPT)
+    if work is None:
+        return None
+    return (
+        f"interrupts of the host fired {sum(work.values()):.0f} times a second on a CPU of this "
+        f"guest: {_name_first(work)}"
+    )
+
+
+def find_host_threads(seen: Evidence) -> str | None:
+    """Explain that kernel threads of the host ran on this guest's CPUs; else None."""
+    work = _find_host_work(seen, [work.threads for work in seen.host], 1.0)
+    if work is None:
+        return None
+    return (
+        f"kernel threads of the host ran for {sum(work.values()):.1%} of the time on a CPU of this "
+        f"guest: {_name_first(work)}"
+    )
+
+
+def _find_host_work(
+    seen: Evidence, works: Sequence[Mapping[str, float]], cost: float
+) -> Mapping[str, float] | None:
+    """Return the work on the CPU that matters, if it accounts for each slow probe of its kind.
+
+    :param works: for each vCPU, the amounts of one kind of the host's work.
+    :param cost: part of the time that an amount of 1 takes.
+    """
+    last = max(seen.test.allowed, default=-1)
+    if not 0 <= last < len(works):
+        return None
+    parts = [cost * sum(work.values()) for work in works]
+    # Probes of one CPU take the last one.
+    taken = {
+        "cpu_one": parts[last],
+        "timer_p99": parts[last],
+        "cpu_all": sum(parts) / len(parts),
+        "oslat": max(parts),
+    }
+    for probe in taken.keys() & seen.slow:
+        ratio = seen.rows[probe].ratio
+        if taken[probe] < (_HOST_SHARE * (1 - ratio) if probe in CPU_PROBES else _LATE_SHARE):
+            return None
+    single = seen.slow & {"cpu_one", "timer_p99"}
+    return works[last] if single else max(works, key=lambda work: sum(work.values()))
+
+
+def _name_first(work: Mapping[str, float]) -> str:
+    return ", ".join(sorted(work, key=lambda name: -work[name])[:3])
 
 
 def find_restriction(seen: Evidence) -> str | None:

@@ -43,6 +43,8 @@ _ALL_CPUS: Final = frozenset(
 )
 _CPUS: Final = frozenset(("cpu_one", "cpu_all"))
 _MEMORY: Final = frozenset(("mem_stream", "mem_random"))
+#: Probes that the host's own work slows.
+_HOSTED: Final = _CPUS | {"timer_p99", "oslat"}
 _GPU: Final = frozenset(("h2d", "d2h", "h2d_near"))
 _NCCL: Final = frozenset(("nccl_pair", "nccl_node"))
 
@@ -100,6 +102,26 @@ CAUSES: Final = (
         proves=COSTS_NOTHING,
         # A neighbour on the other CPUs would look the same.
         required=True,
+    ),
+    Cause(
+        "host-interrupts",
+        _HOSTED,
+        cause_facts.find_host_interrupts,
+        "nova-hpc accept counted interrupts of the host on the guest's CPUs in its turns: 1,000 a "
+        "second for a late timer; at 10 us each, half of the time that the CPUs lost",
+        _HOSTED,
+        "operator: quiet_cpus in the node's declaration; until the restart, "
+        "IRQBALANCE_BANNED_CPULIST of irqbalance and /proc/irq/NUMBER/smp_affinity_list",
+    ),
+    Cause(
+        "host-kernel-threads",
+        _HOSTED,
+        cause_facts.find_host_threads,
+        "nova-hpc accept counted kernel threads on the guest's CPUs in its turns: 1 % of the time "
+        "for a late timer, half of the time that the CPUs lost",
+        _HOSTED,
+        "operator: quiet_cpus in the node's declaration; until the restart, taskset -pc with the "
+        "host's CPUs, and their mask in /sys/devices/virtual/workqueue/cpumask",
     ),
     Cause(
         "steal",

@@ -71,6 +71,15 @@ class LinkFaults(NamedTuple):
     slow: tuple[str, ...] = ()
 
 
+class HostWork(NamedTuple):
+    """The host's own work on the CPU of one vCPU, in the turns of its guest."""
+
+    #: Number and name of an interrupt -> how often it fired a second.
+    interrupts: Mapping[str, float] = {}
+    #: Name of a kernel thread -> part of the time that it ran.
+    threads: Mapping[str, float] = {}
+
+
 class Evidence(NamedTuple):
     """Everything on the machine and its baseline that the search for causes uses."""
 
@@ -88,6 +97,8 @@ class Evidence(NamedTuple):
     promise: GuestDocument | None = None
     findings: Sequence[GuestFinding] = ()
     links: LinkFaults = LinkFaults()
+    #: For each vCPU; empty if unknown, as within a guest.
+    host: Sequence[HostWork] = ()
 
     @property
     def slow(self) -> frozenset[str]:

@@ -418,6 +418,7 @@ def _build_reading(
         large_pages=done.large_pages,
         at_limit=done.at_limit,
         words=words,
+        counts=readings.read_distribution(probe.name, done.document),
     )
 
 

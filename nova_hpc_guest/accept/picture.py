@@ -7,9 +7,11 @@ Colours are never the only sign: the verdict stands beside each line.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Final
 from xml.sax.saxutils import escape
 
+from .distribution import Distribution
 from .result import AcceptanceResult
 
 _LOW, _HIGH = 0.25, 2.0
@@ -17,6 +19,9 @@ _LEFT: Final = 130
 _WIDTH: Final = 420
 _STEP: Final = 24
 _MARKS: Final = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
+#: Height of a histogram, and width of its bins.
+_HISTOGRAM: Final = 150
+_BIN: Final = 68
 _COLOURS: Final = {"slow": "#b00020", "level": "#1b6e3c", "undecided": "#7a6a00"}
 
 
@@ -29,7 +34,7 @@ def draw_result(result: AcceptanceResult) -> str:
     if result.refused is not None:
         texts.append(f"refused: {result.refused.text}")
     texts += [f"promise broken: {one.text}" for one in result.findings if one.wrong]
-    height = bottom + 30 + _STEP * len(texts)
+    height = bottom + 30 + _STEP * len(texts) + _HISTOGRAM * len(result.distributions)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="780" height="{height}" '
         'font-family="sans-serif" font-size="12">',
@@ -62,7 +67,28 @@ def draw_result(result: AcceptanceResult) -> str:
     for number, text in enumerate(texts):
         clean = "".join(char if char.isprintable() else " " for char in text)[:120]
         parts.append(f'<text x="8" y="{bottom + 34 + _STEP * number}">{escape(clean)}</text>')
+    for number, distribution in enumerate(reversed(result.distributions), 1):
+        parts += _draw_distribution(distribution, height - _HISTOGRAM * number)
     return "\n".join([*parts, "</svg>"])
+
+
+def _draw_distribution(shown: Distribution, top: int) -> Iterator[str]:
+    """Yield two bars a bin: the baseline's is empty, the one of here is full."""
+    floor = top + _HISTOGRAM - 30
+    yield (
+        f'<text x="8" y="{top + 12}">{escape(shown.probe)}, {escape(shown.unit)}: how often '
+        "(bars: logarithms; empty: baseline, full: here)</text>"
+    )
+    for place, label in enumerate(shown.labels):
+        left = 8 + _BIN * place
+        yield f'<text x="{left}" y="{floor + 14}" fill="#555">{escape(label)}</text>'
+        for shift, counts, fill in ((0, shown.base, "none"), (22, shown.here, "#555")):
+            if counts is not None:
+                tall = shown.find_length(counts[place], _HISTOGRAM - 60)
+                yield (
+                    f'<rect x="{left + shift}" y="{floor - tall}" width="20" height="{tall}" '
+                    f'fill="{fill}" stroke="#555"><title>{counts[place]}</title></rect>'
+                )
 
 
 def _place_ratio(ratio: float) -> float:

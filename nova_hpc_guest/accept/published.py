@@ -16,22 +16,37 @@ from .evidence import BESIDE, FILE, AcceptanceRow
 from .facts import GuestFacts
 from .sample import AcceptanceError
 
-#: Beginning of a benchmark's name -> the closest probe, and the differences.
-_NEAREST: Final = (
-    ("HPCC HPL", "hpl", "the same benchmark, at another size and on other CPUs"),
-    ("LAMMPS LJ, 4 cores, 4 GPUs", "lammps_lj", "theirs ran on GPUs, ours on one CPU"),
-    ("LAMMPS LJ, 32 cores", "lammps_lj", "theirs ran on GPUs and four servers, ours on one CPU"),
-    ("SHOC PCIe host to device", "h2d", "SHOC's copy is nvbandwidth's today"),
-    ("SHOC PCIe device to host", "d2h", "SHOC's copy is nvbandwidth's today"),
-    ("SKaMPI latency, 4 B", "ib_lat", "theirs is of MPI, ours of an RDMA write without MPI"),
-)
+#: Benchmark -> the closest probe, of accept or of a sample file, and the differences.
+_NEAREST: Final = {
+    "HPCC HPL": ("hpcc_hpl", "hpcc.ini measures it, at another size and on other CPUs"),
+    "SHOC PCIe host to device": ("h2d", "SHOC's copy is nvbandwidth's today"),
+    "SHOC PCIe device to host": ("d2h", "SHOC's copy is nvbandwidth's today"),
+    "LAMMPS Rhodopsin": (
+        "lammps_gpu",
+        "lammps-gpu.ini measures it, with bench/in.rhodo of LAMMPS and on another GPU",
+    ),
+    **{
+        f"SKaMPI latency, {size} B": (
+            f"osu_lat_{size}",
+            "osu-sizes.ini measures it, with OSU's ping-pong in place of SKaMPI's",
+        )
+        for size in (4, 16, 64, 256, 1024, 4096)
+    },
+}
+#: Remark of a figure that could be compared.
+NOT_HERE: Final = "not measured here"
+_WHOLE: Final = "theirs ran over four servers, and a probe runs on one server or a pair"
 _REASONS: Final = (
     ("SPEC OMP", "SPEC's benchmarks are not free"),
     ("SHOC", "SHOC needs its own programs, built from source; levels are means of many"),
     ("GPU-LIBSVM", "needs its own program and data"),
-    ("LAMMPS", "the input or the GPU package is not in the distribution"),
-    ("HOOMD", "needs its own program, built from source"),
-    ("SKaMPI", "of this size nothing is measured"),
+    ("LAMMPS, all runs", "a mean of several inputs and sizes"),
+    ("LAMMPS", _WHOLE),
+    ("HOOMD, gain", "no ratio of virtual to native"),
+    ("HOOMD", _WHOLE),
+    ("SKaMPI", "they give no figure"),
+    ("rCUDA", "our GPU shares go over TCP, and no probe runs a program with and without one"),
+    ("IVC", "no ratio of virtual to native; python -m benchmarks.shared_memory measures it"),
 )
 
 
@@ -59,12 +74,10 @@ def compare_published(
     for figure in figures:
         benchmark = str(figure.get("benchmark"))
         own, why = None, _find_reason(benchmark)
-        for start, probe, differs in _NEAREST:
-            if benchmark == start or benchmark.startswith(start + ","):
-                row = rows.get(probe)
-                own, why = _take_own_ratio(row, base)
-                why = f"{differs}; {why}" if why else differs
-                break
+        if benchmark in _NEAREST:
+            probe, differs = _NEAREST[benchmark]
+            own, why = _take_own_ratio(rows.get(probe), base)
+            why = f"{differs}; {why}"
         lines.append(
             {
                 **{key: figure.get(key) for key in ("source", "place", "hypervisor", "benchmark")},
@@ -78,7 +91,7 @@ def compare_published(
 
 def _take_own_ratio(row: AcceptanceRow | None, base: GuestFacts | None) -> tuple[float | None, str]:
     if row is None:
-        return None, "not measured here (--tier full, or no such device)"
+        return None, NOT_HERE
     if row.against not in (BESIDE, FILE) or base is None:
         return None, f"measured here: {row.test:.4g} {row.unit}, and no baseline to divide it by"
     if base.hypervisor:

@@ -11,12 +11,15 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 _NUMBER: Final = r"(\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)"
 #: Microseconds to which cyclictest counts single wakes; its option ``-h``.
 HISTOGRAM_US: Final = 20_000
+#: Microseconds to which oslat counts single times, by default; its option ``-b``.
+OSLAT_US: Final = 32
 #: Columns of perftest, by its own names; some contain blanks.
 _PERFTEST_NAME: Final = r"#\w+|BW \w+\[[^]]*\]|[\d.]+% percentile\[\w+\]|\w+\[[^]]*\]"
 #: The line with which NCCL marks its log: host, process, thread, GPU.
@@ -39,26 +42,68 @@ def read_sysbench_memory(text: str, _: str, __: float) -> float:
 def read_cyclictest(_: str, document: str, work: float) -> float:
     """Return the 99th percentile of how late the timer woke, in microseconds.
 
-    Wakes that are later than the histogram are missing from it. If they are more than one of a
-    hundred, the value is the histogram's end: it is at least that late.
+    If more than one of a hundred wakes are later than the histogram, the value is its end: the
+    percentile is at least that late.
+    """
+    return float(max(find_p99(_count_wakes(document)), 1))
+
+
+def find_p99(counts: Mapping[int, int]) -> int:
+    """Return the value that one of a hundred reaches or exceeds.
+
+    :param counts: value -> how often it was counted; not empty.
+    """
+    above, total = 0, sum(counts.values())
+    for value in sorted(counts, reverse=True):
+        above += counts[value]
+        if 100 * above >= total:
+            break
+    return value
+
+
+def read_distribution(probe: str, document: str) -> dict[int, int]:
+    """Return microseconds -> how often they were counted; {} if unknown, or not of this probe.
+
+    The key :data:`HISTOGRAM_US` of wakes, and :data:`OSLAT_US` of times taken, has all longer ones.
+    """
+    count = {"timer_p99": _count_wakes, "oslat": _count_taken}.get(probe)
+    try:
+        return {} if count is None else count(document)
+    except ValueError:
+        return {}
+
+
+def _count_wakes(document: str) -> dict[int, int]:
+    """Return how late the timer woke, of cyclictest; ValueError if that is not in *document*.
+
+    Wakes that are later than the histogram are missing from it.
     """
     thread = _find_path(_load_json(document), "thread", "0")
+    counts = _read_histogram(thread, HISTOGRAM_US - 1)
+    total = _read_whole(_find_path(thread, "cycles"))
+    later = total - sum(counts.values())
+    if total <= 0 or later < 0:
+        raise ValueError(f"a histogram of {total - later} wakes of {total}")
+    return {**counts, HISTOGRAM_US: later} if later else counts
+
+
+def _count_taken(document: str) -> dict[int, int]:
+    """Return times that were taken from all CPUs, of oslat; ValueError if that is not there."""
+    threads = _find_path(_load_json(document), "thread")
+    counts: Counter[int] = Counter()
+    for thread in threads.values() if isinstance(threads, dict) else ():
+        counts.update(_read_histogram(thread, OSLAT_US))
+    return dict(counts)
+
+
+def _read_histogram(thread: Any, last: int) -> dict[int, int]:
     histogram = _find_path(thread, "histogram")
     if not isinstance(histogram, dict):
         raise ValueError("no histogram")
-    counts = sorted(((_read_whole(late), _read_whole(count)) for late, count in histogram.items()))
-    total = _read_whole(_find_path(thread, "cycles"))
-    later = total - sum(count for _, count in counts)
-    if total <= 0 or later < 0:
-        raise ValueError(f"a histogram of {total - later} wakes of {total}")
-    left = 0.01 * total - later
-    if left <= 0 and later:
-        return float(HISTOGRAM_US)
-    for late, count in reversed(counts):
-        left -= count
-        if left <= 0:
-            return float(max(late, 1))
-    return float(max(counts[0][0], 1))
+    counts = {_read_whole(late): _read_whole(count) for late, count in histogram.items()}
+    if max(counts, default=0) > last:
+        raise ValueError(f"a histogram that goes beyond {last} us")
+    return counts
 
 
 def read_oslat(_: str, document: str, __: float) -> float:

@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 from ..compare import GuestFinding
 from ..files import GuestFileError, Root
 from .diagnosis import Diagnosis
+from .distribution import Distribution
 from .evidence import AcceptanceRow
 from .facts import GuestFacts
 from .probes import FULL, PROBE_OF, QUICK
@@ -73,6 +74,7 @@ class AcceptanceResult(NamedTuple):
     rounds: int = 0
     notes: Sequence[str] = ()
     published: Sequence[Mapping[str, Any]] = ()
+    distributions: Sequence[Distribution] = ()
 
     @property
     def verdict(self) -> str:
@@ -139,6 +141,8 @@ def build_result_data(result: AcceptanceResult, taken: int) -> dict[str, Any]:
         "ids": sorted(ids),
         "notes": list(result.notes),
     }
+    if result.distributions:
+        data["distributions"] = [each.data for each in result.distributions]
     if result.published:
         data["published"] = [dict(row) for row in result.published]
     return data

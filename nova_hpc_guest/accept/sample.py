@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
@@ -50,6 +51,8 @@ class Reading(NamedTuple):
     at_limit: bool = False
     #: Words of the tool about its data path (``gdrdma``, ``socket``, ``ib``).
     words: tuple[str, ...] = ()
+    #: Microseconds -> how often the tool counted them; empty if unknown.
+    counts: Mapping[int, int] = {}
 
 
 class Sample(NamedTuple):
@@ -71,7 +74,9 @@ def build_sample_data(sample: Sample) -> dict[str, Any]:
         "facts": sample.facts._asdict(),
         "probes": {
             name: {
-                key: dict(value) if isinstance(value, Mapping) else value
+                key: {str(name): n for name, n in value.items()}
+                if isinstance(value, Mapping)
+                else value
                 for key, value in reading._asdict().items()
                 if value != Reading._field_defaults.get(key, value) or key == "value"
             }
@@ -160,6 +165,9 @@ def parse_reading(name: str, item: dict[str, Any]) -> Reading:
     large = item.get("large_pages")
     if large is not None and not _is_part(large):
         raise AcceptanceError(f"{shorten(name)}: large_pages is {shorten(large)}")
+    counts = expect_object(item.get("counts", {}), f"counts of {shorten(name)}")
+    if not all(map(_is_count, counts, counts.values())):
+        raise AcceptanceError(f"{shorten(name)}: counts is {shorten(counts)}")
     words = item.get("words", [])
     if not isinstance(words, (list, tuple)) or not all(isinstance(word, str) for word in words):
         raise AcceptanceError(f"{shorten(name)}: words is {shorten(words)}")
@@ -169,6 +177,7 @@ def parse_reading(name: str, item: dict[str, Any]) -> Reading:
         large_pages=None if large is None else float(large),
         at_limit=item.get("at_limit") is True,
         words=tuple(words),
+        counts={int(value): count for value, count in counts.items()},
     )
 
 
@@ -197,6 +206,11 @@ def take_text(value: object) -> str:
 
 def _is_part(value: Any) -> bool:
     return is_number(value) and 0 <= value <= 1
+
+
+def _is_count(value: str, count: Any) -> bool:
+    whole = isinstance(count, int) and not isinstance(count, bool) and 0 <= count < 1e15
+    return whole and re.fullmatch(r"\d{1,6}", value, re.ASCII) is not None
 
 
 def shorten(value: object) -> str:

@@ -30,6 +30,7 @@ from .baseline import (
     write_baseline,
 )
 from .diagnosis import Diagnosis, find_causes
+from .distribution import list_distributions
 from .evidence import BESIDE, FILE, LinkFaults, find_link_faults, gather_evidence
 from .first_sample import FirstSample, write_first_sample
 from .measuring import LocalMachine, MeasuringOptions
@@ -266,6 +267,7 @@ def _judge(
         rounds=series.rounds,
         notes=tuple(notes),
         published=tuple(published),
+        distributions=list_distributions(series.base, series.test),
     )
 
 

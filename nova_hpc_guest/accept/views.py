@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 from xml.sax.saxutils import escape, quoteattr
 
+from .distribution import Distribution
 from .probes import PROBE_OF
 from .ratio import LEVEL, SLOW
 from .result import AcceptanceResult
@@ -41,6 +42,8 @@ def format_result(result: AcceptanceResult) -> Iterator[str]:
                 f"{value.probe:<14}{'':>11}{value.median:>11.4g} {'':>6}  {'':<13} not judged "
                 f"{value.unit}, {value.runs} runs"
             )
+    for distribution in find_doubtful(result):
+        yield from _format_distribution(distribution)
     for probe, reason in result.missing.items():
         yield f"left out {probe}: {reason}"
     for probe, reason in result.failed.items():
@@ -63,6 +66,27 @@ def format_result(result: AcceptanceResult) -> Iterator[str]:
     for line in result.published:
         yield _format_published(line)
     yield f"verdict: {result.verdict}"
+
+
+def find_doubtful(result: AcceptanceResult) -> list[Distribution]:
+    """Return the distributions of probes that are not level.
+
+    A probe that is compared with nothing counts only if the caller named it.
+    """
+    verdicts = {row.probe: row.verdict for row in result.rows}
+    default = SLOW if result.partial else LEVEL
+    return [each for each in result.distributions if verdicts.get(each.probe, default) != LEVEL]
+
+
+def _format_distribution(shown: Distribution) -> Iterator[str]:
+    """Yield a heading and a line a bin, of at most 100 columns."""
+    sides = [shown.here] if shown.base is None else [shown.base, shown.here]
+    names = ("here",) if shown.base is None else ("baseline", "here")
+    heads = "".join(f"{name:>14} {'(logarithmic)':<22}" for name in names)
+    yield f"{f'{shown.probe}, {shown.unit}':<16}{heads}".rstrip()
+    for label, *counts in zip(shown.labels, *sides):  # noqa: B905
+        bars = ((count, "#" * shown.find_length(count, _BAR)) for count in counts)
+        yield f"{label:>14}  " + "".join(f"{count:>14} |{bar:<{_BAR}}|" for count, bar in bars)
 
 
 def _format_published(line: object) -> str:

@@ -34,6 +34,7 @@ from nova_hpc_tools.accept.beside_run import (
     measure_beside,
 )
 from nova_hpc_tools.accept.guest_place import GuestPlace, GuestPlaceError, read_guest_place
+from nova_hpc_tools.accept.host_watch import HostWatch
 from nova_hpc_tools.base import CommandAnswer, CommandError
 from nova_hpc_tools.doctor import libvirt_domains
 from nova_hpc_tools.doctor.libvirt_domains import DomainUnreadError
@@ -137,7 +138,8 @@ class AcceptServer(base.ListCommand):
             progress = _Progress(status)
             if args.guest is not None:
                 guest = RemoteMember(_build_guest_command(args.guest), QUICK)
-                return measure_beside(host, guest, terms, progress)
+                watch = HostWatch(Path("/"), [cpu for (cpu,) in place.cpus])
+                return measure_beside(host, guest, terms, progress, watch)
             rounds = read_baseline(_read_file(args.rounds))
             return measure_against_file(host, rounds, terms, progress)
 

@@ -7,6 +7,7 @@ memory, timer and clock are compared.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
@@ -17,6 +18,7 @@ import attrs
 from nova_hpc_client.accept.remote_member import RemoteMember
 from nova_hpc_guest.accept.baseline import AcceptanceBaseline, build_key
 from nova_hpc_guest.accept.diagnosis import Diagnosis, find_causes
+from nova_hpc_guest.accept.distribution import list_distributions
 from nova_hpc_guest.accept.evidence import BESIDE, FILE, AcceptanceRow, gather_evidence, judge_probe
 from nova_hpc_guest.accept.facts import GuestFacts
 from nova_hpc_guest.accept.options import BUDGETS, PAIRS
@@ -27,6 +29,7 @@ from nova_hpc_guest.accept.result import AcceptanceResult
 from nova_hpc_guest.accept.rounds import MOST_ROUNDS, make_experiment, run_series
 from nova_hpc_guest.accept.sample import AcceptanceError, Sample
 from nova_hpc_guest.compare import GuestFinding
+from nova_hpc_tools.accept.host_watch import HostWatch
 
 #: Probes that a host and its guest can both run.
 PROBES: Final = ("cpu_one", "cpu_all", "mem_stream", "mem_random", "timer_p99", "clock")
@@ -86,6 +89,7 @@ class _HostAndGuest:
 
     host: SampleSource
     guest: SampleSource
+    watch: HostWatch | None = None
 
     def find_baseline(self, _: Probe) -> str | None:
         return BESIDE
@@ -99,9 +103,13 @@ class _HostAndGuest:
         """
         if turn % 2 == 0:
             base = measure_quiet_host(self.host, probes)
-            return base, self.guest.measure_round(probes)
-        test = self.guest.measure_round(probes)
+            return base, self._measure_guest(probes)
+        test = self._measure_guest(probes)
         return measure_quiet_host(self.host, probes), test
+
+    def _measure_guest(self, probes: Sequence[Probe]) -> Sample:
+        with self.watch.count_turn() if self.watch else contextlib.nullcontext():
+            return self.guest.measure_round(probes)
 
 
 def measure_quiet_host(host: SampleSource, probes: Sequence[Probe]) -> Sample:
@@ -121,7 +129,11 @@ def measure_quiet_host(host: SampleSource, probes: Sequence[Probe]) -> Sample:
 
 
 def measure_beside(
-    host: RemoteMember, guest: RemoteMember, terms: BesideTerms, progress: Callable[[str], None]
+    host: RemoteMember,
+    guest: RemoteMember,
+    terms: BesideTerms,
+    progress: Callable[[str], None],
+    watch: HostWatch | None = None,
 ) -> AcceptanceResult:
     """Measure host and guest in turns.
 
@@ -129,6 +141,7 @@ def measure_beside(
     rounds are comparable.
 
     :param progress: called with the present work.
+    :param watch: counts the host's work in the guest's turns; None if that stays unknown.
     :raises AcceptanceError: one of them does not answer.
     """
     first = guest.ask_first(busy=True)
@@ -140,7 +153,7 @@ def measure_beside(
         return result._replace(refused=refused)
     try:
         series = run_series(
-            *(_HostAndGuest(host, guest), terms.probes, terms.floors, terms.least),
+            *(_HostAndGuest(host, guest, watch), terms.probes, terms.floors, terms.least),
             *(terms.budget, progress, terms.clock),
         )
     except BusyHostError as error:
@@ -158,7 +171,7 @@ def measure_beside(
         seen = gather_evidence(
             *(series.rows, series.base, series.test, first.promise, findings, first.links)
         )
-        diagnosis = find_causes(seen, again)
+        diagnosis = find_causes(seen._replace(host=watch.work if watch else ()), again)
     return _end_result(result, series.rows, series.base, series.test, diagnosis)._replace(
         rounds=series.rounds, short=series.short
     )
@@ -268,4 +281,5 @@ def _end_result(
         diagnosis=diagnosis,
         baseline=about,
         notes=tuple(notes),
+        distributions=list_distributions(base, test),
     )

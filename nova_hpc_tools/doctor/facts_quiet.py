@@ -73,16 +73,16 @@ def read_quiet_facts(
     )
     if not quiet or lacks or not on_this_machine:
         return facts
-    before, _ = _read_counters(root, quiet)
+    before, _ = read_host_counters(root, quiet)
     sleep(SECONDS)
-    after, balancer = _read_counters(root, quiet)
+    after, balancer = read_host_counters(root, quiet)
     timer = _read_text(tree, "/sys/module/kvm_intel/parameters/preemption_timer")
     ticking = checks_quiet.find_ticking_cpus(before, after) & (tickless or frozenset())
     return attrs.evolve(
         facts,
         seconds=SECONDS,
-        fired=dict(_keep_present_interrupts(tree, before, after)),
-        threads=dict(_keep_movable_threads(tree, before, after)),
+        fired=dict(keep_present_interrupts(tree, before, after)),
+        threads=dict(keep_movable_threads(tree, before, after)),
         ticking=ticking if timer == "Y" else frozenset(),
         banned=_read_banned_cpus(
             tree, balancer, (isolated or frozenset()) | (tickless or frozenset())
@@ -90,7 +90,7 @@ def read_quiet_facts(
     )
 
 
-def _read_counters(root: Path, cpus: frozenset[int]) -> tuple[HostCounters, int | None]:
+def read_host_counters(root: Path, cpus: frozenset[int]) -> tuple[HostCounters, int | None]:
     """Read the counters of *cpus*, and the process id of irqbalance; None if it does not run."""
     tree = FileTree(root)
     threads: dict[tuple[int, int], KernelThread] = {}
@@ -151,7 +151,7 @@ def _read_guest_times(tree: FileTree, cpus: frozenset[int]) -> dict[int, int]:
     return times
 
 
-def _keep_present_interrupts(
+def keep_present_interrupts(
     tree: FileTree, before: HostCounters, after: HostCounters
 ) -> Iterator[tuple[str, tuple[str, frozenset[int]]]]:
     """Yield interrupts that fired and that are still directed to one of these CPUs.
@@ -165,9 +165,10 @@ def _keep_present_interrupts(
             yield number, (words[-1], cpus)
 
 
-def _keep_movable_threads(
+def keep_movable_threads(
     tree: FileTree, before: HostCounters, after: HostCounters
 ) -> Iterator[tuple[int, KernelThread]]:
+    """Yield process id and thread of those that ran and that may run on several CPUs."""
     for pid, thread in checks_quiet.find_run_threads(before, after).items():
         match = _ALLOWED.search(_read_text(tree, f"/proc/{pid}/status") or "")
         allowed = _parse_cpus(match[1]) if match else None

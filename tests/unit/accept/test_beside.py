@@ -13,12 +13,16 @@ from hypothesis import strategies as st
 
 from nova_hpc_client.accept.remote_member import RemoteMember
 from nova_hpc_guest.accept.baseline import build_key, read_baseline, write_baseline
+from nova_hpc_guest.accept.diagnosis import Diagnosis
 from nova_hpc_guest.accept.facts import GuestFacts
 from nova_hpc_guest.accept.result import read_acceptance, write_acceptance
 from nova_hpc_guest.accept.sample import AcceptanceError, Reading, Sample
 from nova_hpc_tools.accept.beside_run import BesideTerms, measure_against_file, measure_beside
 from nova_hpc_tools.accept.guest_place import GuestPlaceError, read_guest_place
+from nova_hpc_tools.accept.host_watch import HostWatch
+from nova_hpc_tools.doctor import facts_quiet
 from tests.unit.accept.cluster_world import ClusterWorld
+from tests.unit.doctor.quiet_tree import KCOMPACTD, NVME, QuietTree
 
 DOMAIN = """<domain type="{kind}"><name>instance-1</name><vcpu>{vcpus}</vcpu>
 <cputune>{pins}</cputune><numatune><memory mode="strict" nodeset="1"/>
@@ -141,6 +145,118 @@ def test_a_guest_that_cannot_be_reached_is_an_error(world: ClusterWorld) -> None
     world.say_at_login(2, "echo 'Permission denied (publickey).' >&2; exit 255")
     with pytest.raises(AcceptanceError, match="ssh: Permission denied"):
         measure_beside(*both(world), TERMS, lambda _: None)
+
+
+# -- the host's own work ---------------------------------------------------------------
+
+#: How much of each fault is in a millisecond on CPU 7, the last dedicated one.
+WORKS = {
+    "host-interrupts": (
+        lambda tree, much: tree.more[NVME].update({7: tree.more[NVME][7] + much}),
+        "interrupts of the host fired {much}000 times a second on a CPU of this guest: 130 nvme0q1",
+    ),
+    "host-kernel-threads": (
+        lambda tree, much: tree.ran.update({KCOMPACTD: tree.ran[KCOMPACTD] + much * 10_000}),
+        "kernel threads of the host ran for {much}.0% of the time on a CPU of this guest: "
+        "kcompactd0",
+    ),
+}
+
+
+class WatchedTurns:
+    """Host and guest whose turns take a millisecond of a host's synthetic files."""
+
+    def __init__(self, world: ClusterWorld, folder: Path, monkeypatch) -> None:
+        self.world = world
+        self.tree = QuietTree(folder, frozenset(range(8)), frozenset({4, 5, 6, 7}))
+        self.tree.write()
+        self.tree.direct(NVME, {7})
+        self.tree.last = 7
+        self.tree.more[NVME], self.tree.ran[KCOMPACTD] = {7: 0}, 0
+        self.tree.wait(0)
+        self.milliseconds = 0
+        monkeypatch.setattr(facts_quiet, "monotonic", lambda: self.milliseconds / 1000)
+        self.host, self.guest = both(world)
+        self.watch = HostWatch(folder, (6, 7))
+        self.terms = BesideTerms(only=("cpu_one", "cpu_all", "timer_p99"))
+        #: Makes the work of the host in its own turns, and in the guest's.
+        self.work = {self.host: lambda: None, self.guest: lambda: None}
+        for side in self.work:
+            monkeypatch.setattr(side, "measure_round", self.delay(side, side.measure_round))
+
+    def delay(self, side, measure_round):
+        def measure(*words):
+            self.work[side]()
+            self.milliseconds += 1
+            self.tree.counters()
+            return measure_round(*words)
+
+        return measure
+
+    def find_causes(self, cpu: float = 1.0) -> Diagnosis:
+        """Measure a guest whose timer is five times as late, and whose CPUs have this ratio."""
+        self.world.lay_down(1, cpu_one=1000.0, cpu_all=2000.0, timer_p99=10.0)
+        self.world.lay_down(2, cpu_one=1000 * cpu, cpu_all=2000 * cpu, timer_p99=50.0)
+        result = measure_beside(self.host, self.guest, self.terms, lambda _: None, self.watch)
+        return result.diagnosis
+
+
+@pytest.fixture
+def turns(world: ClusterWorld, tmp_path: Path, monkeypatch) -> WatchedTurns:
+    return WatchedTurns(world, tmp_path / "node", monkeypatch)
+
+
+@pytest.mark.parametrize("cause", WORKS)
+def test_the_hosts_own_work_is_named(turns: WatchedTurns, cause: str) -> None:
+    make, words = WORKS[cause]
+    turns.work[turns.guest] = lambda: make(turns.tree, 2)
+    diagnosis = turns.find_causes()
+    (named,) = diagnosis.causes
+    assert (named.cause, named.status, named.explains) == (cause, "indicated", ("timer_p99",))
+    assert named.says == words.format(much=2)
+    assert "quiet_cpus" in named.cure
+    # CPUs that lost a tenth of their time lost it to something else.
+    diagnosis = turns.find_causes(cpu=0.9)
+    assert cause not in [one.cause for one in diagnosis.causes]
+    turns.work[turns.guest] = lambda: make(turns.tree, 20)
+    (named,) = turns.find_causes(cpu=0.9).causes
+    assert named.explains == ("cpu_all", "cpu_one", "timer_p99")
+
+
+@pytest.mark.parametrize("cause", WORKS)
+def test_work_elsewhere_or_in_the_hosts_own_turns_is_no_cause(
+    turns: WatchedTurns, cause: str
+) -> None:
+    make, _ = WORKS[cause]
+    turns.work[turns.host] = lambda: make(turns.tree, 50)
+    assert turns.find_causes().unexplained == ("timer_p99",)
+    turns.work[turns.guest] = lambda: make(turns.tree, 50)
+    # The timer is measured on the last vCPU.
+    turns.watch = HostWatch(turns.tree.root, (7, 6))
+    assert turns.find_causes().unexplained == ("timer_p99",)
+    turns.watch = None
+    assert turns.find_causes().unexplained == ("timer_p99",)
+
+
+@pytest.mark.parametrize(
+    ("cause", "path"),
+    [
+        ("host-interrupts", "/proc/interrupts"),
+        ("host-interrupts", f"/proc/irq/{NVME}/effective_affinity_list"),
+        ("host-kernel-threads", f"/proc/{KCOMPACTD}/schedstat"),
+        ("host-kernel-threads", f"/proc/{KCOMPACTD}/status"),
+    ],
+)
+def test_unreadable_work_of_the_host_is_no_cause(
+    turns: WatchedTurns, cause: str, path: str
+) -> None:
+    turns.work[turns.guest] = lambda: WORKS[cause][0](turns.tree, 2)
+    turns.tree.broken.add(path)
+    turns.tree.put(path, "")
+    assert turns.find_causes().unexplained == ("timer_p99",)
+
+
+# -- from a file -----------------------------------------------------------------------
 
 
 def rounds_of(rate: float, scale: float = 1.0, model: str = "Some CPU") -> str:

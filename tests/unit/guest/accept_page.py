@@ -12,7 +12,7 @@ from pathlib import Path
 from benchmarks.acceptance.__main__ import TRIALS, format_table, read_trials
 from nova_hpc_guest.accept.causes import CAUSES, CHANGES_NOTHING, CLOSES, COSTS_NOTHING
 from nova_hpc_guest.accept.probes import PROBES, TOOL_OF
-from nova_hpc_guest.accept.published import compare_published, load_published
+from nova_hpc_guest.accept.published import NOT_HERE, compare_published, load_published
 
 FOLDER = Path(__file__).parents[3] / "docs/source/user/accept"
 _ALONE = {
@@ -88,6 +88,12 @@ def write_trials() -> str:
     return format_table(read_trials(TRIALS)) + "\n"
 
 
+def _mark_comparable(remark: str) -> str:
+    differs = remark.removesuffix(f"; {NOT_HERE}")
+    differs = re.sub(r"(\S+\.ini|bench/\S+)", r"``\1``", differs)
+    return remark if not remark.endswith(NOT_HERE) else f"comparable: {differs}"
+
+
 def write_published() -> str:
     rows = []
     for line in compare_published(load_published(), {}, None):
@@ -98,10 +104,7 @@ def write_published() -> str:
                 f"{line['benchmark']}".replace("*", ""),
                 f"{line['hypervisor']}",
                 f"{line['source']}, {line['place']}",
-                (line["why"] or "")
-                .replace("not measured here (--tier full, or no such device)", "")
-                .strip("; ")
-                or "comparable",
+                _mark_comparable(line["why"]),
             )
         )
     return write_table(

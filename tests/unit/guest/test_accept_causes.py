@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 from nova_hpc_guest import document
 from nova_hpc_guest.accept.causes import CAUSE_OF, CAUSES, COSTS_NOTHING
 from nova_hpc_guest.accept.diagnosis import find_causes, judge_experiment, match_cause
-from nova_hpc_guest.accept.evidence import Evidence, LinkFaults, TimeShare, find_link_faults
+from nova_hpc_guest.accept.evidence import (
+    Evidence,
+    HostWork,
+    LinkFaults,
+    TimeShare,
+    find_link_faults,
+)
 from nova_hpc_guest.accept.probes import PROBE_OF
 from nova_hpc_guest.compare import GuestFinding, locate_devices
 from nova_hpc_guest.document import GuestCell, GuestDevice, GuestDocument, Peers
@@ -69,6 +75,19 @@ CASES = {
         # Measured: one alone loses what its sibling needs for the system and for this command.
         shares={"cpu_all": {"steal": (0.0, 0.48)}, "cpu_one": {"steal": (0.0, 0.26)}},
         without={"shares": {"cpu_all": {"steal": (0.0, 0.1)}}},
+    ),
+    "host-interrupts": case(
+        {"timer_p99": 0.2},
+        host=(HostWork(), HostWork({"130 nvme0q1": 1500.0})),
+        # The timer is on the other CPU.
+        without={"host": (HostWork({"130 nvme0q1": 1500.0}), HostWork())},
+    ),
+    "host-kernel-threads": case(
+        {"cpu_one": 0.9},
+        level=(),
+        host=(HostWork(), HostWork(threads={"kcompactd0": 0.06})),
+        # Half of the loss has to be accounted for.
+        without={"host": (HostWork(), HostWork(threads={"kcompactd0": 0.04}))},
     ),
     "steal": case(HALF, level=(), **in_shares("cpu_one", steal=(0.0, 0.3))),
     "cpus-restricted": case({"cpu_all": 0.5}, test={"allowed": (1,)}),

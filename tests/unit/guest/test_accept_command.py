@@ -272,7 +272,7 @@ def test_junit(world: AcceptWorld) -> None:
 
 def test_published_figures_stand_beside(world: AcceptWorld) -> None:
     data = read_result(world, "--compare", "published")
-    assert len(data["published"]) == 82
+    assert len(data["published"]) == 85
     assert all(row["why"] for row in data["published"])
     _, out, _ = world.run("--compare", "published")
     assert "LAMMPS LJ, 32 cores" in out

@@ -52,6 +52,10 @@ REAL = (
     ("osu", "osu_lat", "osu-latency", 0.38),
     ("osu", "osu_bw", "osu-bandwidth", 3530.72),
     ("nas", "nas_ep", "nas", 74.17),
+    *(
+        ("osu-sizes", f"osu_lat_{size}", "osu-latency", value)
+        for size, value in {4: 0.4, 16: 0.58, 64: 0.54, 256: 0.36, 1024: 1.42, 4096: 9.43}.items()
+    ),
 )
 GOOD = "[mine]\ncommand = mine --fast\nfigure = rate: (\\S+)\nunit = x/s\nbetter = higher\n"
 SPACES = ("\u00a0", "\u202f", "\u2009")
@@ -82,7 +86,7 @@ def output_of(name: str) -> str:
 def test_the_samples_read_real_outputs(sample: str, name: str, output: str, value: float) -> None:
     probe = probe_of(sample, name)
     assert probe.read(output_of(output), "", 0.0) == value
-    assert probe.higher == (name not in ("osu_lat", "hpcc_pingpong"))
+    assert probe.higher == (not name.startswith(("osu_lat", "hpcc_pingpong")))
 
 
 def test_every_sample_is_tried() -> None:

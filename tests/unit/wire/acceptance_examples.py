@@ -8,6 +8,7 @@ from typing import Final
 from nova_hpc_guest.accept import result
 from nova_hpc_guest.accept import sample as acceptance_sample
 from nova_hpc_guest.accept.diagnosis import Diagnosis, NamedCause
+from nova_hpc_guest.accept.distribution import EDGES, Distribution
 from nova_hpc_guest.accept.evidence import AcceptanceRow
 from nova_hpc_guest.accept.facts import GuestFacts
 from nova_hpc_guest.accept.refusal import Refusal
@@ -48,6 +49,7 @@ GUEST_SAMPLE: Final = acceptance_sample.Sample(
         ),
         "mem_random": acceptance_sample.Reading(300.25, 1.0, large_pages=0.5),
         "nccl_pair": acceptance_sample.Reading(1.5, 180.0, at_limit=True, words=("socket",)),
+        "timer_p99": acceptance_sample.Reading(61.0, 0.5, counts={9: 2, 61: 1190, 20000: 8}),
     },
     {"fft": "no tool hpcc (Debian's package hpcc)"},
     {"blas": "blas: it was killed by SIGILL"},
@@ -87,7 +89,13 @@ GUEST_RESULT: Final = result.AcceptanceResult(
     short=True,
     rounds=6,
     notes=("not kept for --gate",),
+    distributions=(
+        Distribution(
+            *("timer_p99", "us", EDGES["timer_p99"]),
+            *((0, 2, 0, 0, 1190, 0, 0, 0, 0, 0, 8), (0, 2, 0, 0, 1198, 0, 0, 0, 0, 0, 0)),
+        ),
+    ),
 )
 REFUSED_RESULT: Final = GUEST_RESULT._replace(
-    refused=Refusal("busy", "other processes keep 2.0 of 2 CPUs busy")
+    refused=Refusal("busy", "other processes keep 2.0 of 2 CPUs busy"), distributions=()
 )

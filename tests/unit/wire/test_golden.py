@@ -238,6 +238,12 @@ def test_texts_of_the_first_code_are_read() -> None:
             },
         )
     )
+    readings = dict(acceptance_examples.GUEST_SAMPLE.readings)
+    del readings["timer_p99"]
+    assert READERS["acceptance-sample"](golden("acceptance-sample/v1-first.json")) == (
+        acceptance_examples.GUEST_SAMPLE._replace(readings=readings)
+    )
+    assert READERS["acceptance"](golden("acceptance/v1-first.json")) == MEANING["acceptance"]
     # Not a former one, and not one for every server.
     assert READERS["guest-abi"](golden("guest-abi/v3.json")) == examples.ABI_WITH_SEGMENT
     node = attrs.evolve(examples.SNAPSHOT.hosts[0], withheld_of={})
