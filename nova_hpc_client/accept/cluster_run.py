@@ -28,52 +28,6 @@ from nova_hpc_guest.accept.sample import AcceptanceError, Sample
 _AGAIN: Final = 5.0
 
 
-#: Shows the progress: the present work, the number of steps done, and the number of all steps.
-ShowStep = Callable[[str, int, int], None]
-
-
-@attrs.frozen
-class AcceptedHost:
-    """A member of the cluster that acceptance measures, and how it is reached.
-
-    :ivar server: id of its server.
-    :ivar address: name or address that other members use.
-    :ivar problem: the reason why it is not measured; empty if it is.
-    """
-
-    number: int
-    name: str
-    server: str
-    address: str
-    remote: RemoteMember
-    problem: str = ""
-
-
-@attrs.frozen
-class ClusterTerms:
-    """The parameters and time limits of a cluster's acceptance measurement.
-
-    :ivar least: rounds that each probe gets before it is judged.
-    :ivar budget: seconds for the turns of all members.
-    :ivar only: names of the probes to run; empty for all of the tier.
-    :ivar own: the user's own probes, which members have as further words of their command.
-    :ivar floors: probe -> ratio below which it is slow, instead of the probe's own.
-    :ivar busy: measure members even if they are busy.
-    :ivar patience: seconds until members without an answer are given up.
-    """
-
-    tier: str
-    least: int
-    budget: float
-    only: tuple[str, ...] = ()
-    own: tuple[Probe, ...] = ()
-    floors: Mapping[str, float] = attrs.Factory(dict)
-    busy: bool = False
-    patience: float = 0.0
-    clock: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], None] = time.sleep
-
-
 class ClusterMeasuring:
     """One acceptance measurement of all members of a cluster.
 

@@ -13,12 +13,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from nova_hpc_client.accept.cluster_result import ClusterAcceptance
-from nova_hpc_client.accept.cluster_run import (
-    AcceptedHost,
-    ClusterMeasuring,
-    ClusterTerms,
-    ShowStep,
-)
+from nova_hpc_client.accept.cluster_run import ClusterMeasuring
+from nova_hpc_client.accept.cluster_terms import AcceptedHost, ClusterTerms, ShowStep
 from nova_hpc_client.accept.launchers import GUEST_COMMAND, LAUNCHERS, SRUN, SSH, Reach
 from nova_hpc_client.accept.remote_member import RemoteMember
 from nova_hpc_client.cluster import hostfiles

@@ -237,6 +237,11 @@ def read_collective(text: str, _: str, __: float) -> float:
     return _read_cell(names, largest[0], "busbw")
 
 
+def read_bus_bandwidth(text: str, _: str, __: float) -> float:
+    """Return the bus bandwidth of our all-reduce in GB/s, from its JSON."""
+    return _expect_positive(_find_path(_load_json(text), "busbw"))
+
+
 def _remove_nccl_log(text: str) -> str:
     """Remove NCCL's log from the table: it goes into the same stream, even within a row.
 

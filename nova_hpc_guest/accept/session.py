@@ -32,7 +32,7 @@ from .baseline import (
 from .diagnosis import Diagnosis, find_causes
 from .evidence import BESIDE, FILE, LinkFaults, find_link_faults, gather_evidence
 from .first_sample import FirstSample, write_first_sample
-from .measuring import LocalMachine, MeasuringOptions
+from .measuring import NO_HOSTS, LocalMachine, MeasuringOptions
 from .options import AcceptOptions, complete_options
 from .own_probes import join_probes, list_digests, name_tool
 from .picture import draw_result
@@ -152,7 +152,7 @@ def measure_acceptance(root: Root, options: AcceptOptions) -> AcceptanceResult:
     baseline = _read_baselines(options.baselines)
     promise = check_promise(root, options.skip)
     own = join_probes(options.own)
-    wishes = MeasuringOptions(options.peer, options.folder, own=own)
+    wishes = MeasuringOptions(options.peer, options.hosts, options.folder, own=own)
     local = LocalMachine(root, wishes, promise.document)
     local.scale = options.scale or _read_scale(baseline) or local.find_scale()
     probes = list_probes(options.tier, options.only, own)
@@ -273,7 +273,7 @@ def _run_sample(root: Root, options: AcceptOptions) -> tuple[int, list[str]]:
     promise = check_promise(root, options.skip)
     own = join_probes(options.own)
     wishes = MeasuringOptions(
-        options.peer, options.folder, options.scale or 1.0, options.within, own
+        options.peer, options.hosts, options.folder, options.scale or 1.0, options.within, own
     )
     local = LocalMachine(root, wishes, promise.document)
     if options.setting is not None and not _can_change(local, options.setting):
@@ -299,7 +299,7 @@ def _run_sample(root: Root, options: AcceptOptions) -> tuple[int, list[str]]:
             probe.name: obstacle
             for probe in list_probes(options.tier)
             for obstacle in [local.find_obstacle(probe)]
-            if obstacle is not None and probe.of is None
+            if obstacle not in (None, NO_HOSTS) and probe.of is None
         },
     )
     return status, [write_first_sample(first, promise.data)]
