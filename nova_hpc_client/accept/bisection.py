@@ -31,7 +31,7 @@ Figures = Mapping[MemberSet, Sequence[float]]
 _WITNESSES: Final = 4
 #: One link of so many may be better than the one with which all links are compared.
 _BEST: Final = 8
-#: All members may be slower than their halves by this part beyond the floor: more members wait more.
+#: The floor of all members beside their halves is lower by this part: more members wait more.
 _SCALING: Final = 0.8
 _DIFFER: Final = "runs differ too much"
 _SEVERAL: Final = "several members or links are slow"
@@ -155,9 +155,7 @@ def _confirm(suspects: Sequence[int], others: Sequence[int], terms: Terms) -> Se
     return location
 
 
-def _compare_links(
-    members: MemberSet, terms: Terms, more: tuple[MemberSet, ...] = ()
-) -> Search:
+def _compare_links(members: MemberSet, terms: Terms, more: tuple[MemberSet, ...] = ()) -> Search:
     links = tuple(itertools.combinations(members, 2))
     figures = yield Question((*more, *links), LINKS)
     return locate_fault({link: figures[link] for link in links}, terms)

@@ -22,6 +22,7 @@ class AcceptedHost:
     :ivar server: id of its server.
     :ivar address: name or address that other members use.
     :ivar problem: the reason why it is not measured; empty if it is.
+    :ivar rails: name of each of its networks -> its address there.
     """
 
     number: int
@@ -30,6 +31,7 @@ class AcceptedHost:
     address: str
     remote: RemoteMember
     problem: str = ""
+    rails: Mapping[str, str] = attrs.Factory(dict)
 
 
 @attrs.frozen

@@ -19,6 +19,10 @@ from nova_hpc_guest.accept.ratio import LEVEL
 from nova_hpc_guest.accept.views import format_junit
 
 COLUMNS: Final = ("Member", "Verdict", "Slow", "Causes", "Reasons")
+#: The name of the rows of programs over all members.
+ALL: Final = "all members"
+#: Verdict -> element of JUnit's format.
+_KINDS: Final = {"slow": "failure", "undecided": "failure", "not measurable": "error"}
 _LEFT: Final = 150
 _CELL: Final = 84
 _STEP: Final = 24
@@ -28,8 +32,8 @@ _COLOURS: Final = {"slow": "#f2b8b5", "level": "#c7e7cf", "undecided": "#f3e6a6"
 
 
 def list_member_rows(cluster: ClusterAcceptance) -> list[tuple[str, str, str, str, str]]:
-    """Return one table row for each member, in the order of :data:`COLUMNS`."""
-    return [
+    """Return a table row for each member, and for each result of all of them."""
+    rows = [
         (
             member.name,
             member.result.verdict,
@@ -43,6 +47,7 @@ def list_member_rows(cluster: ClusterAcceptance) -> list[tuple[str, str, str, st
         )
         for member in cluster.members
     ]
+    return [*rows, *((ALL, one.verdict, one.probe, "", one.says) for one in cluster.whole)]
 
 
 def format_cluster_text(cluster: ClusterAcceptance) -> str:
@@ -57,6 +62,10 @@ def _list_lines(cluster: ClusterAcceptance) -> Iterator[str]:
     for member in cluster.members:
         yield f"{member.name}: {member.result.verdict}"
         yield from _list_member_lines(member)
+    for one in cluster.whole:
+        figure = f" {one.figure:.4g} {one.unit}" if one.figure else ""
+        says = f": {one.says}" if one.says else ""
+        yield f"{ALL}: {one.probe}{figure}: {one.verdict}{says}"
     for note in cluster.notes:
         yield f"note: {note}"
     rejected = ", ".join(member.name for member in cluster.rejected)
@@ -89,6 +98,17 @@ def format_cluster_junit(cluster: ClusterAcceptance) -> str:
         _, _, suite = format_junit(member.result).partition("\n")
         name = quoteattr(f"nova-hpc-accept {printable_text(member.name)}")
         parts.append(suite.replace('name="nova-hpc-accept"', f"name={name}", 1))
+    if cluster.whole:
+        parts.append(f"<testsuite name={quoteattr(f'nova-hpc-accept {ALL}')}>")
+        for one in cluster.whole:
+            text = quoteattr(printable_text(f"{one.verdict}: {one.says}"))
+            kind = _KINDS.get(one.verdict)
+            parts.append(
+                f'<testcase classname={quoteattr(printable_text(one.probe))} name="all">'
+                + (f"<{kind} message={text}/>" if kind else "")
+                + "</testcase>"
+            )
+        parts.append("</testsuite>")
     return "\n".join([*parts, "</testsuites>", ""])
 
 

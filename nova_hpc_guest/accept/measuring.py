@@ -58,6 +58,7 @@ _TRIAL_EVENTS: Final = 60
 _TRIAL_LIMIT: Final = 5.0
 _SCALES: Final = ((600.0, 1.0), (200.0, 0.5), (75.0, 0.25), (30.0, 0.1), (0.0, 0.05))
 #: The obstacle of a run over several machines on a single one.
+NO_GPU: Final = "no GPU"
 NO_HOSTS: Final = "it runs over all members of a cluster: openstack hpc cluster accept"
 _SPIN: Final = (
     "import os\nos.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))\nwhile True:\n    pass\n"
@@ -198,7 +199,7 @@ class LocalMachine:
         """Explain why a probe cannot be made here, as in ``no tool fio``; None if it can."""
         gpus = count_gpus(self.facts)
         if gpus < probe.needs.count("gpu") + probe.needs.count("gpus"):
-            return "one GPU" if gpus else "no GPU"
+            return "one GPU" if gpus else NO_GPU
         if "rdma" in probe.needs and isinstance(
             path := read_rdma_path(self._root, self._promise), str
         ):

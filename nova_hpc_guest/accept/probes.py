@@ -18,8 +18,8 @@ FULL: Final = "full"
 OWN: Final = "own"
 #: The tier of runs over all members of a cluster.
 CLUSTER: Final = "cluster"
-#: Probes between two members that the tier ``cluster`` has as well.
-OF_PAIRS: Final = ("net_bw", "ib_bw")
+#: A probe between two members that the tier ``cluster`` has as well.
+_OF_PAIRS: Final = "ib_bw"
 #: Bytes that a measurement over the network sends.
 _NET_BYTES: Final = "250M"
 _LAMMPS: Final = (
@@ -391,6 +391,15 @@ PROBES: Final = (
         ids=("VMAAS13-01",),
     ),
     Probe(
+        *("link_bw", "TCP both ways, the slower one", "Mbit/s", True, 0.80, "iperf3"),
+        words=("iperf3", "-c", "{peer}", "-p", "{port}", "-t", "1", "--bidir", "-J"),
+        read=readings.read_iperf3_ways,
+        tier=CLUSTER,
+        cpus="all",
+        server=("iperf3", "-s", "-p", "{port}", "-B", "127.0.0.1"),
+        ids=("VMAAS14-01",),
+    ),
+    Probe(
         *("all_reduce", "all-reduce over all members", "GB/s", True, 0.80, "mpirun"),
         words=_ALL_REDUCE,
         read=readings.read_bus_bandwidth,
@@ -439,6 +448,6 @@ def list_probes(
     return tuple(
         probe
         for probe in (*PROBES, *own)
-        if (probe.tier in tiers or (tier == CLUSTER and probe.name in OF_PAIRS))
+        if (probe.tier in tiers or (tier == CLUSTER and probe.name == _OF_PAIRS))
         and (not only or probe.name in only)
     )

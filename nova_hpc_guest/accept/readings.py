@@ -75,6 +75,13 @@ def read_iperf3_rate(text: str, _: str, __: float) -> float:
     return _expect_positive(_find_path(end, "sum_received", "bits_per_second")) / 1e6
 
 
+def read_iperf3_ways(text: str, _: str, __: float) -> float:
+    """Return the Mbit/s that arrived in the slower direction, of iperf3's run in both at once."""
+    end = _find_iperf3_end(text)
+    names = ("sum_received", "sum_received_bidir_reverse")
+    return min(_expect_positive(_find_path(end, name, "bits_per_second")) for name in names) / 1e6
+
+
 def read_iperf3_delay(text: str, _: str, __: float) -> float:
     """Return the mean round trip that TCP saw, in microseconds, from iperf3's JSON."""
     streams = _find_path(_find_iperf3_end(text), "streams")

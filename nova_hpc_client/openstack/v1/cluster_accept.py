@@ -13,7 +13,7 @@ from nova_hpc_client.cluster.life_cycle.run import ClusterError
 from nova_hpc_client.openstack import acceptance, progress
 from nova_hpc_client.openstack.v1.cluster_views import ListWithTexts, sdk_cloud_of, translate_errors
 from nova_hpc_guest.accept.options import add_probe_option, split_names
-from nova_hpc_guest.accept.probes import FULL, QUICK
+from nova_hpc_guest.accept.probes import CLUSTER, FULL, QUICK
 
 _INTERRUPTED: Final = 130
 
@@ -45,7 +45,13 @@ class AcceptCluster(ListWithTexts):
         """Declare the options."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
         parser.add_argument("cluster", metavar="<cluster>", help="name or ID")
-        parser.add_argument("--tier", choices=acceptance.TIERS, default=QUICK)
+        parser.add_argument(
+            "--tier",
+            choices=(*acceptance.TIERS, CLUSTER),
+            default=QUICK,
+            help=f"{CLUSTER}: one program over all members, and the links on each of their "
+            "networks, in minutes; it names the member, link or network that slows the rest",
+        )
         parser.add_argument(
             "--yes", action="store_true", help="with --tier full: it takes hours of all members"
         )
@@ -108,6 +114,6 @@ class AcceptCluster(ListWithTexts):
                 print("interrupted; nothing is left running on members", file=sys.stderr)
                 raise SystemExit(_INTERRUPTED) from None
             if not parsed_args.no_record and not parsed_args.only:
-                acceptance.record_verdicts(cloud, self._measured)
+                acceptance.record_verdicts(cloud, self._measured, cluster)
         self.verdict_status = self._measured.status
         return views.COLUMNS, views.list_member_rows(self._measured)

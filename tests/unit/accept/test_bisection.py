@@ -32,9 +32,7 @@ def figure_of(members: Sequence[int], faults: Faults) -> float:
     return min((part for fault, part in faults.items() if set(fault) <= set(members)), default=1.0)
 
 
-def run_search(
-    size: int, faults: Faults, noise: float = 0.0
-) -> tuple[Location, list[Question]]:
+def run_search(size: int, faults: Faults, noise: float = 0.0) -> tuple[Location, list[Question]]:
     search = search_members(range(1, size + 1), TERMS)
     questions = [next(search)]
     while True:
