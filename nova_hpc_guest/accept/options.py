@@ -192,7 +192,7 @@ def build_accept_options(parser: argparse.ArgumentParser, parsed: Any) -> Accept
     tier: str = parsed.tier
     if tier == FULL and not (parsed.yes or parsed.gate):
         parser.error("--tier full takes up to two hours and all CPUs: say --yes")
-    if tier == CLUSTER and not parsed.sample:
+    if tier == CLUSTER and not (parsed.sample or parsed.serve):
         parser.error("--tier cluster is for all members: run openstack hpc cluster accept")
     if parsed.baseline and parsed.beside:
         parser.error("--baseline and --beside are two baselines: choose one")
