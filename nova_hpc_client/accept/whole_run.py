@@ -27,6 +27,10 @@ _MOST_TURNS: Final = 16
 _AT_ONCE: Final = 32
 #: Gbit/s of an adapter -> part of it that the bus bandwidth of a level cluster reaches.
 RATE_PARTS: Final = {100.0: 0.80, 200.0: 0.80, 400.0: 0.80, 800.0: 0.75}
+_OF_GPUS: Final = "nccl_all"
+_NO_RATE: Final = "it is unknown, or not in the table"
+_ONE_RANK: Final = "one rank of a member fills no adapter"
+_NO_FIGURE: Final = "it gave no figure"
 _ONE_LINK: Final = "two members have one link, and nothing to compare it with"
 
 
@@ -66,7 +70,7 @@ class WholeMeasuring:
 
         :param programs: name -> probe. That of GPUs makes the one of hosts' memory needless.
         """
-        if "nccl_all" in programs:
+        if _OF_GPUS in programs:
             programs.pop("all_reduce", None)
         topology = programs.pop("nccl_topo", None)
         for probe in programs.values():
@@ -76,7 +80,8 @@ class WholeMeasuring:
                 continue
             row = self._compare_with_links(probe)
             if row is None:
-                self.notes.append(f"{probe.name} is not judged by the rate of links: unknown")
+                reason = _NO_RATE if probe.name == _OF_GPUS else _ONE_RANK
+                self.notes.append(f"{probe.name} is not judged by the rate of links: {reason}")
             else:
                 self._add_row(row)
             if topology is not None:
@@ -134,7 +139,7 @@ class WholeMeasuring:
         """
         limits = [find_rate_limit(self._facts[number]) for number in self._hosts]
         runs = self._find_runs(tuple(self._hosts))
-        if not runs or probe.name != "nccl_all" or None in limits:
+        if not runs or probe.name != _OF_GPUS or None in limits:
             return None
         limit, part = min(limit for limit in limits if limit is not None)
         base, test = [Reading(limit)] * len(runs), [Reading(run) for run in runs]
@@ -164,21 +169,18 @@ class WholeMeasuring:
         sets = question.sets
         figures: dict[MemberSet, list[float]] = {one: [] for one in sets}
         text = f"{probe.name} over sets of {len(sets[-1])} members"
-        if question.kind == bisection.ONCE:
-            for batch in _batch_sets(sets):
-                done = sum(map(len, figures.values()))
-                values = self._run_sets(probe, batch, text, done, len(sets))
-                for one, value in zip(batch, values, strict=True):
-                    figures[one].append(value)
-            return figures
-        self._history.append(figures)
+        once = question.kind == bisection.ONCE
+        batches = _batch_sets(sets) if once else [[one] for one in sets]
+        least = 1 if once else LEAST_PAIRS
+        if not once:
+            self._history.append(figures)
         turn = 0
-        while turn < LEAST_PAIRS or (
-            turn < _MOST_TURNS and bisection.is_open(question, figures, terms)
-        ):
-            for place in order_turn(range(len(sets)), turn):
-                done, total = turn * len(sets), max(turn + 1, LEAST_PAIRS) * len(sets)
-                figures[sets[place]] += self._run_sets(probe, [sets[place]], text, done, total)
+        while turn < least or (turn < _MOST_TURNS and bisection.is_open(question, figures, terms)):
+            for place in order_turn(range(len(batches)), turn):
+                done, total = sum(map(len, figures.values())), max(turn + 1, least) * len(sets)
+                values = self._run_sets(probe, batches[place], text, done, total)
+                for one, value in zip(batches[place], values, strict=True):
+                    figures[one].append(value)
             turn += 1
         return figures
 
@@ -198,14 +200,11 @@ class WholeMeasuring:
         ]
         values = []
         for one, answer in zip(sets, measure_sets(calls, probe), strict=True):
-            reason = answer if isinstance(answer, str) else ""
-            reading = None if isinstance(answer, str) else answer.readings.get(probe.name)
-            if not isinstance(answer, str) and reading is None:
-                reasons = {**answer.missing, **answer.failed}
-                reason = reasons.get(probe.name, "it gave no figure")
-            if reading is None:
+            reasons = {} if isinstance(answer, str) else {**answer.missing, **answer.failed}
+            if isinstance(answer, str) or probe.name not in answer.readings:
+                reason = answer if isinstance(answer, str) else reasons.get(probe.name, _NO_FIGURE)
                 raise AcceptanceError(f"{self._name_members(one)}: {reason}")
-            values.append(reading.value)
+            values.append(answer.readings[probe.name].value)
         return values
 
     def _begin_step(self, text: str, done: int, total: int) -> None:
@@ -242,7 +241,7 @@ class WholeMeasuring:
                         elif probe.name in answer.readings:
                             figures[link].append(answer.readings[probe.name].value)
                         else:
-                            failed[link] = answer.failed.get(probe.name, "it gave no figure")
+                            failed[link] = answer.failed.get(probe.name, _NO_FIGURE)
                 turn += 1
             location = (
                 bisection.locate_fault({link: figures[link] for link in links}, terms)

@@ -23,8 +23,8 @@ class AcceptCluster(ListWithTexts):
 
     Each member is measured in turns and compared with the rest, then pairs of members are. A
     member that is slow is named with its cause. --tier cluster measures all members at once and
-    names the member, link or network that slows them. Members need nova-hpc-guest and its tools; ssh,
-    or srun, has to work without asking. Each member's verdict is written into its server's
+    names the member, link or network that slows them. Members need nova-hpc-guest and its tools;
+    ssh, or srun, has to work without asking. Each member's verdict is written into its server's
     metadata (hpc_accept). Exit status: 0 accepted, 1 slow or not as promised, 2 refused or not
     measurable, 3 undecided. Formats beside the usual ones: text (the default), svg, junit.
     """
