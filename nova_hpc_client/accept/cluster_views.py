@@ -15,7 +15,7 @@ from nova_hpc_client.accept.cluster_result import ClusterAcceptance, MemberAccep
 from nova_hpc_common.output.canvas import add_element, format_svg, make_plain_root
 from nova_hpc_common.outside.text import printable_text
 from nova_hpc_guest.accept.probes import PROBE_OF
-from nova_hpc_guest.accept.ratio import LEVEL
+from nova_hpc_guest.accept.ratio import LEVEL, SLOW
 from nova_hpc_guest.accept.views import format_junit
 
 COLUMNS: Final = ("Member", "Verdict", "Slow", "Causes", "Reasons")
@@ -68,7 +68,9 @@ def _list_lines(cluster: ClusterAcceptance) -> Iterator[str]:
         yield f"{ALL}: {one.probe}{figure}: {one.verdict}{says}"
     for note in cluster.notes:
         yield f"note: {note}"
-    rejected = ", ".join(member.name for member in cluster.rejected)
+    rejected = ", ".join(member.name for member in cluster.rejected) or "; ".join(
+        one.says for one in cluster.whole if one.verdict == SLOW
+    )
     yield (
         f"verdict of {cluster.name} ({cluster.tier}, {cluster.rounds} rounds): {cluster.verdict}"
         + (f": {rejected}" if rejected else "")

@@ -46,6 +46,8 @@ def run_search(size: int, faults: Faults, noise: float = 0.0) -> tuple[Location,
             for one in question.sets
         }
         assert not is_open(question, figures, TERMS)
+        # Only sets of one size are compared, beside all members in the first question.
+        assert len({len(one) for one in question.sets if len(one) < size}) == 1
         try:
             questions.append(search.send(figures))
         except StopIteration as end:

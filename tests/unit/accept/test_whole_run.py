@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -15,6 +16,9 @@ from nova_hpc_client.accept.cluster_run import ClusterMeasuring
 from nova_hpc_client.accept.cluster_terms import AcceptedHost, ClusterTerms
 from nova_hpc_client.accept.remote_member import RemoteMember, SetCall, measure_sets
 from nova_hpc_client.accept.whole_run import find_rate_limit
+from nova_hpc_client.cluster.members.model import Cluster, ClusterMember
+from nova_hpc_client.openstack import acceptance
+from nova_hpc_common.wire.member_verdict import MemberVerdict
 from nova_hpc_guest.accept.facts import GuestFacts
 from nova_hpc_guest.accept.first_sample import FirstSample, write_first_sample
 from nova_hpc_guest.accept.own_probes import parse_probes
@@ -161,6 +165,8 @@ def test_a_slow_link_blames_no_member(world: WholeWorld) -> None:
         "link_bw@rail1": ("accepted", ""),
     }
     assert (measured.verdict, measured.rejected) == ("slow", ())
+    text = cluster_views.format_cluster_text(measured)
+    assert text.endswith(f"(cluster, 0 rounds): slow: {link}; {link} on rail0\n")
     assert [member.make_verdict(1).rejects for member in measured.members] == [False] * 3
     assert [member.result.verdict for member in measured.members] == ["accepted"] * 3
 
@@ -248,6 +254,44 @@ def test_rates_that_the_table_lacks_are_unknown() -> None:
     assert find_rate_limit(facts._replace(rdma={"a": 56.0})) is None
     assert find_rate_limit(facts._replace(rdma={})) is None
     assert find_rate_limit(facts._replace(devices={})) is None
+
+
+# -- verdicts in metadata --------------------------------------------------------------
+
+
+class _Cloud:
+    """Keeps the verdicts that are written."""
+
+    def __init__(self) -> None:
+        self.written: dict[str, str] = {}
+
+    def set_verdict(self, server: str, verdict: MemberVerdict) -> None:
+        self.written[server] = verdict.dumps().partition(":1")[0]
+
+
+def test_only_a_named_member_and_former_verdicts_of_the_tier_are_recorded(
+    world: WholeWorld,
+) -> None:
+    former = {
+        "id-1": MemberVerdict("slow", "quick", 1),
+        "id-3": MemberVerdict("slow", "cluster", 1),
+    }
+    members = tuple(
+        ClusterMember(
+            f"id-{number}", f"train-{number}", "ACTIVE", verdict=former.get(f"id-{number}")
+        )
+        for number in (1, 2, 3)
+    )
+    cluster = Cluster("train", members=members)
+    world.slow("0.4 10.0.0.2")
+    cloud: Any = _Cloud()
+    acceptance.record_verdicts(cloud, measure(world, "all_reduce"), cluster)
+    # Nothing is known of member 1 by itself, so its verdict stays; that of member 3 is taken back.
+    assert cloud.written == {"id-2": "v1:slow:cluster", "id-3": "v1:accepted:cluster"}
+    world.slow("0.4 10.0.0.1 10.0.0.2")
+    cloud.written.clear()
+    acceptance.record_verdicts(cloud, measure(world, "all_reduce"), cluster)
+    assert cloud.written == {"id-3": "v1:accepted:cluster"}
 
 
 # -- bad input -------------------------------------------------------------------------
