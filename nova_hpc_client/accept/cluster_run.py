@@ -171,7 +171,8 @@ class ClusterMeasuring:
                 self._refused.setdefault(number, Refusal("key", text))
 
     def _measures_gpus(self) -> bool:
-        return any("gpu" in probe.needs for probe in (*self._turn_probes, *self._link_probes))
+        probes = (*self._turn_probes, *self._link_probes, *self._whole_probes)
+        return any("gpu" in probe.needs for probe in probes)
 
     # -- turns ---------------------------------------------------------------
 
@@ -303,6 +304,8 @@ class ClusterMeasuring:
     def _measure_whole(self) -> None:
         """Measure programs over all members; in the tier ``cluster`` also the links of networks."""
         hosts = {number: self._hosts[number] for number in self._list_able()}
+        if len(hosts) < 2:
+            return
         of_links = self._link_probes if self._terms.tier == CLUSTER else []
         programs = [probe for probe in self._whole_probes if self._can_link(probe, NO_GPU)]
         facts = {number: self._first[number].sample.facts for number in hosts}
