@@ -49,7 +49,7 @@ class Question(NamedTuple):
     kind: str = SETS
 
 
-class Location(NamedTuple):
+class FaultLocation(NamedTuple):
     """The place of the fault that slows a program over all members."""
 
     #: ``level`` without a fault, ``slow`` if the place is known, otherwise ``undecided``.
@@ -60,7 +60,7 @@ class Location(NamedTuple):
     members: MemberSet = ()
 
 
-class Terms(NamedTuple):
+class FigureTerms(NamedTuple):
     """How figures are compared: *higher* is better; below *floor* a ratio is slow."""
 
     higher: bool
@@ -71,10 +71,10 @@ class Terms(NamedTuple):
         return judge_ratio(compare_pairs(base, test, self.higher), self.floor)
 
 
-Search = Generator[Question, Figures, Location]
+Search = Generator[Question, Figures, FaultLocation]
 
 
-def search_members(members: Sequence[int], terms: Terms) -> Search:
+def search_members(members: Sequence[int], terms: FigureTerms) -> Search:
     """Search at least three members; return the location of the fault.
 
     The first question has the set of all members.
@@ -87,12 +87,12 @@ def search_members(members: Sequence[int], terms: Terms) -> Search:
     figures = yield Question((everyone, *halves))
     place = _find_slow(figures, halves, terms)
     if place is None:
-        return Location(UNDECIDED, _DIFFER)
+        return FaultLocation(UNDECIDED, _DIFFER)
     if not place:
         scaled = terms._replace(floor=terms.floor * _SCALING)
         whole = scaled.compare(figures[halves[0]], figures[everyone])
         if whole != SLOW:
-            return Location(whole, _DIFFER if whole == UNDECIDED else "")
+            return FaultLocation(whole, _DIFFER if whole == UNDECIDED else "")
         return (yield from _search_links(everyone, halves, terms))
     (suspects,) = place
     good = halves[0] if suspects is halves[1] else halves[1]
@@ -103,34 +103,36 @@ def search_members(members: Sequence[int], terms: Terms) -> Search:
         figures = yield Question((*padded, good))
         place = _find_slow(figures, (*padded, good), terms)
         if place is None:
-            return Location(UNDECIDED, _DIFFER)
+            return FaultLocation(UNDECIDED, _DIFFER)
         if not place:
             # Members of both sides are slow together, and not apart.
             return (yield from _search_links(suspects, sides, terms, good))
         if len(place) > 1 or place[0] not in padded:
-            return Location(UNDECIDED, _SEVERAL)
+            return FaultLocation(UNDECIDED, _SEVERAL)
         suspects = sides[padded.index(place[0])]
     return (yield from _confirm(suspects, (*good, *everyone), terms))
 
 
 def _find_slow(
-    figures: Figures, sets: Sequence[MemberSet], terms: Terms
+    figures: Figures, sets: Sequence[MemberSet], terms: FigureTerms
 ) -> tuple[MemberSet, ...] | None:
     """Return the sets that are slower than another one; None if some are undecided."""
-    found = []
-    for one in sets:
-        verdicts = {terms.compare(figures[other], figures[one]) for other in sets if other != one}
+    slow = []
+    for tested in sets:
+        verdicts = {
+            terms.compare(figures[base], figures[tested]) for base in sets if base != tested
+        }
         if SLOW in verdicts:
-            found.append(one)
+            slow.append(tested)
         elif UNDECIDED in verdicts:
             return None
-    return tuple(found)
+    return tuple(slow)
 
 
 def _search_links(
     members: Sequence[int],
     halves: Sequence[Sequence[int]],
-    terms: Terms,
+    terms: FigureTerms,
     others: Sequence[int] = (),
 ) -> Search:
     """Find the slowest link that is in neither half by one run of each, and confirm it."""
@@ -147,21 +149,23 @@ def _search_links(
     return (yield from _confirm(worst, (*others, *members), terms))
 
 
-def _confirm(suspects: Sequence[int], others: Sequence[int], terms: Terms) -> Search:
+def _confirm(suspects: Sequence[int], others: Sequence[int], terms: FigureTerms) -> Search:
     some = tuple(dict.fromkeys((*suspects, *others)))[:_WITNESSES]
     location = yield from _compare_links(tuple(sorted(some)), terms)
     if location.verdict == LEVEL:
-        return Location(UNDECIDED, "no member and no link is slow by itself")
+        return FaultLocation(UNDECIDED, "no member and no link is slow by itself")
     return location
 
 
-def _compare_links(members: MemberSet, terms: Terms, more: tuple[MemberSet, ...] = ()) -> Search:
+def _compare_links(
+    members: MemberSet, terms: FigureTerms, more: tuple[MemberSet, ...] = ()
+) -> Search:
     links = tuple(itertools.combinations(members, 2))
     figures = yield Question((*more, *links), LINKS)
     return locate_fault({link: figures[link] for link in links}, terms)
 
 
-def locate_fault(figures: Mapping[Link, Sequence[float]], terms: Terms) -> Location:
+def locate_fault(figures: Mapping[Link, Sequence[float]], terms: FigureTerms) -> FaultLocation:
     """Locate a fault by all links between some members, each measured in the same turns.
 
     A link is slow beside the best links of the same turn. A member is named if all of its links are
@@ -176,25 +180,25 @@ def locate_fault(figures: Mapping[Link, Sequence[float]], terms: Terms) -> Locat
     verdicts = {link: terms.compare(best, runs) for link, runs in figures.items()}
     slow = {link for link, verdict in verdicts.items() if verdict == SLOW}
     if UNDECIDED in verdicts.values():
-        return Location(UNDECIDED, _DIFFER)
+        return FaultLocation(UNDECIDED, _DIFFER)
     if not slow:
-        return Location(LEVEL)
+        return FaultLocation(LEVEL)
     for number in sorted({number for link in slow for number in link}):
         if len(slow) > 1 and slow == {link for link in figures if number in link}:
-            return Location(SLOW, members=(number,))
+            return FaultLocation(SLOW, members=(number,))
     if len(slow) == 1:
-        return Location(SLOW, members=slow.pop())
-    return Location(UNDECIDED, _SEVERAL)
+        return FaultLocation(SLOW, members=slow.pop())
+    return FaultLocation(UNDECIDED, _SEVERAL)
 
 
-def is_open(question: Question, figures: Figures, terms: Terms) -> bool:
+def is_open(question: Question, figures: Figures, terms: FigureTerms) -> bool:
     """Whether more turns may decide the comparisons of a question."""
     if question.kind == LINKS:
-        links = {(one[0], one[1]): figures[one] for one in question.sets if len(one) == 2}
+        links = {(pair[0], pair[1]): figures[pair] for pair in question.sets if len(pair) == 2}
         return locate_fault(links, terms).reason == _DIFFER
     return question.kind == SETS and any(
-        terms.compare(figures[other], figures[one]) == UNDECIDED
-        for one in question.sets
-        for other in question.sets
-        if one != other and len(one) == len(other)
+        terms.compare(figures[base], figures[test]) == UNDECIDED
+        for test in question.sets
+        for base in question.sets
+        if test != base and len(test) == len(base)
     )

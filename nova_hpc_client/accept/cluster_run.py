@@ -98,7 +98,7 @@ class ClusterMeasuring:
             MemberAcceptance(
                 *(number, host.name, host.server),
                 self._judge_member(number, rows[number], slow),
-                tuple(one.remarks[number] for one in self._whole if number in one.remarks),
+                tuple(whole.remarks[number] for whole in self._whole if number in whole.remarks),
             )
             for number, host in self._hosts.items()
         )

@@ -47,7 +47,7 @@ def list_member_rows(cluster: ClusterAcceptance) -> list[tuple[str, str, str, st
         )
         for member in cluster.members
     ]
-    return [*rows, *((ALL, one.verdict, one.probe, "", one.says) for one in cluster.whole)]
+    return [*rows, *((ALL, whole.verdict, whole.probe, "", whole.says) for whole in cluster.whole)]
 
 
 def format_cluster_text(cluster: ClusterAcceptance) -> str:
@@ -62,14 +62,14 @@ def _list_lines(cluster: ClusterAcceptance) -> Iterator[str]:
     for member in cluster.members:
         yield f"{member.name}: {member.result.verdict}"
         yield from _list_member_lines(member)
-    for one in cluster.whole:
-        figure = f" {one.figure:.4g} {one.unit}" if one.figure else ""
-        says = f": {one.says}" if one.says else ""
-        yield f"{ALL}: {one.probe}{figure}: {one.verdict}{says}"
+    for whole in cluster.whole:
+        figure = f" {whole.figure:.4g} {whole.unit}" if whole.figure else ""
+        says = f": {whole.says}" if whole.says else ""
+        yield f"{ALL}: {whole.probe}{figure}: {whole.verdict}{says}"
     for note in cluster.notes:
         yield f"note: {note}"
     rejected = ", ".join(member.name for member in cluster.rejected) or "; ".join(
-        one.says for one in cluster.whole if one.verdict == SLOW
+        whole.says for whole in cluster.whole if whole.verdict == SLOW
     )
     yield (
         f"verdict of {cluster.name} ({cluster.tier}, {cluster.rounds} rounds): {cluster.verdict}"
@@ -102,11 +102,11 @@ def format_cluster_junit(cluster: ClusterAcceptance) -> str:
         parts.append(suite.replace('name="nova-hpc-accept"', f"name={name}", 1))
     if cluster.whole:
         parts.append(f"<testsuite name={quoteattr(f'nova-hpc-accept {ALL}')}>")
-        for one in cluster.whole:
-            text = quoteattr(printable_text(f"{one.verdict}: {one.says}"))
-            kind = _KINDS.get(one.verdict)
+        for whole in cluster.whole:
+            text = quoteattr(printable_text(f"{whole.verdict}: {whole.says}"))
+            kind = _KINDS.get(whole.verdict)
             parts.append(
-                f'<testcase classname={quoteattr(printable_text(one.probe))} name="all">'
+                f'<testcase classname={quoteattr(printable_text(whole.probe))} name="all">'
                 + (f"<{kind} message={text}/>" if kind else "")
                 + "</testcase>"
             )

@@ -201,7 +201,7 @@ def measure_sets(sets: Sequence[SetCall], probe: Probe) -> list[Sample | str]:
 
     :returns: for each set, its sample or the reason why there is none.
     """
-    asking = [one.first.build_sample_words([probe], None, None, one.addresses) for one in sets]
+    asking = [call.first.build_sample_words([probe], None, None, call.addresses) for call in sets]
     results: list[Sample | str] = []
     for ended in run_calls(asking, _find_limit([probe]), sets[0].first.environment):
         try:

@@ -8,7 +8,13 @@ from statistics import median
 from typing import Final
 
 from nova_hpc_client.accept import bisection
-from nova_hpc_client.accept.bisection import Figures, Location, MemberSet, Question, Terms
+from nova_hpc_client.accept.bisection import (
+    FaultLocation,
+    Figures,
+    FigureTerms,
+    MemberSet,
+    Question,
+)
 from nova_hpc_client.accept.cluster_result import WholeResult
 from nova_hpc_client.accept.cluster_terms import AcceptedHost, ClusterTerms, ShowStep
 from nova_hpc_client.accept.remote_member import PairCall, SetCall, measure_pairs, measure_sets
@@ -124,7 +130,7 @@ class WholeMeasuring:
         try:
             location = self._search(probe)
         except _BudgetEndError as error:
-            location = Location(UNDECIDED, f"the budget ended; not done: {error}")
+            location = FaultLocation(UNDECIDED, f"the budget ended; not done: {error}")
         except AcceptanceError as error:
             return WholeResult(probe.name, probe.unit, 0.0, UNMEASURED, str(error))
         runs = self._find_runs(tuple(self._hosts))
@@ -148,29 +154,29 @@ class WholeMeasuring:
     def _find_runs(self, everyone: MemberSet) -> Sequence[float]:
         return next((figures[everyone] for figures in self._history if everyone in figures), ())
 
-    def _search(self, probe: Probe) -> Location:
+    def _search(self, probe: Probe) -> FaultLocation:
         self._history = []
         terms = self._terms_of(probe)
         everyone = tuple(self._hosts)
         if len(everyone) < 3:
             self._answer(probe, Question((everyone,)), terms)
-            return Location(LEVEL, _ONE_LINK)
+            return FaultLocation(LEVEL, _ONE_LINK)
         search = bisection.search_members(everyone, terms)
         question = next(search)
         while True:
             try:
                 question = search.send(self._answer(probe, question, terms))
             except StopIteration as end:
-                location: Location = end.value
+                location: FaultLocation = end.value
                 return location
 
-    def _answer(self, probe: Probe, question: Question, terms: Terms) -> Figures:
+    def _answer(self, probe: Probe, question: Question, terms: FigureTerms) -> Figures:
         """Measure the sets of a question in turns, A B B A, until they are decided."""
         sets = question.sets
-        figures: dict[MemberSet, list[float]] = {one: [] for one in sets}
+        figures: dict[MemberSet, list[float]] = {members: [] for members in sets}
         text = f"{probe.name} over sets of {len(sets[-1])} members"
         once = question.kind == bisection.ONCE
-        batches = _batch_sets(sets) if once else [[one] for one in sets]
+        batches = _batch_sets(sets) if once else [[members] for members in sets]
         least = 1 if once else LEAST_PAIRS
         if not once:
             self._history.append(figures)
@@ -179,8 +185,8 @@ class WholeMeasuring:
             for place in order_turn(range(len(batches)), turn):
                 done, total = sum(map(len, figures.values())), max(turn + 1, least) * len(sets)
                 values = self._run_sets(probe, batches[place], text, done, total)
-                for one, value in zip(batches[place], values, strict=True):
-                    figures[one].append(value)
+                for members, value in zip(batches[place], values, strict=True):
+                    figures[members].append(value)
             turn += 1
         return figures
 
@@ -194,16 +200,17 @@ class WholeMeasuring:
         self._begin_step(text, done, total)
         calls = [
             SetCall(
-                self._hosts[one[0]].remote, tuple(self._hosts[number].address for number in one)
+                self._hosts[members[0]].remote,
+                tuple(self._hosts[number].address for number in members),
             )
-            for one in sets
+            for members in sets
         ]
         values = []
-        for one, answer in zip(sets, measure_sets(calls, probe), strict=True):
+        for members, answer in zip(sets, measure_sets(calls, probe), strict=True):
             reasons = {} if isinstance(answer, str) else {**answer.missing, **answer.failed}
             if isinstance(answer, str) or probe.name not in answer.readings:
                 reason = answer if isinstance(answer, str) else reasons.get(probe.name, _NO_FIGURE)
-                raise AcceptanceError(f"{self._name_members(one)}: {reason}")
+                raise AcceptanceError(f"{self._name_members(members)}: {reason}")
             values.append(answer.readings[probe.name].value)
         return values
 
@@ -246,10 +253,10 @@ class WholeMeasuring:
             location = (
                 bisection.locate_fault({link: figures[link] for link in links}, terms)
                 if len(links) > 1 and not failed
-                else Location(LEVEL, _ONE_LINK)
+                else FaultLocation(LEVEL, _ONE_LINK)
             )
         except _BudgetEndError as error:
-            location = Location(UNDECIDED, f"the budget ended; not done: {error}")
+            location = FaultLocation(UNDECIDED, f"the budget ended; not done: {error}")
         if failed:
             self.blamed.update(blame_members(failed))
             return WholeResult(name, probe.unit, 0.0, UNMEASURED, next(iter(failed.values())))
@@ -265,10 +272,12 @@ class WholeMeasuring:
 
     # -- judging -------------------------------------------------------------
 
-    def _terms_of(self, probe: Probe) -> Terms:
-        return Terms(probe.higher, self._terms.floors.get(probe.name, probe.floor))
+    def _terms_of(self, probe: Probe) -> FigureTerms:
+        return FigureTerms(probe.higher, self._terms.floors.get(probe.name, probe.floor))
 
-    def _build_rows(self, probe: Probe, name: str, location: Location) -> dict[int, AcceptanceRow]:
+    def _build_rows(
+        self, probe: Probe, name: str, location: FaultLocation
+    ) -> dict[int, AcceptanceRow]:
         """Compare each member's best sets with the sets without it, in the last answer with both.
 
         The location decides the verdict: a member is slow only if it is named.
@@ -277,9 +286,9 @@ class WholeMeasuring:
         for number in self._hosts:
             for figures in reversed(self._history):
                 turns = min(map(len, figures.values()))
-                some = [one for one in figures if len(one) < len(self._hosts)]
-                having = [figures[one] for one in some if number in one]
-                others = [figures[one] for one in some if number not in one]
+                some = [members for members in figures if len(members) < len(self._hosts)]
+                having = [figures[members] for members in some if number in members]
+                others = [figures[members] for members in some if number not in members]
                 if not having or not others or not turns:
                     continue
                 best = max if probe.higher else min
@@ -297,7 +306,7 @@ class WholeMeasuring:
         probe: Probe,
         name: str,
         figure: float,
-        location: Location,
+        location: FaultLocation,
         rows: Mapping[int, AcceptanceRow],
         network: str,
     ) -> WholeResult:
@@ -337,10 +346,10 @@ def _batch_sets(sets: Sequence[MemberSet]) -> list[list[MemberSet]]:
     """Split sets at each one that has a member of the batch before it."""
     batches: list[list[MemberSet]] = []
     busy: set[int] = set()
-    for one in sets:
-        if not batches or busy & set(one) or len(batches[-1]) == _AT_ONCE:
+    for members in sets:
+        if not batches or busy & set(members) or len(batches[-1]) == _AT_ONCE:
             batches.append([])
             busy = set()
-        batches[-1].append(one)
-        busy |= set(one)
+        batches[-1].append(members)
+        busy |= set(members)
     return batches

@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from nova_hpc_client.accept.bisection import (
     LINKS,
     ONCE,
-    Location,
+    FaultLocation,
+    FigureTerms,
     Question,
-    Terms,
     is_open,
     locate_fault,
     search_members,
 )
 from nova_hpc_guest.accept.ratio import LEAST_PAIRS, LEVEL, SLOW, UNDECIDED
 
-TERMS = Terms(True, 0.8)
+TERMS = FigureTerms(True, 0.8)
 #: A member, or two that have a slow link -> the part of the speed that is left.
 Faults = Mapping[tuple[int, ...], float]
 
@@ -32,7 +32,9 @@ def figure_of(members: Sequence[int], faults: Faults) -> float:
     return min((part for fault, part in faults.items() if set(fault) <= set(members)), default=1.0)
 
 
-def run_search(size: int, faults: Faults, noise: float = 0.0) -> tuple[Location, list[Question]]:
+def run_search(
+    size: int, faults: Faults, noise: float = 0.0
+) -> tuple[FaultLocation, list[Question]]:
     search = search_members(range(1, size + 1), TERMS)
     questions = [next(search)]
     while True:
@@ -56,7 +58,7 @@ def run_search(size: int, faults: Faults, noise: float = 0.0) -> tuple[Location,
 
 @pytest.mark.parametrize("size", range(3, 17))
 def test_each_single_fault_is_named(size: int) -> None:
-    assert run_search(size, {}, 0.04)[0] == Location(LEVEL)
+    assert run_search(size, {}, 0.04)[0] == FaultLocation(LEVEL)
     for first in range(1, size + 1):
         location, questions = run_search(size, {(first,): 0.5}, 0.04)
         assert (location.verdict, location.members) == (SLOW, (first,))
@@ -98,7 +100,7 @@ def test_members_that_are_all_slow_have_no_name(size: int) -> None:
 
 def test_a_cluster_that_is_slow_only_as_a_whole_has_no_name() -> None:
     location, _ = run_search(8, {tuple(range(1, 9)): 0.4})
-    assert location == Location(UNDECIDED, "no member and no link is slow by itself")
+    assert location == FaultLocation(UNDECIDED, "no member and no link is slow by itself")
 
 
 def test_runs_that_differ_need_more_turns() -> None:
@@ -107,7 +109,7 @@ def test_runs_that_differ_need_more_turns() -> None:
         one: [1.0, 0.6, 1.0, 0.7, 1.0, 0.9] if one == (1, 2) else [1.0] * 6 for one in question.sets
     }
     assert is_open(question, figures, TERMS)
-    assert locate_fault(figures, TERMS) == Location(UNDECIDED, "runs differ too much")
+    assert locate_fault(figures, TERMS) == FaultLocation(UNDECIDED, "runs differ too much")
     halves = Question(((1, 2, 3), (4, 5, 6)))
     assert is_open(halves, dict(zip(halves.sets, figures.values(), strict=False)), TERMS)
 
