@@ -33,8 +33,7 @@ _WITNESSES: Final = 4
 _BEST: Final = 8
 #: The floor of all members beside their halves is lower by this part: more members wait more.
 _SCALING: Final = 0.8
-_DIFFER: Final = "runs differ too much"
-_SEVERAL: Final = "several members or links are slow"
+_SEVERAL: Final = "not located: several members or links are slow"
 #: Kinds of questions: sets of one size are compared with each other, links with the best of them;
 #: or one run of each is enough, and sets without a common member may run at the same time.
 SETS: Final = "sets"
@@ -58,6 +57,8 @@ class FaultLocation(NamedTuple):
     reason: str = ""
     #: The slow member, or the two ends of the slow link; () for neither.
     members: MemberSet = ()
+    #: More turns may decide it.
+    open: bool = False
 
 
 class FigureTerms(NamedTuple):
@@ -71,6 +72,7 @@ class FigureTerms(NamedTuple):
         return judge_ratio(compare_pairs(base, test, self.higher), self.floor)
 
 
+_OPEN: Final = FaultLocation(UNDECIDED, "not located: runs differ too much", open=True)
 Search = Generator[Question, Figures, FaultLocation]
 
 
@@ -87,12 +89,12 @@ def search_members(members: Sequence[int], terms: FigureTerms) -> Search:
     figures = yield Question((everyone, *halves))
     place = _find_slow(figures, halves, terms)
     if place is None:
-        return FaultLocation(UNDECIDED, _DIFFER)
+        return _OPEN
     if not place:
         scaled = terms._replace(floor=terms.floor * _SCALING)
         whole = scaled.compare(figures[halves[0]], figures[everyone])
         if whole != SLOW:
-            return FaultLocation(whole, _DIFFER if whole == UNDECIDED else "")
+            return _OPEN if whole == UNDECIDED else FaultLocation(LEVEL)
         return (yield from _search_links(everyone, halves, terms))
     (suspects,) = place
     good = halves[0] if suspects is halves[1] else halves[1]
@@ -103,7 +105,7 @@ def search_members(members: Sequence[int], terms: FigureTerms) -> Search:
         figures = yield Question((*padded, good))
         place = _find_slow(figures, (*padded, good), terms)
         if place is None:
-            return FaultLocation(UNDECIDED, _DIFFER)
+            return _OPEN
         if not place:
             # Members of both sides are slow together, and not apart.
             return (yield from _search_links(suspects, sides, terms, good))
@@ -153,7 +155,7 @@ def _confirm(suspects: Sequence[int], others: Sequence[int], terms: FigureTerms)
     some = tuple(dict.fromkeys((*suspects, *others)))[:_WITNESSES]
     location = yield from _compare_links(tuple(sorted(some)), terms)
     if location.verdict == LEVEL:
-        return FaultLocation(UNDECIDED, "no member and no link is slow by itself")
+        return FaultLocation(UNDECIDED, "not located: no member and no link is slow by itself")
     return location
 
 
@@ -180,7 +182,7 @@ def locate_fault(figures: Mapping[Link, Sequence[float]], terms: FigureTerms) ->
     verdicts = {link: terms.compare(best, runs) for link, runs in figures.items()}
     slow = {link for link, verdict in verdicts.items() if verdict == SLOW}
     if UNDECIDED in verdicts.values():
-        return FaultLocation(UNDECIDED, _DIFFER)
+        return _OPEN
     if not slow:
         return FaultLocation(LEVEL)
     for number in sorted({number for link in slow for number in link}):
@@ -195,7 +197,7 @@ def is_open(question: Question, figures: Figures, terms: FigureTerms) -> bool:
     """Whether more turns may decide the comparisons of a question."""
     if question.kind == LINKS:
         links = {(pair[0], pair[1]): figures[pair] for pair in question.sets if len(pair) == 2}
-        return locate_fault(links, terms).reason == _DIFFER
+        return locate_fault(links, terms).open
     return question.kind == SETS and any(
         terms.compare(figures[base], figures[test]) == UNDECIDED
         for test in question.sets

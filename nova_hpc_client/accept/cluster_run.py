@@ -24,7 +24,7 @@ from nova_hpc_guest.accept.diagnosis import Diagnosis, find_causes
 from nova_hpc_guest.accept.evidence import REST, AcceptanceRow, gather_evidence
 from nova_hpc_guest.accept.facts import GuestFacts
 from nova_hpc_guest.accept.first_sample import FirstSample
-from nova_hpc_guest.accept.measuring import NO_GPU
+from nova_hpc_guest.accept.gpus import count_gpus
 from nova_hpc_guest.accept.probes import CLUSTER, OWN, PROBES, Probe, list_probes
 from nova_hpc_guest.accept.ratio import SLOW, UNDECIDED
 from nova_hpc_guest.accept.refusal import GPU_BUSY, Refusal
@@ -257,17 +257,13 @@ class ClusterMeasuring:
         for number, reason in turns.blame_members(failed).items():
             self._blamed[number] = reason
 
-    def _can_link(self, probe: Probe, silent: str = "") -> bool:
-        """Whether all members can run a probe; a note names the first member that cannot.
-
-        :param silent: an obstacle without a note.
-        """
+    def _can_link(self, probe: Probe) -> bool:
+        """Whether all members can run a probe; a note names the first member that cannot."""
         for number in self._list_able():
             obstacle = self._first[number].obstacles.get(probe.name)
             if obstacle is not None:
                 name = self._hosts[number].name
-                if obstacle != silent:
-                    self._notes.append(f"{probe.name} was left out: {name} has {obstacle}")
+                self._notes.append(f"{probe.name} was left out: {name} has {obstacle}")
                 return False
         return True
 
@@ -307,8 +303,13 @@ class ClusterMeasuring:
         if len(hosts) < 2:
             return
         of_links = self._link_probes if self._terms.tier == CLUSTER else []
-        programs = [probe for probe in self._whole_probes if self._can_link(probe, NO_GPU)]
         facts = {number: self._first[number].sample.facts for number in hosts}
+        gpus = all(map(count_gpus, facts.values()))
+        programs = [
+            probe
+            for probe in self._whole_probes
+            if (gpus or "gpu" not in probe.needs) and self._can_link(probe)
+        ]
         run = WholeMeasuring(hosts, facts, self._terms, self._show)
         run.measure_programs({probe.name: probe for probe in programs})
         if any(result.verdict == UNMEASURED for result in run.results):

@@ -312,9 +312,7 @@ class WholeMeasuring:
     ) -> WholeResult:
         verdict, says, remarks = location.verdict, location.reason, {}
         where = f" on {network}" if network else ""
-        if location.verdict == UNDECIDED and not location.reason.startswith("the budget"):
-            says = f"not located: {location.reason}"
-        elif len(location.members) == 1:
+        if len(location.members) == 1:
             says = f"{self._name_members(location.members)}{where}"
             remarks[location.members[0]] = (
                 f"slows the {name} of all members"

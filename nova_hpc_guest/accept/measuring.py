@@ -57,9 +57,6 @@ _SMALL_BLOCK: Final = 8
 _TRIAL_EVENTS: Final = 60
 _TRIAL_LIMIT: Final = 5.0
 _SCALES: Final = ((600.0, 1.0), (200.0, 0.5), (75.0, 0.25), (30.0, 0.1), (0.0, 0.05))
-#: The obstacle of a run over several machines on a single one.
-NO_GPU: Final = "no GPU"
-NO_HOSTS: Final = "it runs over all members of a cluster: openstack hpc cluster accept"
 _SPIN: Final = (
     "import os\nos.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))\nwhile True:\n    pass\n"
 )
@@ -195,11 +192,14 @@ class LocalMachine:
         except ValueError as error:
             return [], done.problem or f"dcgmi printed something else: {error}"
 
-    def find_obstacle(self, probe: Probe) -> str | None:
-        """Explain why a probe cannot be made here, as in ``no tool fio``; None if it can."""
+    def find_obstacle(self, probe: Probe, alone: bool = True) -> str | None:
+        """Explain why a probe cannot be made here, as in ``no tool fio``; None if it can.
+
+        :param alone: False if the hosts of a run over several machines will be named.
+        """
         gpus = count_gpus(self.facts)
         if gpus < probe.needs.count("gpu") + probe.needs.count("gpus"):
-            return "one GPU" if gpus else NO_GPU
+            return "one GPU" if gpus else "no GPU"
         if "rdma" in probe.needs and isinstance(
             path := read_rdma_path(self._root, self._promise), str
         ):
@@ -220,8 +220,8 @@ class LocalMachine:
             return "no directory on a disk to write in (--dir)"
         if "topology" in probe.needs and not Path(TOPOLOGY).exists():
             return f"no {TOPOLOGY} (nova-hpc-guest install)"
-        if "hosts" in probe.needs and not self._options.hosts:
-            return NO_HOSTS
+        if alone and "hosts" in probe.needs and not self._options.hosts:
+            return "it runs over all members of a cluster: openstack hpc cluster accept"
         return None
 
     def _find_folder(self) -> str | None:

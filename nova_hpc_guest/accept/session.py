@@ -32,7 +32,7 @@ from .baseline import (
 from .diagnosis import Diagnosis, find_causes
 from .evidence import BESIDE, FILE, LinkFaults, find_link_faults, gather_evidence
 from .first_sample import FirstSample, write_first_sample
-from .measuring import NO_HOSTS, LocalMachine, MeasuringOptions
+from .measuring import LocalMachine, MeasuringOptions
 from .options import AcceptOptions, complete_options
 from .own_probes import join_probes, list_digests, name_tool
 from .picture import draw_result
@@ -298,8 +298,8 @@ def _run_sample(root: Root, options: AcceptOptions) -> tuple[int, list[str]]:
         {
             probe.name: obstacle
             for probe in list_probes(options.tier)
-            for obstacle in [local.find_obstacle(probe)]
-            if obstacle not in (None, NO_HOSTS) and probe.of is None
+            for obstacle in [local.find_obstacle(probe, alone=False)]
+            if obstacle is not None and probe.of is None
         },
     )
     return status, [write_first_sample(first, promise.data)]
