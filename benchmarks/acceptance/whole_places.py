@@ -109,10 +109,11 @@ def _make_member(member: int, fault: WholeFault) -> None:
         if rail or member not in fault.link[:1]:
             _limit(name, f"r{rail}", "root", rate)
             continue
-        # Two queues: one for the other end of the slow link, one for all else.
-        _run(f"tc -n {name} qdisc add dev r0 root handle 1: prio bands 2 priomap {'1 ' * 16}")
-        _limit(name, "r0", "parent 1:1", _SLOW)
-        _limit(name, "r0", "parent 1:2", _GOOD)
+        # Two classes: one for the other end of the slow link, one for all else.
+        _run(f"tc -n {name} qdisc add dev r0 root handle 1: htb default 2")
+        for number, limit in enumerate((_SLOW, _GOOD), 1):
+            to = f"parent 1: classid 1:{number} htb rate {limit} burst 128k quantum 60000"
+            _run(f"tc -n {name} class add dev r0 {to}")
         to = f"match ip dst 10.78.0.{fault.link[1]}/32 flowid 1:1"
         _run(f"tc -n {name} filter add dev r0 parent 1: protocol ip u32 {to}")
 
