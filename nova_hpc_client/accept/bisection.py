@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Generator, Mapping, Sequence
+from statistics import median
 from typing import Final, NamedTuple
 
 from nova_hpc_client.accept.turns import Link, pair_up_members
@@ -170,15 +171,14 @@ def _compare_links(
 def locate_fault(figures: Mapping[Link, Sequence[float]], terms: FigureTerms) -> FaultLocation:
     """Locate a fault by all links between some members, each measured in the same turns.
 
-    A link is slow beside the best links of the same turn. A member is named if all of its links are
-    slow and no other one is.
+    A link is slow beside one of the best links, turn by turn. That link is chosen by all turns: the
+    best run of each turn would be a lucky one, beside which equal links look slower than they are.
+    A member is named if all of its links are slow and no other one is.
     """
-    count = len(next(iter(figures.values()), ()))
-    turns = [
-        sorted((runs[turn] for runs in figures.values()), reverse=terms.higher)
-        for turn in range(count)
-    ]
-    best = [values[len(values) // _BEST] for values in turns]
+    if not all(figures.values()):
+        return _OPEN
+    ranked = sorted(figures, key=lambda link: median(figures[link]), reverse=terms.higher)
+    best = figures[ranked[len(ranked) // _BEST]]
     verdicts = {link: terms.compare(best, runs) for link, runs in figures.items()}
     slow = {link for link, verdict in verdicts.items() if verdict == SLOW}
     if UNDECIDED in verdicts.values():
