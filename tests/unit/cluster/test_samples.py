@@ -198,17 +198,89 @@ def test_heat_says_group_and_members_and_names_that_adopt_takes() -> None:
     assert [wishes.member_number_of("train", name, True) for name in names] == [0, 1, 2, 3]
 
 
-def test_the_service_calls_heal() -> None:
+def heal_options_of(name: str) -> Any:
+    """The parsed options of heal in a systemd unit."""
     unit = configparser.ConfigParser(interpolation=None, strict=False)
     unit.optionxform = str  # type: ignore[assignment,method-assign]
-    unit.read_string((SAMPLES / "hpc-heal@.service").read_text())
+    unit.read_string((SAMPLES / name).read_text())
     words = shlex.split(unit["Service"]["ExecStart"].replace("\\\n", " "))
     assert words[1:5] == ["hpc", "cluster", "heal", "%i"]
     parser = HealCluster(types.SimpleNamespace(), None).get_parser("heal")
     given = parser.parse_args(words[4:])
     assert given.watch
+    return given
+
+
+def test_the_service_calls_heal() -> None:
+    given = heal_options_of("hpc-heal@.service")
+    assert not given.force
     for path in (given.drain, given.undrain):
         assert os.access(SLURM / Path(path).name, os.X_OK)
+
+
+def test_the_service_without_slurm_replaces_members_whose_job_is_over() -> None:
+    given = heal_options_of("hpc-heal-alone@.service")
+    assert (given.drain, given.undrain, given.force) == (None, None, True)
+    assert given.fault == ["host", "gone"]
+
+
+_SSH = r"""#!/bin/bash
+[ "$1 $2 $3" = "-n -o ConnectTimeout=10" ] && [[ " $BAD " != *" $4 "* ]]
+"""
+_MPIRUN = r"""#!/bin/bash
+echo "$(paste -sd, "$2") ${*:3}" >>"$CALLS"
+[ "$(wc -l <"$CALLS")" -ge "$RUNS" ]
+"""
+
+
+def run_again(tmp_path: Path, bad: str, runs: int) -> tuple[int, list[str]]:
+    """Run torchrun-again for two of three members.
+
+    :param bad: members that are not as promised.
+    :param runs: the job succeeds at this run.
+    """
+    for name, text in (("ssh", _SSH), ("mpirun", _MPIRUN), ("sleep", "#!/bin/sh\n")):
+        path = tmp_path / name
+        path.write_text(text)
+        path.chmod(0o755)
+    calls = tmp_path / "calls"
+    calls.write_text("")
+    hosts = tmp_path / "hosts"
+    hosts.write_text("".join(f"train-{number} slots=8\n" for number in (1, 2, 3)))
+    ended = subprocess.run(
+        [SAMPLES / "torchrun-again", "2", "8", "eth0", "/data/train.py", "--epochs=3"],
+        env={
+            **os.environ,
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
+            "CALLS": str(calls),
+            "HPC_HOSTS": str(hosts),
+            "BAD": bad,
+            "RUNS": str(runs),
+        },
+        check=False,
+    )
+    return ended.returncode, calls.read_text().splitlines()
+
+
+def test_a_job_starts_again_on_good_members(tmp_path: Path) -> None:
+    status, lines = run_again(tmp_path, "train-1", 2)
+    assert (status, len(lines)) == (0, 2)
+    for line in lines:
+        assert line.startswith("train-2,train-3 --map-by ppr:1:node ")
+        assert "-x NCCL_SOCKET_IFNAME=eth0 -x GLOO_SOCKET_IFNAME=eth0" in line
+        assert "torchrun --nnodes=2 --nproc-per-node=8 --rdzv-id=" in line
+        assert line.endswith("--rdzv-endpoint=train-2:29500 /data/train.py --epochs=3")
+    status, lines = run_again(tmp_path, "", 1)
+    assert (status, [line.split()[0] for line in lines]) == (0, ["train-1,train-2"])
+
+
+def test_a_job_waits_for_enough_members(tmp_path: Path) -> None:
+    assert run_again(tmp_path, "train-1 train-3", 1) == (1, [])
+
+
+def test_a_job_that_always_fails_is_given_up(tmp_path: Path) -> None:
+    status, lines = run_again(tmp_path, "", 99)
+    assert (status, len(lines)) == (1, 20)
 
 
 def tree_of(text: str) -> dict[str, dict[str, list[str]]]:
