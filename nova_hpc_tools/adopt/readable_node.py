@@ -11,8 +11,9 @@ import attrs
 from nova_hpc.topology import cpuset
 from nova_hpc.topology.model import Node, PciFunction
 from nova_hpc.wire import tags
+from nova_hpc_common.outside.name_lists import join_first
 from nova_hpc_tools.base import CommandError
-from nova_hpc_tools.site import device_spec, readiness, spec_entries
+from nova_hpc_tools.site import readiness, spec_entries
 from nova_hpc_tools.site.declaration import UNDECIDED
 from nova_hpc_tools.site.device_spec import DeviceSpec
 from nova_hpc_tools.site.nvlink_sets import GPU_ROLE
@@ -57,9 +58,8 @@ def check_offer(node: Node, spec: DeviceSpec) -> None:
         declaration leaves the owner of their NVSwitches open.
     """
     check_cpus_read(node, readiness.offered_functions_of(node, spec))
-    undecided = [omitted for omitted in spec.omitted if omitted.reason == UNDECIDED]
-    if undecided and any(offer.tags.role == GPU_ROLE for offer in spec.offers):
-        raise CommandError("\n".join(device_spec.format_omitted_lines(undecided)))
+    if spec.undecided and any(offer.tags.role == GPU_ROLE for offer in spec.offers):
+        raise CommandError(f"{join_first(spec.undecided, 2)}: {UNDECIDED}")
 
 
 def find_unread_cpus(node: Node, offered: Iterable[PciFunction] = ()) -> str | None:

@@ -133,13 +133,19 @@ class Declaration:
         own_network = self.networks.get(address)
         return self.networks.get(role) if own_network is None else own_network
 
+    def leaves_open(self, function: PciFunction, role: str | None) -> bool:
+        """Whether *function* is an NVSwitch whose manager the declaration does not name."""
+        return (
+            role == SWITCH_ROLE and self.switches is None and function.address not in self.left_out
+        )
+
     def refuses(self, function: PciFunction, role: str) -> str | None:
         """Return the reason not to offer a *function* of this role; None if it may be offered."""
         if {function.address, function.physical_function} & self.left_out:
             return "it is left out (left_out of the declaration)"
         if function.address in self.withheld:
             return self.withheld[function.address]
-        if role == SWITCH_ROLE and self.switches is None:
+        if self.leaves_open(function, role):
             return UNDECIDED
         if role == SWITCH_ROLE and not self.switches:
             return "Fabric Manager runs the NVSwitches, not a server"

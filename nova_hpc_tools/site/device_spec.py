@@ -91,6 +91,8 @@ class DeviceSpec:
     omitted: tuple[Omitted, ...] = ()
     #: Adapters whose virtual functions have several roles, each with these.
     mixed: tuple[str, ...] = ()
+    #: Addresses of NVSwitches whose manager the declaration does not name.
+    undecided: tuple[str, ...] = ()
 
     def lines(self) -> Iterator[str]:
         """Yield the values of ``[pci]device_spec``, one JSON object each."""
@@ -181,6 +183,11 @@ def build_device_spec(
         ),
         omitted=tuple(sorted(sieve.omitted, key=lambda item: address_key(item.address))),
         mixed=tuple(sieve.mixed),
+        undecided=tuple(
+            function.address
+            for function in node.functions
+            if declaration.leaves_open(function, roles.role_of(function, node))
+        ),
     )
 
 

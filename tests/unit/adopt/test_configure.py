@@ -338,7 +338,7 @@ def test_a_bad_xml(configure, tmp_path, text):
 def test_an_hgx_h100(configure, synthetic):
     status, out, err = configure(root=synthetic("hgx-h100"))
     assert (status, out) == (2, "")
-    assert "0000:4e:00.0 (nvswitch): decide now who runs the NVSwitches: write offer_" in err
+    assert "0000:4b:00.0, 0000:4c:00.0 and 2 more: decide now who runs the NVSwitches: wri" in err
     nothing, backend = configure.nova_conf.read_text(), "[hpc]\nnvlink_backend = fabric-manager\n"
     configure.nova_conf.write_text(nothing + backend)
     _, _, err = configure(root=synthetic("hgx-h100"))

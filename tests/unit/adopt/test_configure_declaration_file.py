@@ -40,7 +40,8 @@ def test_hardware_counts_before_its_address(at_home, machine, synthetic, capsys)
     seen = declaration_file.identify_devices(node, sysfs.read_sysfs_node(node)).hardware
     serials = {each: said for each, said in seen.items() if said.startswith("serial:")}
     address, serial = sorted(serials.items())[0]
-    write(at_home, f"left_out:\n- hardware: {serial}\n  address: 0000:ff:00.0\n  why: moved\n")
+    moved = f"left_out:\n- hardware: {serial}\n  address: 0000:ff:00.0\n  why: moved\n"
+    write(at_home, f"{moved}offer_switches: false\n")
     words = ["--root", str(node), "--write", str(at_home.folder), "--dry-run"]
     command = Configure(None, None)
     assert command.run(command.get_parser("nova-hpc configure").parse_args(words)) == 0

@@ -228,10 +228,15 @@ def test_what_manages_the_links_of_all_stays_with_the_host():
     assert (offer.provider, offer.tags.group) == ("0000:19:00.0", None)
     (omitted,) = spec.omitted
     assert omitted.address == switch.address
-    assert "links the GPUs of all servers" in omitted.reason
+    assert "decide now who runs the NVSwitches" in omitted.reason
+    assert spec.undecided == (switch.address,)
     asked = device_spec.build_device_spec(machine, table, declaration.Declaration(switches=True))
     assert [each.provider for each in asked.offers] == ["0000:19:00.0", switch.address]
     assert not asked.omitted
+    assert not asked.undecided
+    said = device_spec.build_device_spec(machine, table, declaration.Declaration(switches=False))
+    assert ["Fabric Manager runs" in each.reason for each in said.omitted] == [True]
+    assert not said.undecided
 
 
 def test_a_device_that_is_left_out_takes_its_virtual_functions_along():

@@ -101,6 +101,10 @@ def nova_starts(node, sets, lines):
     )
 
 
+#: Nodes with NVSwitches need this word.
+SWITCHES = "offer_switches: false\n"
+
+
 @pytest.mark.parametrize(("name", "words", "state"), CASES)
 def test_advice_harms_nothing(name, words, state, tmp_path, capsys):
     root, folder, conf = tmp_path / "node", tmp_path / "written", tmp_path / "nova.conf"
@@ -110,7 +114,9 @@ def test_advice_harms_nothing(name, words, state, tmp_path, capsys):
     put(root, "/proc/cmdline", f"root=/dev/sda1 {words}")
     put(root, "/etc/default/grub", "")
     (root / "etc/default/grub.d").mkdir()
-    (folder / "node.yaml").write_text("schema: nova-hpc/node\nversion: 1\nhugepages: {1G: 2}\n")
+    (folder / "node.yaml").write_text(
+        "schema: nova-hpc/node\nversion: 1\nhugepages: {1G: 2}\n" + SWITCHES
+    )
 
     def run(command, *more):
         told = ["--root", root, "--config-file", conf, "--config-dir", folder]

@@ -15,7 +15,7 @@ from nova_hpc_common.wire.member_verdict import (
 )
 from nova_hpc_common.wire.version import LONGEST_METADATA, LaterError, WireError
 from nova_hpc_guest.accept import causes
-from nova_hpc_guest.accept.probes import FULL, QUICK
+from nova_hpc_guest.accept.probes import CLUSTER, FULL, QUICK
 from nova_hpc_guest.accept.result import STATUSES
 from tests.unit.wire.examples import FOLDER, VERDICT
 
@@ -60,7 +60,7 @@ def test_its_words_are_those_of_the_guest() -> None:
     assert words == set(member_verdict.VERDICTS)
     rejecting = {verdict.replace(" ", "-") for verdict, status in STATUSES.items() if status == 1}
     assert rejecting == set(member_verdict.REJECTING)
-    assert {QUICK, FULL} == set(member_verdict.TIERS)
+    assert {QUICK, FULL, CLUSTER} == set(member_verdict.TIERS)
 
 
 def test_a_later_version_is_unknown_and_said_so() -> None:
