@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 import attrs
 
 from nova_hpc_common.wire.member_verdict import MemberVerdict
+from nova_hpc_guest.accept.evidence import AcceptanceRow
 from nova_hpc_guest.accept.ratio import SLOW, UNDECIDED
 from nova_hpc_guest.accept.result import (
     ACCEPTED,
@@ -28,17 +29,40 @@ LINKS: Final = "links"
 
 
 @attrs.frozen
+class WholeResult:
+    """The result of a program over all members, or of all links on one network.
+
+    :ivar probe: its name; of links with the network's name, as ``net_bw@rail1``.
+    :ivar figure: median of the runs over all members, or of all links.
+    :ivar verdict: a verdict of the whole cluster.
+    :ivar says: the slow member or link, or why there is no verdict; empty if all are level.
+    :ivar rows: number of a member -> its row.
+    :ivar remarks: number of a member that is named -> the reason.
+    """
+
+    probe: str
+    unit: str
+    figure: float
+    verdict: str
+    says: str = ""
+    rows: Mapping[int, AcceptanceRow] = attrs.Factory(dict)
+    remarks: Mapping[int, str] = attrs.Factory(dict)
+
+
+@attrs.frozen
 class MemberAcceptance:
     """The acceptance result of one member of a cluster.
 
     :ivar number: its number in the cluster.
     :ivar server: id of its server.
+    :ivar remarks: reasons that follow from runs over all members.
     """
 
     number: int
     name: str
     server: str
     result: AcceptanceResult
+    remarks: tuple[str, ...] = ()
 
     @property
     def slow(self) -> tuple[str, ...]:
@@ -66,6 +90,7 @@ class MemberAcceptance:
         undecided = [row.probe for row in result.rows if row.verdict == UNDECIDED]
         if undecided:
             yield f"undecided: {', '.join(undecided)}"
+        yield from self.remarks
         yield from (f"{what}: {why}" for what, why in result.failed.items())
 
     def make_verdict(self, taken: int) -> MemberVerdict:
@@ -83,6 +108,7 @@ class ClusterAcceptance:
 
     :ivar rounds: the number of rounds in which members were measured in turns.
     :ivar notes: remarks on the whole cluster.
+    :ivar whole: results of the programs over all members, and of links on each network.
     :ivar taken: time of the measurement, in seconds since 1970.
     """
 
@@ -92,11 +118,13 @@ class ClusterAcceptance:
     rounds: int = 0
     notes: tuple[str, ...] = ()
     taken: int = attrs.field(factory=lambda: int(time.time()))
+    whole: tuple[WholeResult, ...] = ()
 
     @property
     def verdict(self) -> str:
-        """The worst verdict of its members."""
+        """The worst verdict of its members, and of the programs over all of them."""
         verdicts = {member.result.verdict for member in self.members}
+        verdicts |= {whole.verdict for whole in self.whole}
         return next((word for word in _WORST if word in verdicts), ACCEPTED)
 
     @property

@@ -3,75 +3,37 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import attrs
 
 from nova_hpc_client.accept import turns
-from nova_hpc_client.accept.cluster_result import LINKS, TURN, ClusterAcceptance, MemberAcceptance
-from nova_hpc_client.accept.remote_member import PairCall, RemoteMember, ask_members, measure_pairs
+from nova_hpc_client.accept.cluster_result import (
+    LINKS,
+    TURN,
+    ClusterAcceptance,
+    MemberAcceptance,
+    WholeResult,
+)
+from nova_hpc_client.accept.cluster_terms import AcceptedHost, ClusterTerms, ShowStep
+from nova_hpc_client.accept.remote_member import PairCall, ask_members, measure_pairs
+from nova_hpc_client.accept.whole_run import WholeMeasuring
 from nova_hpc_guest.accept.baseline import build_key, find_key_differences
 from nova_hpc_guest.accept.diagnosis import Diagnosis, find_causes
 from nova_hpc_guest.accept.evidence import REST, AcceptanceRow, gather_evidence
 from nova_hpc_guest.accept.facts import GuestFacts
 from nova_hpc_guest.accept.first_sample import FirstSample
-from nova_hpc_guest.accept.probes import OWN, PROBES, Probe, list_probes
+from nova_hpc_guest.accept.gpus import count_gpus
+from nova_hpc_guest.accept.probes import CLUSTER, OWN, PROBES, Probe, list_probes
 from nova_hpc_guest.accept.ratio import SLOW, UNDECIDED
 from nova_hpc_guest.accept.refusal import GPU_BUSY, Refusal
-from nova_hpc_guest.accept.result import AcceptanceResult, MeasuredValue
+from nova_hpc_guest.accept.result import UNMEASURED, AcceptanceResult, MeasuredValue
 from nova_hpc_guest.accept.rounds import MOST_ROUNDS, make_experiment
 from nova_hpc_guest.accept.sample import AcceptanceError, Sample
 
 #: Seconds between two tries while members are still starting.
 _AGAIN: Final = 5.0
-
-
-#: Shows the progress: the present work, the number of steps done, and the number of all steps.
-ShowStep = Callable[[str, int, int], None]
-
-
-@attrs.frozen
-class AcceptedHost:
-    """A member of the cluster that acceptance measures, and how it is reached.
-
-    :ivar server: id of its server.
-    :ivar address: name or address that other members use.
-    :ivar problem: the reason why it is not measured; empty if it is.
-    """
-
-    number: int
-    name: str
-    server: str
-    address: str
-    remote: RemoteMember
-    problem: str = ""
-
-
-@attrs.frozen
-class ClusterTerms:
-    """The parameters and time limits of a cluster's acceptance measurement.
-
-    :ivar least: rounds that each probe gets before it is judged.
-    :ivar budget: seconds for the turns of all members.
-    :ivar only: names of the probes to run; empty for all of the tier.
-    :ivar own: the user's own probes, which members have as further words of their command.
-    :ivar floors: probe -> ratio below which it is slow, instead of the probe's own.
-    :ivar busy: measure members even if they are busy.
-    :ivar patience: seconds until members without an answer are given up.
-    """
-
-    tier: str
-    least: int
-    budget: float
-    only: tuple[str, ...] = ()
-    own: tuple[Probe, ...] = ()
-    floors: Mapping[str, float] = attrs.Factory(dict)
-    busy: bool = False
-    patience: float = 0.0
-    clock: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], None] = time.sleep
 
 
 class ClusterMeasuring:
@@ -91,7 +53,13 @@ class ClusterMeasuring:
         probes = list_probes(terms.tier, terms.only, terms.own)
         #: Probes between two members: over the loopback of one they would not measure the network.
         self._link_probes = [probe for probe in probes if self._is_of_links(probe)]
-        self._turn_probes = [probe for probe in probes if not self._is_of_links(probe)]
+        #: Programs over all members.
+        self._whole_probes = [probe for probe in probes if "hosts" in probe.needs]
+        self._turn_probes = [
+            probe
+            for probe in probes
+            if probe not in (*self._link_probes, *self._whole_probes) and terms.tier != CLUSTER
+        ]
         self._first: dict[int, FirstSample] = {}
         #: Number of a member that does not answer -> the reason.
         self._lost: dict[int, str] = {}
@@ -102,18 +70,22 @@ class ClusterMeasuring:
         self._rounds: list[dict[int, Sample]] = []
         self._links: dict[turns.Link, list[Sample]] = {}
         self._notes: list[str] = []
+        self._whole: list[WholeResult] = []
 
     def measure(self) -> ClusterAcceptance:
         """Measure and judge all members. No behaviour of a member raises an error.
 
         The phases: read each member's first sample, leave out busy and different machines, measure
-        members in turns, measure pairs of members, judge each member against the others.
+        members in turns, measure pairs of members, measure programs over all members, judge each
+        member against the others.
         """
         self._ask_members()
         self._refuse_members()
         if len(self._list_able()) > 1:
             self._take_turns()
-            self._measure_links()
+            if self._terms.tier != CLUSTER:
+                self._measure_links()
+            self._measure_whole()
         else:
             self._notes.append("fewer than two members can be measured: nothing is compared")
         rows = self._judge_all()
@@ -126,11 +98,15 @@ class ClusterMeasuring:
             MemberAcceptance(
                 *(number, host.name, host.server),
                 self._judge_member(number, rows[number], slow),
+                tuple(whole.remarks[number] for whole in self._whole if number in whole.remarks),
             )
             for number, host in self._hosts.items()
         )
         notes = tuple(self._notes)
-        return ClusterAcceptance(self._name, self._terms.tier, members, len(self._rounds), notes)
+        return ClusterAcceptance(
+            *(self._name, self._terms.tier, members, len(self._rounds), notes),
+            whole=tuple(self._whole),
+        )
 
     # -- first ---------------------------------------------------------------
 
@@ -195,7 +171,8 @@ class ClusterMeasuring:
                 self._refused.setdefault(number, Refusal("key", text))
 
     def _measures_gpus(self) -> bool:
-        return any("gpu" in probe.needs for probe in (*self._turn_probes, *self._link_probes))
+        probes = (*self._turn_probes, *self._link_probes, *self._whole_probes)
+        return any("gpu" in probe.needs for probe in probes)
 
     # -- turns ---------------------------------------------------------------
 
@@ -318,10 +295,44 @@ class ClusterMeasuring:
             self._hosts[first].remote, self._hosts[second].remote, self._hosts[second].address
         )
 
+    # -- all members at once -------------------------------------------------
+
+    def _measure_whole(self) -> None:
+        """Measure programs over all members; in the tier ``cluster`` also the links of networks."""
+        hosts = {number: self._hosts[number] for number in self._list_able()}
+        if len(hosts) < 2:
+            return
+        of_links = self._link_probes if self._terms.tier == CLUSTER else []
+        facts = {number: self._first[number].sample.facts for number in hosts}
+        gpus = all(map(count_gpus, facts.values()))
+        programs = [
+            probe
+            for probe in self._whole_probes
+            if (gpus or "gpu" not in probe.needs) and self._can_link(probe)
+        ]
+        run = WholeMeasuring(hosts, facts, self._terms, self._show)
+        run.measure_programs({probe.name: probe for probe in programs})
+        if any(result.verdict == UNMEASURED for result in run.results):
+            self._find_lost()
+        for probe in of_links:
+            if probe.tier != OWN and set(hosts) == set(self._list_able()) and self._can_link(probe):
+                run.measure_networks(probe)
+        self._blamed.update(run.blamed)
+        self._whole = run.results
+        self._notes += run.notes
+
+    def _find_lost(self) -> None:
+        """Look for members that do not answer after a program over all of them has failed."""
+        able = self._list_able()
+        answers = ask_members([self._hosts[number].remote for number in able], True)
+        for number, answer in zip(able, answers, strict=True):
+            if isinstance(answer, str):
+                self._lost[number] = f"after a program over all members: {answer}"
+
     # -- judging -------------------------------------------------------------
 
     def _judge_all(self) -> dict[int, dict[str, AcceptanceRow]]:
-        probes = [probe for probe in self._link_probes if _may_be_judged(probe)]
+        probes = [probe for probe in self._link_probes if _may_be_judged(probe) and self._links]
         return {
             number: {
                 **self._judge_turns(number),
@@ -361,7 +372,8 @@ class ClusterMeasuring:
                 for name in self._probe_of
                 # Undecided probes of a member that failed are left out: its failure is the reason.
                 if name in rows and not (lost and rows[name].verdict == UNDECIDED)
-            ),
+            )
+            + tuple(whole.rows[number] for whole in self._whole if number in whole.rows),
             measured=tuple(_list_medians(everything, self._probe_of)),
             missing=_join_texts([sample.missing for sample in everything]),
             failed={**_join_texts([sample.failed for sample in everything]), **lost},

@@ -15,10 +15,14 @@ from nova_hpc_client.accept.cluster_result import ClusterAcceptance, MemberAccep
 from nova_hpc_common.output.canvas import add_element, format_svg, make_plain_root
 from nova_hpc_common.outside.text import printable_text
 from nova_hpc_guest.accept.probes import PROBE_OF
-from nova_hpc_guest.accept.ratio import LEVEL
+from nova_hpc_guest.accept.ratio import LEVEL, SLOW
 from nova_hpc_guest.accept.views import format_junit
 
 COLUMNS: Final = ("Member", "Verdict", "Slow", "Causes", "Reasons")
+#: The name of the rows of programs over all members.
+ALL: Final = "all members"
+#: Verdict -> element of JUnit's format.
+_KINDS: Final = {"slow": "failure", "undecided": "failure", "not measurable": "error"}
 _LEFT: Final = 150
 _CELL: Final = 84
 _STEP: Final = 24
@@ -28,8 +32,8 @@ _COLOURS: Final = {"slow": "#f2b8b5", "level": "#c7e7cf", "undecided": "#f3e6a6"
 
 
 def list_member_rows(cluster: ClusterAcceptance) -> list[tuple[str, str, str, str, str]]:
-    """Return one table row for each member, in the order of :data:`COLUMNS`."""
-    return [
+    """Return a table row for each member, and for each result of all of them."""
+    rows = [
         (
             member.name,
             member.result.verdict,
@@ -43,6 +47,7 @@ def list_member_rows(cluster: ClusterAcceptance) -> list[tuple[str, str, str, st
         )
         for member in cluster.members
     ]
+    return [*rows, *((ALL, whole.verdict, whole.probe, "", whole.says) for whole in cluster.whole)]
 
 
 def format_cluster_text(cluster: ClusterAcceptance) -> str:
@@ -57,9 +62,15 @@ def _list_lines(cluster: ClusterAcceptance) -> Iterator[str]:
     for member in cluster.members:
         yield f"{member.name}: {member.result.verdict}"
         yield from _list_member_lines(member)
+    for whole in cluster.whole:
+        figure = f" {whole.figure:.4g} {whole.unit}" if whole.figure else ""
+        says = f": {whole.says}" if whole.says else ""
+        yield f"{ALL}: {whole.probe}{figure}: {whole.verdict}{says}"
     for note in cluster.notes:
         yield f"note: {note}"
-    rejected = ", ".join(member.name for member in cluster.rejected)
+    rejected = ", ".join(member.name for member in cluster.rejected) or "; ".join(
+        whole.says for whole in cluster.whole if whole.verdict == SLOW
+    )
     yield (
         f"verdict of {cluster.name} ({cluster.tier}, {cluster.rounds} rounds): {cluster.verdict}"
         + (f": {rejected}" if rejected else "")
@@ -89,6 +100,17 @@ def format_cluster_junit(cluster: ClusterAcceptance) -> str:
         _, _, suite = format_junit(member.result).partition("\n")
         name = quoteattr(f"nova-hpc-accept {printable_text(member.name)}")
         parts.append(suite.replace('name="nova-hpc-accept"', f"name={name}", 1))
+    if cluster.whole:
+        parts.append(f"<testsuite name={quoteattr(f'nova-hpc-accept {ALL}')}>")
+        for whole in cluster.whole:
+            text = quoteattr(printable_text(f"{whole.verdict}: {whole.says}"))
+            kind = _KINDS.get(whole.verdict)
+            parts.append(
+                f'<testcase classname={quoteattr(printable_text(whole.probe))} name="all">'
+                + (f"<{kind} message={text}/>" if kind else "")
+                + "</testcase>"
+            )
+        parts.append("</testsuite>")
     return "\n".join([*parts, "</testsuites>", ""])
 
 

@@ -17,7 +17,7 @@ from nova_hpc_client.accept.remote_calls import (
     wait_for_calls,
 )
 from nova_hpc_guest.accept.first_sample import FirstSample, read_first_sample
-from nova_hpc_guest.accept.probes import FULL, Probe
+from nova_hpc_guest.accept.probes import CLUSTER, FULL, Probe
 from nova_hpc_guest.accept.sample import AcceptanceError, Sample, read_sample
 
 #: Seconds added to the limits of the probes themselves: to connect, to check tools, to end.
@@ -34,7 +34,7 @@ class RemoteMember:
     Invalid output only gives an error.
 
     :param build_words: turns words of ``nova-hpc-guest`` into a command that runs here.
-    :param tier: the tier of probes, quick or full.
+    :param tier: the tier of probes: quick, full or cluster.
     :param scale: part of the full work that probes of CPU and memory do.
     :param more: further words of ``nova-hpc-guest accept`` for every call.
     :param environment: environment of the command; None for this process's own.
@@ -89,12 +89,17 @@ class RemoteMember:
         return self._accept_words(["--serve", probe.name, "--budget", f"{seconds:g}"])
 
     def build_sample_words(
-        self, probes: Sequence[Probe], settings: Mapping[str, str] | None, peer: str | None
+        self,
+        probes: Sequence[Probe],
+        settings: Mapping[str, str] | None,
+        peer: str | None,
+        hosts: Sequence[str] = (),
     ) -> list[str]:
         """Build the command that measures one round and prints the sample.
 
         :param settings: changed settings of the round.
         :param peer: address of the machine that answers; None if the probes need none.
+        :param hosts: addresses of the machines over which one run goes.
         """
         words = ["--sample", "--only", ",".join(probe.name for probe in probes)]
         words += ["--scale", f"{self.scale:g}"]
@@ -102,10 +107,12 @@ class RemoteMember:
             words += ["--setting", f"{name}={value}"]
         if peer is not None:
             words += ["--peer", peer]
+        if hosts:
+            words += ["--hosts", ",".join(hosts)]
         return self._accept_words(words)
 
     def _accept_words(self, words: Sequence[str]) -> list[str]:
-        tier = ["--tier", self._tier, "--yes"] if self._tier == FULL else []
+        tier = {FULL: ["--tier", FULL, "--yes"], CLUSTER: ["--tier", CLUSTER]}.get(self._tier, [])
         return self._build_words(["accept", *tier, *words, *self._more, "--hold"])
 
 
@@ -174,6 +181,33 @@ def measure_pairs(
                     results[place] = read_sample(_take_document(ended))
                 except AcceptanceError as error:
                     results[place] = str(error)
+    return results
+
+
+@attrs.frozen
+class SetCall:
+    """Machines over which a program runs once.
+
+    :ivar first: the first of them, which starts the program.
+    :ivar addresses: the addresses of all.
+    """
+
+    first: RemoteMember
+    addresses: tuple[str, ...]
+
+
+def measure_sets(sets: Sequence[SetCall], probe: Probe) -> list[Sample | str]:
+    """Run a program once over each set of machines, over all sets at the same time.
+
+    :returns: for each set, its sample or the reason why there is none.
+    """
+    asking = [call.first.build_sample_words([probe], None, None, call.addresses) for call in sets]
+    results: list[Sample | str] = []
+    for ended in run_calls(asking, _find_limit([probe]), sets[0].first.environment):
+        try:
+            results.append(read_sample(_take_document(ended)))
+        except AcceptanceError as error:
+            results.append(str(error))
     return results
 
 

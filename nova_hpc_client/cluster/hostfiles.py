@@ -105,6 +105,21 @@ def choose_address(member: ClusterMember, network: str) -> str:
     return prefer_ipv4(addresses)
 
 
+def list_addresses(member: ClusterMember) -> dict[str, str]:
+    """Return name of each network of a member -> its address there.
+
+    :raises HostError: it has a text that is none.
+    """
+    try:
+        return {
+            name: require_ip_address(prefer_ipv4(addresses), f"server {member.id} has it")
+            for name, addresses in member.addresses.items()
+            if addresses
+        }
+    except OutsideError as error:
+        raise HostError(str(error)) from error
+
+
 def prefer_ipv4(addresses: Sequence[str]) -> str:
     """Return the first IPv4 address if there is one, because old MPIs read no other in host files.
 

@@ -13,12 +13,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from nova_hpc_client.accept.cluster_result import ClusterAcceptance
-from nova_hpc_client.accept.cluster_run import (
-    AcceptedHost,
-    ClusterMeasuring,
-    ClusterTerms,
-    ShowStep,
-)
+from nova_hpc_client.accept.cluster_run import ClusterMeasuring
+from nova_hpc_client.accept.cluster_terms import AcceptedHost, ClusterTerms, ShowStep
 from nova_hpc_client.accept.launchers import GUEST_COMMAND, LAUNCHERS, SRUN, SSH, Reach
 from nova_hpc_client.accept.remote_member import RemoteMember
 from nova_hpc_client.cluster import hostfiles
@@ -31,7 +27,7 @@ from nova_hpc_client.openstack.cloud import SdkCloud
 from nova_hpc_common.outside.text import printable_text
 from nova_hpc_guest.accept.options import BUDGETS, PAIRS, find_budget
 from nova_hpc_guest.accept.own_probes import join_probes, read_probe_file
-from nova_hpc_guest.accept.probes import FULL, QUICK, Probe
+from nova_hpc_guest.accept.probes import CLUSTER, FULL, QUICK, Probe
 from nova_hpc_guest.accept.sample import AcceptanceError
 from nova_hpc_guest.accept.session import read_floors
 
@@ -169,6 +165,7 @@ def measure_cluster(
             host.reached,
             RemoteMember(functools.partial(reach.build_words, host), tier, more=words),
             "" if seat.member.standing is Standing.RUNS else f"it is {seat.member.state_text}",
+            hostfiles.list_addresses(seat.member),
         )
         for seat, host in zip(order_seats_by_nearness(cluster), hosts, strict=True)
     ]
@@ -208,9 +205,20 @@ def measure_new_cluster(
         return measure_cluster(cluster, tier, stated, show, PATIENCE, floors=floors)
 
 
-def record_verdicts(cloud: SdkCloud, measured: ClusterAcceptance) -> None:
-    """Write each member's verdict into its metadata; print a message for each one that fails."""
+def record_verdicts(
+    cloud: SdkCloud, measured: ClusterAcceptance, cluster: Cluster | None = None
+) -> None:
+    """Write each member's verdict into its metadata; print a message for each one that fails.
+
+    The tier ``cluster`` measures members only together. So it records the member that it names, and
+    otherwise replaces only its own former verdicts in *cluster*.
+    """
+    former = {} if cluster is None else {member.id: member.verdict for member in cluster.members}
     for member in measured.members:
+        own = former.get(member.server)
+        ours = own is not None and own.tier == CLUSTER
+        if measured.tier == CLUSTER and not (member.slow or ours):
+            continue
         try:
             cloud.set_verdict(member.server, member.make_verdict(measured.taken))
         except ClusterCloudError as error:

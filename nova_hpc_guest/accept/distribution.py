@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a probe's single values are distributed, at the baseline and here: counts in bins. Pure.
 
-A percentile of a run hides rare long delays, and the shape tells a few long ones from many short
+A percentile of a run hides rare long delays; the shape shows a few long ones beside many short
 ones. Rounds add up.
 """
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pkgutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,13 +21,15 @@ from . import facts as fact_reader
 from . import readings
 from .counters import Counters, read_counters, share_counters
 from .facts import GuestFacts
+from .fillings import fill_word, find_best_blas, find_default_port, load_program
 from .gpus import GPU_USERS, count_gpus, find_gpu_cell, list_gpu_users
+from .network import choose_network, name_network
 from .probes import DIAGNOSIS, DIAGNOSIS_LIMIT, OWN, PROBE_OF, PROBES, TOOL_OF, Probe
 from .rdma_ports import expand_rdma_words, read_rdma_path, read_rdma_variables
 from .sample import AcceptanceError, Reading, Sample
 from .scratch import find_file_system, make_scratch_folder
 from .toolbox import Toolbox, find_tools
-from .tools import ToolRun, find_last_line, find_port, run_tool, start_helper, wait_for_port
+from .tools import ToolRun, find_line, find_port, run_tool, start_helper, wait_for_port
 
 _LARGE_PAGES: Final = "glibc.malloc.hugetlb=1"
 #: Variables that choose another BLAS, or other kernels of it.
@@ -66,6 +67,8 @@ class MeasuringOptions(NamedTuple):
 
     #: Address of another machine that answers (``iperf3 -s`` and so on); None for this machine.
     peer: str | None = None
+    #: Addresses of the machines over which one run goes; empty for none.
+    hosts: tuple[str, ...] = ()
     #: Directory in which the disk is read; None for the first usable one.
     folder: str | None = None
     #: Part of the full work for probes of CPU and memory.
@@ -166,7 +169,7 @@ class LocalMachine:
         obstacle = self.find_obstacle(probe)
         if obstacle is not None:
             raise AcceptanceError(f"{probe.name} cannot be answered: {obstacle}")
-        port = _default_port(probe)
+        port = find_default_port(probe)
         fillings = {"port": str(port)}
         words = self._fill_words(probe.server, fillings)
         if "-B" in words:
@@ -189,8 +192,11 @@ class LocalMachine:
         except ValueError as error:
             return [], done.problem or f"dcgmi printed something else: {error}"
 
-    def find_obstacle(self, probe: Probe) -> str | None:
-        """Explain why a probe cannot be made here, as in ``no tool fio``; None if it can."""
+    def find_obstacle(self, probe: Probe, alone: bool = True) -> str | None:
+        """Explain why a probe cannot be made here, as in ``no tool fio``; None if it can.
+
+        :param alone: False if the hosts of a run over several machines will be named.
+        """
         gpus = count_gpus(self.facts)
         if gpus < probe.needs.count("gpu") + probe.needs.count("gpus"):
             return "one GPU" if gpus else "no GPU"
@@ -212,6 +218,10 @@ class LocalMachine:
                 return f"no tool {tool} ({where})"
         if "dir" in probe.needs and self._find_folder() is None:
             return "no directory on a disk to write in (--dir)"
+        if "topology" in probe.needs and not Path(TOPOLOGY).exists():
+            return f"no {TOPOLOGY} (nova-hpc-guest install)"
+        if alone and "hosts" in probe.needs and not self._options.hosts:
+            return "it runs over all members of a cluster: openstack hpc cluster accept"
         return None
 
     def _find_folder(self) -> str | None:
@@ -343,7 +353,12 @@ class LocalMachine:
 
     def _fill_words(self, words: Sequence[str], fillings: Mapping[str, str]) -> list[str]:
         expanded = expand_rdma_words(words, self._root, self._promise)
-        return [_fill_word(word, fillings) for word in expanded]
+        routes = self._root.text("/proc/net/route") or ""
+        place = [at for at, word in enumerate(expanded) if word == "{network}"]
+        if place:
+            network = choose_network(routes, self._options.hosts)
+            expanded[place[0] : place[0] + 1] = name_network(network)
+        return [fill_word(word, fillings) for word in expanded]
 
     def _fill_in(
         self,
@@ -359,7 +374,7 @@ class LocalMachine:
         gpu_cell = find_gpu_cell(self._promise) or 0
         cells = max(1, self.facts.nodes)
         step = 1 if settings.get("cell") == "other" else 0
-        best = _find_best_blas() if settings.get("blas") == "default" else None
+        best = find_best_blas() if settings.get("blas") == "default" else None
         fillings = {
             "cpu": str(cpus[0]),
             "cpu_list": ",".join(map(str, cpus)),
@@ -377,12 +392,16 @@ class LocalMachine:
             "python": self.toolbox.python,
             "mpi_python": self.toolbox.mpi_python or self.toolbox.python,
             "lammps": "lmp",
-            "dgemm": _load_program("child_dgemm.py"),
-            "clock_program": _load_program("child_clock.py"),
+            "dgemm": load_program("child_dgemm.py"),
+            "all_reduce": load_program("child_all_reduce.py"),
+            "clock_program": load_program("child_clock.py"),
             "clock": "coarse" if settings.get("clock") == "coarse" else "real",
             "library": best or self.toolbox.blas or "libblas.so.3",
             "peer": self._options.peer or "127.0.0.1",
-            "port": str(find_port() if self._options.peer is None else _default_port(probe)),
+            "hosts": ",".join(self._options.hosts),
+            "members": str(len(self._options.hosts)),
+            "topology": TOPOLOGY,
+            "port": str(find_port() if self._options.peer is None else find_default_port(probe)),
             "streams": settings.get("streams", "1"),
             "ranks": str(len(cpus)),
             "hpl": str(_HPL_SIZE),
@@ -395,7 +414,7 @@ class LocalMachine:
             scratch = stack.enter_context(make_scratch_folder(self._find_folder()))
             fillings["scratch"] = scratch
             for name, text in probe.files:
-                Path(scratch, name).write_text(_fill_word(text, fillings), encoding="ascii")
+                Path(scratch, name).write_text(fill_word(text, fillings), encoding="ascii")
         return fillings
 
 
@@ -451,46 +470,13 @@ def _read_value(
             return (rate if probe.higher else _PER_SECOND[probe.unit] / rate), None
         return None, f"{probe.tool}: {done.problem}"
     if done.problem is not None:
-        last = find_last_line(done.output)
-        return None, f"{probe.tool}: {done.problem}" + (f": {last!a}" if last else "")
+        # mpirun's explanations follow the line of ssh or of the rank that failed.
+        line = find_line(done.output, 0 if "hosts" in probe.needs else -1)
+        return None, f"{probe.tool}: {done.problem}" + (f": {line!a}" if line else "")
     try:
         return probe.read(text, done.document, work), None
     except ValueError as error:
         return None, f"{probe.tool} printed something that is not its result: {error}"
-
-
-def _fill_word(word: str, fillings: Mapping[str, str]) -> str:
-    for name, value in fillings.items():
-        if word == f"{{{name}}}":
-            return value
-    if "\n" in word and "{" not in word:
-        return word
-    for name, value in fillings.items():
-        if name not in ("dgemm", "clock_program"):
-            word = word.replace(f"{{{name}}}", value)
-    return word
-
-
-def _load_program(name: str) -> str:
-    """Load the text of a program beside this module, in a directory or in the one file."""
-    data = pkgutil.get_data(__package__ or "", name)
-    if data is None:
-        raise OSError(f"{name} is not part of this copy of the command")
-    return data.decode("ascii")
-
-
-def _find_best_blas() -> str | None:
-    """Return the path of this machine's best BLAS, whatever the environment names; else None."""
-    for folder in ("/usr/lib", "/usr/lib64", "/usr/local/lib"):
-        for pattern in ("*/openblas-*/libblas.so.3", "libopenblas.so.0", "*/blis-*/libblas.so.3"):
-            matches = sorted(Path(folder).glob(pattern))
-            if matches:
-                return str(matches[0])
-    return None
-
-
-def _default_port(probe: Probe) -> int:
-    return 5201 if probe.tool == "iperf3" else 18515
 
 
 def _read_result(path: Path) -> str:

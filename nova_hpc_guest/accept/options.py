@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 from ..compare import KINDS
 from .causes import CAUSES
 from .own_probes import DATA_OPTION, OwnProbes, decode_probes, join_probes, read_probe_file
-from .probes import FULL, PROBE_OF, PROBES, QUICK, Probe
+from .probes import CLUSTER, FULL, PROBE_OF, PROBES, QUICK, Probe
 from .sample import AcceptanceError
 
 FORMATS: Final = ("text", "json", "svg", "junit")
@@ -24,10 +24,12 @@ SETTINGS: Final = tuple(
 )
 #: Probes that another machine can answer.
 SERVED: Final = tuple(probe.name for probe in PROBES if probe.server)
-#: Seconds that measuring may take.
-BUDGETS: Final = {QUICK: 240.0, FULL: 7200.0}
+#: Seconds that measuring may take; of the tier ``cluster`` for each member.
+BUDGETS: Final = {QUICK: 240.0, FULL: 7200.0, CLUSTER: 300.0}
 #: Pairs that each probe gets before it is judged.
-PAIRS: Final = {QUICK: 6, FULL: 25}
+PAIRS: Final = {QUICK: 6, FULL: 25, CLUSTER: 6}
+#: Most machines of a set: their addresses fit into one word of a command line.
+_MOST_HOSTS: Final = 4096
 
 
 class AcceptOptions(NamedTuple):
@@ -39,6 +41,8 @@ class AcceptOptions(NamedTuple):
     save: str | None = None
     beside: str | None = None
     peer: str | None = None
+    #: Addresses of the machines over which one run goes; empty for none.
+    hosts: tuple[str, ...] = ()
     folder: str | None = None
     #: Seconds for measuring; 0.0 until :func:`complete_options` derives it.
     budget: float = 0.0
@@ -69,7 +73,12 @@ class AcceptOptions(NamedTuple):
 
 def add_accept_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the subcommand."""
-    parser.add_argument("--tier", choices=(QUICK, FULL), default=QUICK)
+    parser.add_argument(
+        "--tier",
+        choices=(QUICK, FULL, CLUSTER),
+        default=QUICK,
+        metavar=f"{{{QUICK},{FULL}}}",
+    )
     parser.add_argument(
         "--yes", action="store_true", help="with --tier full: it takes up to two hours"
     )
@@ -111,6 +120,14 @@ def add_accept_options(parser: argparse.ArgumentParser) -> None:
         type=_read_address,
         metavar="HOST",
         help="machine where iperf3 -s and the like answer (default: this one, over loopback)",
+    )
+    parser.add_argument(
+        "--hosts",
+        type=_read_hosts,
+        default=(),
+        metavar="HOST,...",
+        help="machines over which a probe of scope whole runs, as openstack hpc cluster accept "
+        "gives them",
     )
     parser.add_argument("--dir", metavar="DIR", help="where the disk is read")
     parser.add_argument(
@@ -175,6 +192,8 @@ def build_accept_options(parser: argparse.ArgumentParser, parsed: Any) -> Accept
     tier: str = parsed.tier
     if tier == FULL and not (parsed.yes or parsed.gate):
         parser.error("--tier full takes up to two hours and all CPUs: say --yes")
+    if tier == CLUSTER and not (parsed.sample or parsed.serve):
+        parser.error("--tier cluster is for all members: run openstack hpc cluster accept")
     if parsed.baseline and parsed.beside:
         parser.error("--baseline and --beside are two baselines: choose one")
     if parsed.save_baseline and (parsed.baseline or parsed.beside or parsed.only):
@@ -198,6 +217,7 @@ def build_accept_options(parser: argparse.ArgumentParser, parsed: Any) -> Accept
         save=parsed.save_baseline,
         beside=parsed.beside,
         peer=parsed.peer,
+        hosts=parsed.hosts,
         folder=parsed.dir,
         budget=parsed.budget or 0.0,
         pairs=PAIRS[tier],
@@ -261,6 +281,13 @@ def _read_address(text: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,252}", text, re.ASCII):
         raise argparse.ArgumentTypeError(f"{text!a} is no name or address of a host")
     return text
+
+
+def _read_hosts(text: str) -> tuple[str, ...]:
+    hosts = tuple(map(_read_address, text.split(",")))
+    if len(set(hosts)) < len(hosts) or len(hosts) > _MOST_HOSTS:
+        raise argparse.ArgumentTypeError(f"it names a host twice, or more than {_MOST_HOSTS}")
+    return hosts
 
 
 def _read_scale(text: str) -> float:

@@ -24,6 +24,9 @@ from .tools import find_last_line
 #: The option that carries the text of a file to another machine.
 DATA_OPTION: Final = "--probe-data"
 PEER: Final = "{peer}"
+HOSTS: Final = "{hosts}"
+#: Scope of a probe -> the thing that it needs.
+_SCOPES: Final[dict[str, tuple[str, ...]]] = {"member": (), "pair": ("peer",), "whole": ("hosts",)}
 #: Required fields, with an example for the error.
 _REQUIRED: Final = {
     "command": "mpirun -np {ranks} lmp -in in.lj -log none",
@@ -205,10 +208,15 @@ def _build_probe(name: str, fields: Mapping[str, str], earlier: Mapping[str, Pro
         if leader is None or leader.of is not None:
             raise ValueError(f"of: {of!a} is no section above with a command")
     words = leader.words if leader else _split_command(fields["command"])
-    pair = _choose(fields, "scope", ("member", "pair")) == "pair"
-    if leader is None and pair != (PEER in " ".join(words)):
+    scope, text = _choose(fields, "scope", tuple(_SCOPES)), " ".join(words)
+    if leader is None and (scope == "pair") != (PEER in text):
         raise ValueError(
             "scope: a command with {peer}, the other member's address, has scope = pair, and no "
+            "other has"
+        )
+    if leader is None and (scope == "whole") != (HOSTS in text):
+        raise ValueError(
+            "scope: a command with {hosts}, all members' addresses, has scope = whole, and no "
             "other has"
         )
     return Probe(
@@ -226,7 +234,7 @@ def _build_probe(name: str, fields: Mapping[str, str], earlier: Mapping[str, Pro
         cpus="all",
         limit=_read_part(fields, "seconds", leader.limit if leader else _SECONDS, _MOST_SECONDS),
         of=of,
-        needs=leader.needs if leader else ("peer",) if pair else (),
+        needs=leader.needs if leader else _SCOPES[scope],
     )
 
 
@@ -254,10 +262,10 @@ def _check_pattern(fields: Mapping[str, str], key: str, wanted: int) -> str:
     return pattern
 
 
-def _choose(fields: Mapping[str, str], key: str, words: tuple[str, str]) -> str:
+def _choose(fields: Mapping[str, str], key: str, words: tuple[str, ...]) -> str:
     word = fields.get(key, words[0])
     if word not in words:
-        raise ValueError(f"{key}: {word!a} is neither {words[0]} nor {words[1]}")
+        raise ValueError(f"{key}: {word!a} is not one of {', '.join(words)}")
     return word
 
 

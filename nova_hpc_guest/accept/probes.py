@@ -16,6 +16,10 @@ QUICK: Final = "quick"
 FULL: Final = "full"
 #: The tier of probes of the user, which belong to every measurement.
 OWN: Final = "own"
+#: The tier of runs over all members of a cluster.
+CLUSTER: Final = "cluster"
+#: A probe between two members that the tier ``cluster`` has as well.
+_OF_PAIRS: Final = "ib_bw"
 #: Bytes that a measurement over the network sends.
 _NET_BYTES: Final = "250M"
 _LAMMPS: Final = (
@@ -70,7 +74,8 @@ class Probe(NamedTuple):
     #: The server that runs beside it if no peer is named.
     server: tuple[str, ...] = ()
     #: Needs: ``dir`` a directory to write in, ``gpu``, ``gpus`` two of them, ``rdma``, ``cells``
-    #: two NUMA nodes, ``peer`` another machine, ``rights`` of root, ``scratch`` files of its own.
+    #: two NUMA nodes, ``peer`` another machine, ``hosts`` a set of machines, ``topology`` NCCL's
+    #: installed file, ``rights`` of root, ``scratch`` files of its own.
     needs: tuple[str, ...] = ()
     #: Files that its directory has to have.
     files: tuple[tuple[str, str], ...] = ()
@@ -111,6 +116,16 @@ _SYSBENCH_MEMORY: Final = (
 )
 _EVENTS: Final = 1200.0
 _MPI: Final = ("mpirun", "--quiet", "-np", "2")
+#: The ring is the algorithm of which each member sends the same amount over each of its links.
+_ALL_REDUCE: Final = (
+    *("mpirun", "--quiet", "-np", "{members}", "-H", "{hosts}", "{network}", "{partition}"),
+    *("--mca", "coll_tuned_use_dynamic_rules", "1", "--mca", "coll_tuned_allreduce_algorithm"),
+    *("4", "{mpi_python}", "-c", "{all_reduce}", "16777216"),
+)
+_NCCL_ALL: Final = (
+    *("mpirun", "--quiet", "-np", "{members}", "-H", "{hosts}", "{network}", "{partition}"),
+)
+_NCCL_TEST: Final = ("all_reduce_perf", "-b", "256M", "-e", "256M", "-n", "20", "-g", "{gpus}")
 _HPCC_RUN: Final = {
     "tool": "hpcc",
     "words": ("mpirun", "--quiet", "-np", "{ranks}", "hpcc"),
@@ -375,6 +390,47 @@ PROBES: Final = (
         needs=("gpu", "peer", "mpirun"),
         ids=("VMAAS13-01",),
     ),
+    Probe(
+        *("link_bw", "TCP both ways, the slower one", "Mbit/s", True, 0.80, "iperf3"),
+        words=("iperf3", "-c", "{peer}", "-p", "{port}", "-t", "1", "--bidir", "-J"),
+        read=readings.read_iperf3_ways,
+        tier=CLUSTER,
+        cpus="all",
+        server=("iperf3", "-s", "-p", "{port}", "-B", "127.0.0.1"),
+        ids=("VMAAS14-01",),
+    ),
+    Probe(
+        *("all_reduce", "all-reduce over all members", "GB/s", True, 0.80, "mpirun"),
+        words=_ALL_REDUCE,
+        read=readings.read_bus_bandwidth,
+        tier=CLUSTER,
+        cpus="all",
+        limit=90.0,
+        needs=("mpi4py", "hosts"),
+        ids=("VMAAS14-01",),
+    ),
+    Probe(
+        *("nccl_all", "all-reduce over all members' GPUs", "GB/s", True, 0.80),
+        tool="all_reduce_perf",
+        words=(*_NCCL_ALL, *_NCCL_TEST),
+        read=readings.read_collective,
+        tier=CLUSTER,
+        cpus="all",
+        limit=180.0,
+        needs=("gpu", "mpirun", "hosts"),
+        ids=("VMAAS13-01",),
+    ),
+    Probe(
+        *("nccl_topo", "the same with the promised topology file", "GB/s", True, 0.95),
+        tool="all_reduce_perf",
+        words=(*_NCCL_ALL, "-x", "NCCL_TOPO_FILE={topology}", *_NCCL_TEST),
+        read=readings.read_collective,
+        tier=CLUSTER,
+        cpus="all",
+        limit=180.0,
+        needs=("gpu", "mpirun", "topology", "hosts"),
+        ids=("VMAAS13-01",),
+    ),
 )
 
 TOOL_OF: Final = {tool.name: tool for tool in TOOLS}
@@ -388,9 +444,10 @@ def list_probes(
     tier: str, only: tuple[str, ...] = (), own: tuple[Probe, ...] = ()
 ) -> tuple[Probe, ...]:
     """Return the probes of a tier and the user's own; only the named ones if *only* names some."""
-    tiers = (QUICK, OWN) if tier == QUICK else (QUICK, FULL, OWN)
+    tiers = (QUICK, FULL, OWN) if tier == FULL else (tier, OWN)
     return tuple(
         probe
         for probe in (*PROBES, *own)
-        if probe.tier in tiers and (not only or probe.name in only)
+        if (probe.tier in tiers or (tier == CLUSTER and probe.name == _OF_PAIRS))
+        and (not only or probe.name in only)
     )

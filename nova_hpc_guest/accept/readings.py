@@ -120,6 +120,13 @@ def read_iperf3_rate(text: str, _: str, __: float) -> float:
     return _expect_positive(_find_path(end, "sum_received", "bits_per_second")) / 1e6
 
 
+def read_iperf3_ways(text: str, _: str, __: float) -> float:
+    """Return the Mbit/s that arrived in the slower direction, of iperf3's run in both at once."""
+    end = _find_iperf3_end(text)
+    names = ("sum_received", "sum_received_bidir_reverse")
+    return min(_expect_positive(_find_path(end, name, "bits_per_second")) for name in names) / 1e6
+
+
 def read_iperf3_delay(text: str, _: str, __: float) -> float:
     """Return the mean round trip that TCP saw, in microseconds, from iperf3's JSON."""
     streams = _find_path(_find_iperf3_end(text), "streams")
@@ -280,6 +287,11 @@ def read_collective(text: str, _: str, __: float) -> float:
     if len(largest) > 1:
         raise ValueError(f"{largest[0][:70]!a} is one of {len(largest)} rows of one size")
     return _read_cell(names, largest[0], "busbw")
+
+
+def read_bus_bandwidth(text: str, _: str, __: float) -> float:
+    """Return the bus bandwidth of our all-reduce in GB/s, from its JSON."""
+    return _expect_positive(_find_path(_load_json(text), "busbw"))
 
 
 def _remove_nccl_log(text: str) -> str:

@@ -153,7 +153,7 @@ def measure_acceptance(root: Root, options: AcceptOptions) -> AcceptanceResult:
     baseline = _read_baselines(options.baselines)
     promise = check_promise(root, options.skip)
     own = join_probes(options.own)
-    wishes = MeasuringOptions(options.peer, options.folder, own=own)
+    wishes = MeasuringOptions(options.peer, options.hosts, options.folder, own=own)
     local = LocalMachine(root, wishes, promise.document)
     local.scale = options.scale or _read_scale(baseline) or local.find_scale()
     probes = list_probes(options.tier, options.only, own)
@@ -275,7 +275,7 @@ def _run_sample(root: Root, options: AcceptOptions) -> tuple[int, list[str]]:
     promise = check_promise(root, options.skip)
     own = join_probes(options.own)
     wishes = MeasuringOptions(
-        options.peer, options.folder, options.scale or 1.0, options.within, own
+        options.peer, options.hosts, options.folder, options.scale or 1.0, options.within, own
     )
     local = LocalMachine(root, wishes, promise.document)
     if options.setting is not None and not _can_change(local, options.setting):
@@ -300,7 +300,7 @@ def _run_sample(root: Root, options: AcceptOptions) -> tuple[int, list[str]]:
         {
             probe.name: obstacle
             for probe in list_probes(options.tier)
-            for obstacle in [local.find_obstacle(probe)]
+            for obstacle in [local.find_obstacle(probe, alone=False)]
             if obstacle is not None and probe.of is None
         },
     )

@@ -263,11 +263,16 @@ def adopt_orphans() -> Iterator[None]:
 
 
 def find_last_line(text: str) -> str:
-    """Return the last line with a letter or digit, shortened; "" without one.
+    """Return the last line with a letter or digit, shortened; "" without one."""
+    return find_line(text, -1)
+
+
+def find_line(text: str, place: int) -> str:
+    """Return the line with a letter or digit at a place, as -1 for the last; "" without one.
 
     Some programs frame their errors with dashes.
     """
-    return " ".join((re.findall(r"^.*\w.*$", text, re.MULTILINE) or [""])[-1].split())[:100]
+    return " ".join((re.findall(r"^.*\w.*$", text, re.MULTILINE) or [""])[place].split())[:100]
 
 
 def describe_end(status: int) -> str:

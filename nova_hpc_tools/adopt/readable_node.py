@@ -54,7 +54,7 @@ def check_offer(node: Node, spec: DeviceSpec) -> None:
     A server with some GPUs of a board has no NVLink until something runs the NVSwitches.
 
     :raises CommandError: as :func:`check_cpus_read`, or GPUs would be offered while the
-        declaration does not say who runs the NVSwitches beside them.
+        declaration leaves the owner of their NVSwitches open.
     """
     check_cpus_read(node, readiness.offered_functions_of(node, spec))
     undecided = [omitted for omitted in spec.omitted if omitted.reason == UNDECIDED]

@@ -27,7 +27,7 @@ TUNNELS: Final = ""
 #: Resource classes that Nova accepts unchanged, without ``CUSTOM_``.
 STANDARD_CLASSES: Final = frozenset({"PGPU", "FPGA", "PCI_DEVICE", "SRIOV_NET_VF"})
 
-#: Why NVSwitches are not offered if the declaration says nothing about them.
+#: Why NVSwitches are not offered if the declaration has no ``offer_switches``.
 UNDECIDED: Final = (
     "decide now who runs the NVSwitches: write offer_switches: false into the declaration if "
     "Fabric Manager does, on the node or in a service machine, or offer_switches: true if one "

@@ -191,7 +191,7 @@ class ServiceSettings:
     #: files of ``configure`` come from the declaration, so they do not count here.
     device_role: tuple[str, ...]
     nvlink_set: tuple[str, ...]
-    #: ``[hpc]nvlink_backend``: what runs the NVSwitches of this node.
+    #: ``[hpc]nvlink_backend``: the manager of this node's NVSwitches.
     nvlink_backend: str
     configured: Configured
     #: ``[hpc]device_role`` of files of others; () if they do not set it.

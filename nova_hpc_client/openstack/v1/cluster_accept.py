@@ -13,7 +13,7 @@ from nova_hpc_client.cluster.life_cycle.run import ClusterError
 from nova_hpc_client.openstack import acceptance, progress
 from nova_hpc_client.openstack.v1.cluster_views import ListWithTexts, sdk_cloud_of, translate_errors
 from nova_hpc_guest.accept.options import add_probe_option, split_names
-from nova_hpc_guest.accept.probes import FULL, QUICK
+from nova_hpc_guest.accept.probes import CLUSTER, FULL, QUICK
 
 _INTERRUPTED: Final = 130
 
@@ -22,8 +22,9 @@ class AcceptCluster(ListWithTexts):
     """Measure whether the members of a virtual cluster are as fast as each other
 
     Each member is measured in turns and compared with the rest, then pairs of members are. A
-    member that is slow is named with its cause. Members need nova-hpc-guest and its tools; ssh,
-    or srun, has to work without asking. Each member's verdict is written into its server's
+    member that is slow is named with its cause. --tier cluster measures all members at once and
+    names the member, link or network that slows them. Members need nova-hpc-guest and its tools;
+    ssh, or srun, has to work without asking. Each member's verdict is written into its server's
     metadata (hpc_accept). Exit status: 0 accepted, 1 slow or not as promised, 2 refused or not
     measurable, 3 undecided. Formats beside the usual ones: text (the default), svg, junit.
 
@@ -47,7 +48,13 @@ class AcceptCluster(ListWithTexts):
         """Declare the options."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
         parser.add_argument("cluster", metavar="<cluster>", help="name or ID")
-        parser.add_argument("--tier", choices=acceptance.TIERS, default=QUICK)
+        parser.add_argument(
+            "--tier",
+            choices=(*acceptance.TIERS, CLUSTER),
+            default=QUICK,
+            help=f"{CLUSTER}: one program over all members, and the links on each of their "
+            "networks, in minutes; it names the member, link or network that slows the rest",
+        )
         parser.add_argument(
             "--yes", action="store_true", help="with --tier full: it takes hours of all members"
         )
@@ -110,6 +117,6 @@ class AcceptCluster(ListWithTexts):
                 print("interrupted; nothing is left running on members", file=sys.stderr)
                 raise SystemExit(_INTERRUPTED) from None
             if not parsed_args.no_record and not parsed_args.only:
-                acceptance.record_verdicts(cloud, self._measured)
+                acceptance.record_verdicts(cloud, self._measured, cluster)
         self.verdict_status = self._measured.status
         return views.COLUMNS, views.list_member_rows(self._measured)

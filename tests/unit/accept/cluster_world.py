@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from nova_hpc_client.accept.cluster_result import ClusterAcceptance
-from nova_hpc_client.accept.cluster_run import AcceptedHost, ClusterMeasuring, ClusterTerms
+from nova_hpc_client.accept.cluster_run import ClusterMeasuring
+from nova_hpc_client.accept.cluster_terms import AcceptedHost, ClusterTerms
 from nova_hpc_client.accept.launchers import Reach
 from nova_hpc_client.accept.remote_member import RemoteMember
 from nova_hpc_client.cluster.hostfiles import MemberHost

@@ -17,7 +17,8 @@ import pytest
 
 from nova_hpc_client.accept import cluster_views
 from nova_hpc_client.accept.cluster_result import ClusterAcceptance, MemberAcceptance
-from nova_hpc_client.accept.cluster_run import ClusterMeasuring, ClusterTerms
+from nova_hpc_client.accept.cluster_run import ClusterMeasuring
+from nova_hpc_client.accept.cluster_terms import ClusterTerms
 from nova_hpc_common.wire.member_verdict import read_member_verdict
 from nova_hpc_guest.accept.first_sample import read_first_sample, write_first_sample
 from nova_hpc_guest.accept.refusal import Refusal

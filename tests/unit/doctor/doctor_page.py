@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Final
 
 from nova_hpc_tools.doctor.check_cures import CURES
-from nova_hpc_tools.site.findings import CHECKS
 from nova_hpc_tools.site.cures import (
     RESTART_COMPUTE,
     CuredCommand,
@@ -19,6 +18,7 @@ from nova_hpc_tools.site.cures import (
     ServiceRestart,
     place_option,
 )
+from nova_hpc_tools.site.findings import CHECKS
 from nova_hpc_tools.site.layout_cures import COMMANDS, render_cure
 from nova_hpc_tools.site.layout_names import KOLLA, OSA
 from tests.unit.doctor.doctor_faults import CLOUD, FAULTS
@@ -56,11 +56,11 @@ def checks() -> str:
 
 
 def layouts() -> str:
-    """Tabs with the files and commands of each deployment tool, for pages that name the plain ones."""
+    """Tabs with the files and commands of each tool, for pages that name the plain ones."""
     lines = [".. tab-set::", "   :sync-group: layout", ""]
     lines += _tab(
         *("Packages", "plain"),
-        "Files and commands are the ones on this page. Restart a service after its file has changed.",
+        "Files and commands are those of this page. Restart a service after its file has changed.",
     )
     for title, layout in (("Kolla-Ansible", KOLLA), ("OpenStack-Ansible", OSA)):
         commands = COMMANDS[layout]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from benchmarks.acceptance import whole
 from benchmarks.acceptance.__main__ import TRIALS, format_table, read_trials
 from nova_hpc_guest.accept.causes import CAUSES, CHANGES_NOTHING, CLOSES, COSTS_NOTHING
 from nova_hpc_guest.accept.probes import PROBES, TOOL_OF
@@ -114,6 +115,7 @@ def write_published() -> str:
 
 PARTS = {
     "probes.inc": write_probes,
+    "whole.inc": lambda: whole.format_table(whole.read_trials(whole.TRIALS)) + "\n",
     "causes.inc": write_causes,
     "trials.inc": write_trials,
     "published.inc": write_published,

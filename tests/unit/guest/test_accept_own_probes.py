@@ -51,6 +51,7 @@ REAL = (
     ("hpcc", "hpcc_pingpong", "hpcc", 0.150288),
     ("osu", "osu_lat", "osu-latency", 0.38),
     ("osu", "osu_bw", "osu-bandwidth", 3530.72),
+    ("osu-all", "osu_allreduce", "osu-allreduce", 1064.92),
     ("nas", "nas_ep", "nas", 74.17),
     *(
         ("osu-sizes", f"osu_lat_{size}", "osu-latency", value)
@@ -86,7 +87,8 @@ def output_of(name: str) -> str:
 def test_the_samples_read_real_outputs(sample: str, name: str, output: str, value: float) -> None:
     probe = probe_of(sample, name)
     assert probe.read(output_of(output), "", 0.0) == value
-    assert probe.higher == (not name.startswith(("osu_lat", "hpcc_pingpong")))
+    lower = ("osu_lat", "osu_allreduce", "hpcc_pingpong")
+    assert probe.higher == (not name.startswith(lower))
 
 
 def test_every_sample_is_tried() -> None:
@@ -245,13 +247,16 @@ def test_a_progress_line_is_not_the_last_line() -> None:
         ("mine --fast", "'a\x1bb'", "command: use printable words, with the program first"),
         ("mine --fast", "mine {peer}", "has scope = pair"),
         ("unit", "scope = pair\nunit", "has scope = pair"),
-        ("unit", "scope = whole\nunit", "scope: 'whole' is neither member nor pair"),
+        ("unit", "scope = whole\nunit", "has scope = whole"),
+        ("mine --fast", "mine {hosts}", "has scope = whole"),
+        ("mine --fast", "mine {hosts}\nscope = pair", "has scope = pair"),
+        ("unit", "scope = all\nunit", "scope: 'all' is not one of member, pair, whole"),
         (r"(\S+)", r"\S+", "figure has 0 groups, not 1"),
         (r"(\S+)", r"(\S)(\S)", "figure has 2 groups, not 1"),
         (r"(\S+)", r"(\S+", "figure is no regular expression"),
         ("unit", "expect = (ok)\nunit", "expect has 1 groups, not 0"),
         ("x/s", "x s", "unit: use up to 16 characters of ASCII without blanks"),
-        ("= higher", "= more", "better: 'more' is neither higher nor lower"),
+        ("= higher", "= more", "better: 'more' is not one of higher, lower"),
         ("unit", "seconds = 0\nunit", "seconds: '0' is no number above 0 and up to 7200"),
         ("unit", "seconds = nan\nunit", "seconds: 'nan' is no number"),
         ("unit", "floor = 1,5\nunit", "floor: '1,5' is no number above 0 and up to 1"),
@@ -464,6 +469,18 @@ def test_a_pair_needs_a_peer(mine: AcceptWorld) -> None:
     (mine.folder / "mine.ini").write_text(text.replace("(\\S+)", "(\\S+) with 10.1.2.3$"))
     assert run(mine, "--sample")["missing"] == {"mine": "no --peer"}
     assert run(mine, "--sample", "--peer", "10.1.2.3")["probes"]["mine"]["value"] == 5
+
+
+def test_a_run_over_a_set_needs_its_addresses(mine: AcceptWorld) -> None:
+    mine.tool("mine", '#!/bin/sh\n[ "$*" = "-np 2 -H 10.1.2.3,10.1.2.4" ] && echo rate: 5\n')
+    text = GOOD.replace("mine --fast", "mine -np {members} -H {hosts}\nscope = whole")
+    (mine.folder / "mine.ini").write_text(text)
+    reason = "it runs over all members of a cluster: openstack hpc cluster accept"
+    assert run(mine, "--sample")["missing"] == {"mine": reason}
+    data = run(mine, "--sample", "--hosts", "10.1.2.3,10.1.2.4")
+    assert data["probes"]["mine"]["value"] == 5
+    # It can be made there, so it is no obstacle for the machine that asks.
+    assert run(mine, "--sample", "--first", "--busy")["first"]["obstacles"].get("mine") is None
 
 
 @pytest.mark.parametrize(
