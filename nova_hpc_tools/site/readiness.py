@@ -22,7 +22,7 @@ from nova_hpc_tools.site.device_users import DeviceUsers
 from nova_hpc_tools.site.findings import DoctorFinding
 from nova_hpc_tools.site.kernel_options import KernelOptions
 from nova_hpc_tools.site.vgpu_findings import check_vgpu_types
-from nova_hpc_tools.wire.node_declaration import NodeWishes, page_kib
+from nova_hpc_tools.wire.node_declaration import EVERY, NodeWishes, page_kib
 
 _MANY: Final = 4
 _TO_GRUB: Final = (
@@ -164,6 +164,7 @@ def _check_virtual_functions(
     node: Node, roles: Roles, wishes: NodeWishes
 ) -> Iterator[DoctorFinding]:
     none = []
+    whole = {device.address for device in wishes.whole_pf or ()}
     for function in node.functions:
         if function.dev_type != "type-PF":
             continue
@@ -189,6 +190,7 @@ def _check_virtual_functions(
             and not current_count
             and (function.class_code or "").startswith("02")
             and role
+            and not whole & {function.address, EVERY}
         ):
             none.append(function.address)
     if none:

@@ -105,6 +105,9 @@ def test_what_is_declared_for_a_role_is_not_for_all(tmp_path):
         NodeWishes(vfs={"pf": 8}, left_out=(DeclaredDevice(place),)),
         NodeWishes(vfs={"pf": 0}),
         NodeWishes(vfs={"gpu": 8}),
+        # The cure that doctor gives for an adapter without virtual functions.
+        NodeWishes(whole_pf=(DeclaredDevice(place),)),
+        NodeWishes(whole_pf=(DeclaredDevice(EVERY),)),
     ):
         _, _, found = judge(node, wishes)
         assert [each.check for each in found if each.check != "driver"] == []
