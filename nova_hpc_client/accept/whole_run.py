@@ -97,7 +97,9 @@ class WholeMeasuring:
         """Measure all links on each network that all members have, or on the chosen one."""
         common = sorted(set.intersection(*(set(host.rails) for host in self._hosts.values())))
         for name in common if len(common) > 1 and probe.tool == "iperf3" else [""]:
-            self.results.append(self._measure_links(probe, name))
+            result = self._measure_links(probe, name)
+            if result is not None:
+                self.results.append(result)
 
     def _add_row(self, row: AcceptanceRow) -> None:
         verdict = ACCEPTED if row.verdict == LEVEL else row.verdict
@@ -221,10 +223,12 @@ class WholeMeasuring:
 
     # -- links ---------------------------------------------------------------
 
-    def _measure_links(self, probe: Probe, network: str) -> WholeResult:
+    def _measure_links(self, probe: Probe, network: str) -> WholeResult | None:
         """Measure each two members on one network.
 
         :param network: its name; empty for the addresses over which members are reached.
+        :returns: None for a network on which no two members reach each other, such as InfiniBand
+            without addresses for TCP.
         """
         name = f"{probe.name}@{network}" if network else probe.name
         rounds = pair_up_members(tuple(self._hosts))
@@ -249,6 +253,13 @@ class WholeMeasuring:
                             figures[link].append(answer.readings[probe.name].value)
                         else:
                             failed[link] = answer.failed.get(probe.name, _NO_FIGURE)
+                    if network and turn == 0 and some is rounds[0] and len(failed) == len(some):
+                        reason = next(iter(failed.values()))
+                        self.notes.append(
+                            f"{name} was left out: no two members reach each other "
+                            f"there ({reason}); InfiniBand needs addresses for TCP"
+                        )
+                        return None
                 turn += 1
             location = (
                 bisection.locate_fault({link: figures[link] for link in links}, terms)

@@ -56,6 +56,8 @@ value = 1000.0
 for line in open(f"{folder}/../faults"):
     part, *fault = line.split()
     if set(fault) <= set(hosts):
+        if float(part) == 0:
+            sys.exit("iperf3: unable to connect to server: No route to host")
         value = min(value, 1000 * float(part))
 print(open(f"{folder}/round").read().replace("PROBE", probe).replace("4711.0", str(value)))
 """
@@ -169,6 +171,17 @@ def test_a_slow_link_blames_no_member(world: WholeWorld) -> None:
     assert text.endswith(f"(cluster, 0 rounds): slow: {link}; {link} on rail0\n")
     assert [member.make_verdict(1).rejects for member in measured.members] == [False] * 3
     assert [member.result.verdict for member in measured.members] == ["accepted"] * 3
+
+
+def test_a_network_without_tcp_is_left_out(world: WholeWorld) -> None:
+    """InfiniBand rails whose members have no child interfaces: no member is to blame."""
+    world.slow(*(f"0 10.1.0.{one} 10.1.0.{other}" for one, other in ((1, 2), (1, 3), (2, 3))))
+    measured = measure(world, "link_bw")
+    assert says_of(measured) == {"link_bw@rail0": ("accepted", "")}
+    assert (measured.verdict, measured.status) == ("accepted", 0)
+    (note,) = [note for note in measured.notes if "rail1" in note]
+    assert note.startswith("link_bw@rail1 was left out: no two members reach each other there (")
+    assert "No route to host" in note
 
 
 def test_the_slow_rail_of_a_member_is_named(world: WholeWorld) -> None:
