@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import re
 import sys
 import tomllib
@@ -39,6 +40,7 @@ RULES = {
     "actor": "name who does it, or say that none does",
     "glossary": "another word stands for it in the glossary",
     "title": "another page has this title",
+    "deny": "the deny list of docs/style.toml has it: write it in plain English",
 }
 
 #: "where" as a condition, by its neighbours: at the beginning of a sentence or of a
@@ -52,6 +54,10 @@ _ACTOR = re.compile(r"\b(?:nobody|somebody|anybody|by (?:itself|themselves))\b",
 #: Words of the glossary's column "not" without any other meaning.
 _GLOSSARY = re.compile(
     r"\b(?:ailing|bundles?|cleansings?|keepers?|put away|yardsticks?)\b", re.IGNORECASE
+)
+#: Words and beginnings of sentences of a dialect that readers have to decode.
+_DENIED = re.compile(
+    "|".join(tomllib.loads(BOUNDS.read_text(encoding="utf-8"))["deny"]["patterns"]), re.IGNORECASE
 )
 _WORD = re.compile("[^\\W_]|[\ue000-\ue07f]")
 #: The end of a sentence: not behind an abbreviation, nor before a small letter except "nova-".
@@ -235,6 +241,7 @@ def judge_sentence(sentence: str) -> Iterator[str]:
     yield from ("where" for _ in _WHERE.finditer(sentence))
     yield from ("actor" for _ in _ACTOR.finditer(sentence))
     yield from ("glossary" for _ in _GLOSSARY.finditer(sentence))
+    yield from ("deny" for _ in _DENIED.finditer(sentence))
 
 
 def judge_pages(source: Path) -> tuple[list[Finding], Mapping[str, int]]:
@@ -306,7 +313,7 @@ def lower_bounds(
         rule: min(bound, sum(of_page.get(rule, 0) for of_page in counts.values()))
         for rule, bound in bounds["site"].items()
     }
-    return {"site": site, "new": dict(bounds["new"]), "pages": pages}
+    return {**bounds, "site": site, "new": dict(bounds["new"]), "pages": pages}
 
 
 def write_bounds(bounds: Mapping[str, Any]) -> str:
@@ -314,6 +321,16 @@ def write_bounds(bounds: Mapping[str, Any]) -> str:
     lines = [
         "# How many findings of docs/style.py a page may have, and the site. They only fall:",
         "# python docs/style.py --lower",
+        "",
+        "# The most words of all pages: generated tables do not count. A person changes it.",
+        "[size]",
+        f"words = {bounds['size']['words']}",
+        "",
+        "# Regular expressions, applied to each sentence.",
+        "[deny]",
+        "patterns = [",
+        *(f"  {json.dumps(pattern)}," for pattern in bounds["deny"]["patterns"]),
+        "]",
     ]
     for section in ("site", "new"):
         lines += ["", f"[{section}]", *(f"{rule} = {n}" for rule, n in bounds[section].items())]
@@ -362,7 +379,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for each in findings:
             if (each.page, each.rule) == (page, rule):
                 print(f"  {each}")
-    return 1 if excesses else 0
+    most = bounds["size"]["words"]
+    if size["words"] > most:
+        print(f"the site: {size['words']} words, and at most {most}: shorten or remove a page")
+    return 1 if excesses or size["words"] > most else 0
 
 
 if __name__ == "__main__":

@@ -111,7 +111,13 @@ def test_two_pages_have_one_title(style, tmp_path):
 
 
 def test_counts_only_fall(style):
-    bounds = {"site": {"long": 4}, "new": {"long": 2}, "pages": {"old": {"long": 3, "where": 1}}}
+    bounds = {
+        "size": {"words": 100},
+        "deny": {"patterns": [r"\banew\b", '"']},
+        "site": {"long": 4},
+        "new": {"long": 2},
+        "pages": {"old": {"long": 3, "where": 1}},
+    }
     assert style.list_excesses({"old": {"long": 2, "where": 1}, "new": {"long": 2}}, bounds) == []
     assert style.list_excesses({"old": {"long": 4}}, bounds) == [("old", "long", 4, 3)]
     assert style.list_excesses({"new": {"long": 3, "actor": 1}}, bounds) == [
@@ -123,6 +129,8 @@ def test_counts_only_fall(style):
     ]
     lower = style.lower_bounds({"old": {"long": 2}, "worse": {"long": 9}}, bounds)
     assert lower == {
+        "size": {"words": 100},
+        "deny": {"patterns": [r"\banew\b", '"']},
         "site": {"long": 4},
         "new": {"long": 2},
         "pages": {"old": {"long": 2}, "worse": {"long": 2}},
@@ -135,7 +143,8 @@ def test_the_command(style, tmp_path, monkeypatch, capsys):
     judge(style, tmp_path, page="=\nA\n=\n\nNobody. Nobody.\n")
     monkeypatch.setattr(style, "SOURCE", source)
     monkeypatch.setattr(style, "BOUNDS", tmp_path / "style.toml")
-    style.BOUNDS.write_text("[site]\nactor = 3\n[new]\n[pages]\npage = {actor = 1}\n")
+    size = "[size]\nwords = 3\n[deny]\npatterns = []\n"
+    style.BOUNDS.write_text(f"{size}[site]\nactor = 3\n[new]\n[pages]\npage = {{actor = 1}}\n")
     assert style.main([]) == 1
     out = capsys.readouterr().out
     assert "page: actor: 2, and at most 1" in out
@@ -148,3 +157,20 @@ def test_the_command(style, tmp_path, monkeypatch, capsys):
     assert tomllib.loads(style.BOUNDS.read_text())["site"] == {"actor": 0}
     assert style.main(["page"]) == 0
     assert capsys.readouterr().out.endswith("page: nothing\n")
+    (source / "page.rst").write_text("=\nA\n=\n\nAll is well here.\n")
+    assert style.main([]) == 1
+    assert "4 words, and at most 3: shorten or remove a page" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("sentence", "denied"),
+    [
+        ("The devices of which the node knows nothing.", True),
+        ("What is no longer there is in no list.", True),
+        ("What helps", False),
+        ("It starts anew.", True),
+        ("Missing devices are not in the list.", False),
+    ],
+)
+def test_a_dialect_is_denied(style, sentence, denied):
+    assert ("deny" in style.judge_sentence(sentence)) is denied
