@@ -10,6 +10,7 @@ from keystoneauth1 import loading
 from nova.conf import opts as nova_opts
 from oslo_config import cfg, types
 from oslo_limit import opts as limit_opts
+from oslo_messaging import opts as messaging_opts
 from placement.conf import opts as placement_opts
 
 from nova_hpc.conf import partitions
@@ -57,7 +58,7 @@ MASAKARI = [
 SERVICES = {
     "nova": everything(nova_opts.list_opts(), limit_opts.list_opts(), KEYSTONE),
     "placement": everything(placement_opts.list_opts()),
-    "neutron": everything(partitions.list_opts(), NEUTRON),
+    "neutron": everything(partitions.list_opts(), messaging_opts.list_opts(), NEUTRON),
     "masakari": everything(MASAKARI),
 }
 
