@@ -77,7 +77,8 @@ def _run(
             "PLUGIN_TOP": str(TOP),
             "SCRATCH": str(scratch),
             "NOVA_HPC_CONFIGURE_ARGS": arguments,
-            "NOVA_HPC_DECLARATION": declaration,
+            # The board of a DGX-2 has NVSwitches.
+            "NOVA_HPC_DECLARATION": f"{declaration}\noffer_switches: false",
         },
         capture_output=True,
         text=True,
