@@ -123,6 +123,9 @@ class Node:
 @pytest.fixture
 def node(tmp_path):
     found = Node(tmp_path)
+    # A board without NVSwitches: the pages are about any node, and configure stops on those.
+    for bus in ("4b", "4c", "4d", "4e"):
+        (found.root / f"sys/bus/pci/devices/0000:{bus}:00.0").unlink()
     yield found
     found.server.end()
 

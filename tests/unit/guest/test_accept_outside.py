@@ -122,7 +122,7 @@ def test_every_experiment_can_be_asked_for() -> None:
     assert wanted - set(SETTINGS) == {"cpus=half"}
     assert {"cpus=even", "cpus=first"} <= set(SETTINGS)
     assert not any(setting.startswith("ceiling") for setting in SETTINGS)
-    assert set(SERVED) == {"net_bw", "ib_bw", "ib_lat"}
+    assert set(SERVED) == {"net_bw", "link_bw", "ib_bw", "ib_lat"}
 
 
 @pytest.mark.parametrize("words", [("--first",), ("--setting", "pages=large"), ("--within",)])
