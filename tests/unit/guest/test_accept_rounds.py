@@ -416,6 +416,7 @@ samples = st.builds(
             sent=st.dictionaries(st.text(max_size=9), st.integers(0, 1 << 40), max_size=2),
             at_limit=st.booleans(),
             words=st.lists(st.text(max_size=9), max_size=2).map(tuple),
+            counts=st.dictionaries(st.integers(0, 20_000), st.integers(1, 1 << 30), max_size=3),
         ),
         max_size=4,
     ),
