@@ -35,15 +35,15 @@ _NEAREST: Final = {
 }
 #: Remark of a figure that could be compared.
 NOT_HERE: Final = "not measured here"
-_WHOLE: Final = "theirs ran over four servers, and a probe runs on one server or a pair"
+_FOUR_SERVERS: Final = "theirs ran over four servers, and a probe runs on one server or a pair"
 _REASONS: Final = (
     ("SPEC OMP", "SPEC's benchmarks are not free"),
     ("SHOC", "SHOC needs its own programs, built from source; levels are means of many"),
     ("GPU-LIBSVM", "needs its own program and data"),
     ("LAMMPS, all runs", "a mean of several inputs and sizes"),
-    ("LAMMPS", _WHOLE),
+    ("LAMMPS", _FOUR_SERVERS),
     ("HOOMD, gain", "no ratio of virtual to native"),
-    ("HOOMD", _WHOLE),
+    ("HOOMD", _FOUR_SERVERS),
     ("SKaMPI", "they give no figure"),
     ("rCUDA", "our GPU shares go over TCP, and no probe runs a program with and without one"),
     ("IVC", "no ratio of virtual to native; python -m benchmarks.shared_memory measures it"),

@@ -14,7 +14,7 @@ from nova_hpc.wire import tags
 from nova_hpc_common.outside.name_lists import join_first
 from nova_hpc_tools.base import CommandError
 from nova_hpc_tools.site import readiness, spec_entries
-from nova_hpc_tools.site.declaration import UNDECIDED
+from nova_hpc_tools.site.declaration import SWITCH_CHOICE
 from nova_hpc_tools.site.device_spec import DeviceSpec
 from nova_hpc_tools.site.nvlink_sets import GPU_ROLE
 
@@ -59,7 +59,7 @@ def check_offer(node: Node, spec: DeviceSpec) -> None:
     """
     check_cpus_read(node, readiness.offered_functions_of(node, spec))
     if spec.undecided and any(offer.tags.role == GPU_ROLE for offer in spec.offers):
-        raise CommandError(f"{join_first(spec.undecided, 2)}: {UNDECIDED}")
+        raise CommandError(f"{join_first(spec.undecided, 2)}: {SWITCH_CHOICE}")
 
 
 def find_unread_cpus(node: Node, offered: Iterable[PciFunction] = ()) -> str | None:

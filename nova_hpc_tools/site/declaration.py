@@ -28,7 +28,7 @@ TUNNELS: Final = ""
 STANDARD_CLASSES: Final = frozenset({"PGPU", "FPGA", "PCI_DEVICE", "SRIOV_NET_VF"})
 
 #: Why NVSwitches are not offered if the declaration has no ``offer_switches``.
-UNDECIDED: Final = (
+SWITCH_CHOICE: Final = (
     "decide now who runs the NVSwitches: write offer_switches: false into the declaration if "
     "Fabric Manager does, on the node or in a service machine, or offer_switches: true if one "
     "server gets them with all GPUs of the board"
@@ -146,7 +146,7 @@ class Declaration:
         if function.address in self.withheld:
             return self.withheld[function.address]
         if self.leaves_open(function, role):
-            return UNDECIDED
+            return SWITCH_CHOICE
         if role == SWITCH_ROLE and not self.switches:
             return "Fabric Manager runs the NVSwitches, not a server"
         count = self.vfs.get(function.address, 0)

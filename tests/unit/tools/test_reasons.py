@@ -56,6 +56,8 @@ FOREIGN = {
 }
 #: What only looks like a text for people: (file, source of the expression) -> what it is.
 OTHERWISE = {
+    ("nova_hpc_client/accept/cluster_run.py", "result.verdict == UNMEASURED"): "a verdict's word",
+    ("nova_hpc_client/accept/whole_run.py", "result.verdict == UNMEASURED"): "the same",
     ("nova_hpc_guest/disks.py", "_MARK in piece"): "bytes of a disk",
     ("nova_hpc_guest/cluster_files.py", "line.rstrip().endswith(_MARK)"): "our lines in a file",
     (
