@@ -105,14 +105,21 @@ def test_what_is_declared_for_a_role_is_not_for_all(tmp_path):
         NodeWishes(vfs={"pf": 8}, left_out=(DeclaredDevice(place),)),
         NodeWishes(vfs={"pf": 0}),
         NodeWishes(vfs={"gpu": 8}),
-        # The cure that doctor gives for an adapter without virtual functions.
-        NodeWishes(whole_pf=(DeclaredDevice(place),)),
-        NodeWishes(whole_pf=(DeclaredDevice(EVERY),)),
     ):
         _, _, found = judge(node, wishes)
         assert [each.check for each in found if each.check != "driver"] == []
     _, offered, _ = judge(node, NodeWishes(vfs={"pf": 8}, whole_pf=(DeclaredDevice(place),)))
     assert place in offered
+
+
+def test_an_adapter_that_is_meant_whole_has_no_finding(tmp_path):
+    """The cure that doctor gives for an adapter without virtual functions."""
+    node = read(tmp_path / "node", 16)
+    place = next(each.address for each in node.functions if each.vendor_id == "15b3")
+    for whole, checks in ((), ["vfs-none"]), ((place,), []), ((EVERY,), []):
+        wishes = NodeWishes(whole_pf=tuple(map(DeclaredDevice, whole)))
+        found = [each.check for each in judge(node, wishes)[2] if each.check == "vfs-none"]
+        assert found == checks
 
 
 def test_firmware_that_waits_for_a_cold_start(tmp_path):
