@@ -96,7 +96,8 @@ def read_node_settings(node: Node, config: Sequence[str]) -> NodeSettings:
     declaration = Declaration(
         nvlink=links or None,
         identity=identity,
-        switches=None if options.hpc.nvlink_backend == NOBODY else False,
+        # configure has written entries only after the decision.
+        switches=None if options.hpc.nvlink_backend == NOBODY and not lines else False,
         erasers=erasers.find_erasers(options.hpc),
     )
     return NodeSettings(

@@ -148,7 +148,7 @@ class Declaration:
         if self.leaves_open(function, role):
             return SWITCH_CHOICE
         if role == SWITCH_ROLE and not self.switches:
-            return "Fabric Manager runs the NVSwitches, not a server"
+            return "it stays with the host, or with a service machine"
         count = self.vfs.get(function.address, 0)
         if count and not function.virtual_functions and not self.gives_whole(function.address):
             return (

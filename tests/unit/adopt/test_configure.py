@@ -259,7 +259,7 @@ def test_switches_are_offered_only_where_that_is_asked_for(configure, machine):
     assert "Not offered: 0000:18:00.0 (nvswitch): decide now who runs the NVSwitches" in err
     _, out, err = configure(*configure.declared(offer_switches=False))
     assert "nvswitch" not in out
-    assert "Not offered: 0000:18:00.0 (nvswitch): Fabric Manager runs the NVSwitches" in err
+    assert "Not offered: 0000:18:00.0 (nvswitch): it stays with the host" in err
     _, out, err = configure(*configure.declared(offer_switches=True))
     assert '"hpc_role": "nvswitch"' in out
     assert 'alias = {"name": "nvswitch"' in out
@@ -342,7 +342,7 @@ def test_an_hgx_h100(configure, synthetic):
     nothing, backend = configure.nova_conf.read_text(), "[hpc]\nnvlink_backend = fabric-manager\n"
     configure.nova_conf.write_text(nothing + backend)
     _, _, err = configure(root=synthetic("hgx-h100"))
-    assert "0000:4e:00.0 (nvswitch): Fabric Manager runs the NVSwitches, not a server" in err
+    assert "0000:4e:00.0 (nvswitch): it stays with the host, or with a service machine" in err
     configure.nova_conf.write_text(nothing)
     _, out, _ = configure(*configure.declared(offer_switches=False), root=synthetic("hgx-h100"))
     assert out.count('"hpc_role": "gpu"') == 8

@@ -235,7 +235,7 @@ def test_what_manages_the_links_of_all_stays_with_the_host():
     assert not asked.omitted
     assert not asked.undecided
     said = device_spec.build_device_spec(machine, table, declaration.Declaration(switches=False))
-    assert ["Fabric Manager runs" in each.reason for each in said.omitted] == [True]
+    assert ["it stays with the host" in each.reason for each in said.omitted] == [True]
     assert not said.undecided
 
 

@@ -74,7 +74,7 @@ def test_what_an_entry_names_is_offered(hgx: Path, tmp_path: Path) -> None:
     assert found["", Offer.OFFERED] == 1
     judged = standing.judge_functions(node, settings)
     assert judged["0000:51:00.0"].words == "no role offered"
-    assert judged["0000:4b:00.0"].words.startswith("nvswitch offered: decide now who runs the NVSw")
+    assert judged["0000:4b:00.0"].words.startswith("nvswitch offered: it stays with the host")
     assert standing.NONE.words == ""
 
 
