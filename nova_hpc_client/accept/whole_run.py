@@ -29,6 +29,8 @@ from nova_hpc_guest.accept.sample import AcceptanceError, Reading
 
 #: Turns after which a comparison stays undecided.
 _MOST_TURNS: Final = 16
+#: Rounds of pairs without any figure after which a network is left out.
+_SILENT_ROUNDS: Final = 3
 #: Sets that are measured at the same time.
 _AT_ONCE: Final = 32
 #: Gbit/s of an adapter -> part of it that the bus bandwidth of a level cluster reaches.
@@ -100,6 +102,9 @@ class WholeMeasuring:
             result = self._measure_links(probe, name)
             if result is not None:
                 self.results.append(result)
+        if not any(result.probe.startswith(probe.name) for result in self.results):
+            reason = "no two members reach each other on any network"
+            self.results.append(WholeResult(probe.name, probe.unit, 0.0, UNMEASURED, reason))
 
     def _add_row(self, row: AcceptanceRow) -> None:
         verdict = ACCEPTED if row.verdict == LEVEL else row.verdict
@@ -243,7 +248,7 @@ class WholeMeasuring:
                 turn < LEAST_PAIRS
                 or (turn < _MOST_TURNS and bisection.is_open(question, figures, terms))
             ):
-                for some in rounds:
+                for place, some in enumerate(rounds, 1):
                     self._begin_step(name, turn, max(turn + 1, LEAST_PAIRS))
                     pairs = [self._pair_call(link, network, turn) for link in some]
                     for link, answer in zip(some, measure_pairs(pairs, [probe]), strict=True):
@@ -253,7 +258,10 @@ class WholeMeasuring:
                             figures[link].append(answer.readings[probe.name].value)
                         else:
                             failed[link] = answer.failed.get(probe.name, _NO_FIGURE)
-                    if network and turn == 0 and some is rounds[0] and len(failed) == len(some):
+                    # One dead member fails one link of each round, so three rounds are needed.
+                    tried = sum(map(len, rounds[:place]))
+                    enough = turn == 0 and place == min(_SILENT_ROUNDS, len(rounds))
+                    if network and enough and len(failed) == tried:
                         reason = next(iter(failed.values()))
                         self.notes.append(
                             f"{name} was left out: no two members reach each other "

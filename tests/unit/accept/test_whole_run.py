@@ -184,6 +184,24 @@ def test_a_network_without_tcp_is_left_out(world: WholeWorld) -> None:
     assert "No route to host" in note
 
 
+def test_a_member_without_a_network_is_blamed(world: WholeWorld) -> None:
+    """The links of the others show that the network carries TCP."""
+    world.slow("0 10.1.0.2")
+    measured = measure(world, "link_bw")
+    assert measured.status == 2
+    assert not [note for note in measured.notes if "was left out: no two" in note]
+    assert [member.name for member in measured.members if member.result.failed] == ["train-2"]
+    assert says_of(measured)["link_bw@rail0"] == ("accepted", "")
+
+
+def test_no_network_with_tcp_is_not_measurable(world: WholeWorld) -> None:
+    pairs = ((1, 2), (1, 3), (2, 3))
+    world.slow(*(f"0 10.{rail}.0.{one} 10.{rail}.0.{two}" for rail in (0, 1) for one, two in pairs))
+    measured = measure(world, "link_bw")
+    assert says_of(measured)["link_bw"][0] == "not measurable"
+    assert measured.status == 2
+
+
 def test_the_slow_rail_of_a_member_is_named(world: WholeWorld) -> None:
     world.slow("0.4 10.1.0.2")
     measured = measure(world, "all_reduce", "link_bw")
