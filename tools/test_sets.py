@@ -88,13 +88,28 @@ def _job(
     return Job(name, env, tuple(words), minutes, frozenset(sets), alone, leads, needs)
 
 
+#: Files of functional tests of which Nova 33 and 32 run a part in the standard set.
+WRAPPING: Final = (
+    *("cluster_client", "driver_health", "driver_hygiene", "driver_privileged", "driver_reserve"),
+    *("driver_reserve_kept", "driver_withhold", "ebrctl_contract", "errors", "overrides"),
+    *("patches", "scheduler_contract", "scheduler_reader", "scheduler_roles"),
+)
+
+
+def _find_functional(start: str) -> list[str]:
+    """The files of functional tests whose names start so after ``test_``."""
+    folder = TOP / "tests" / "functional"
+    return sorted(str(path.relative_to(TOP)) for path in folder.glob(f"test_{start}*.py"))
+
+
 #: The most tests of a run that may need another try. A loaded machine disturbs a wait of one or
 #: two tests of 1,500; more tests, or the same test in two jobs, are an intermittent fault.
 RERUNS: Final = 2
 # Tests with services and processes get one more try on a loaded machine; the log has the reason.
 _TRIES: Final = ("--reruns", "1", "--max-suite-reruns", str(RERUNS), "--rerun-show-tracebacks")
 _SLOWEST: Final = ("--durations", "8")
-_OURS: Final = ("python", "-m", "pytest", *_TRIES, *_SLOWEST, "tests/functional")
+_TESTS: Final = ("python", "-m", "pytest", *_TRIES, *_SLOWEST)
+_OURS: Final = (*_TESTS, "tests/functional")
 _NOT_SLOW: Final = ("-m", "not slow")
 _NOT_LONG: Final = ("-m", "not long and not slow")
 #: About half of the unit tests; a set has one job for these and one for the rest.
@@ -102,11 +117,21 @@ _NODES: Final = tuple(
     f"tests/unit/{room}" for room in ("adopt", "commands", "device", "doctor", "lab", "tenancy")
 )
 _NOT_NODES: Final = tuple(f"--ignore={each}" for each in _NODES)
-#: Selects the functional tests that another release of Nova can break.
-_WRAPS_NOVA: Final = (*_NOT_SLOW, "-k", "contract or patches or errors or reader")
-_SCHEDULER: Final = "scheduler or explain or configure"
-_NODE: Final = f"driver and not ({_SCHEDULER})"
-_OTHERS: Final = f"not (driver or {_SCHEDULER})"
+#: The functional tests that another release of Nova can break are in these files.
+_WRAPS_NOVA: Final = (
+    *(f"tests/functional/test_{name}.py" for name in WRAPPING),
+    *(*_NOT_SLOW, "-k", "contract or patches or errors or reader"),
+)
+# A job that names its files imports no others: the modules of all tests take 15 seconds.
+_SCHEDULER: Final = ("scheduler_", "explain_", "configure_", "driver_explain")
+_SCHEDULER_FILES: Final = (
+    *sorted(each for name in _SCHEDULER for each in _find_functional(name)),
+    "tests/functional/unit_scheduler",
+)
+_NODE_FILES: Final = tuple(
+    each for each in _find_functional("driver_") if each not in _SCHEDULER_FILES
+)
+_NOT_OTHERS: Final = tuple(f"--ignore={each}" for each in (*_SCHEDULER_FILES, *_NODE_FILES))
 _HISTORIES: Final = ("tests/functional/test_histories.py", "-k", "two_hundred")
 _KILLS: Final = ("python", "-m", "tests.functional.kills")
 _SUITES: Final = ("python", "-m", "tests.functional.nova_suites")
@@ -123,11 +148,11 @@ JOBS: Final[tuple[Job, ...]] = (
     _job("shm", "shm", (*_TRIES, *_NOT_SLOW, "tests/shm"), 1, QUICK, STANDARD),
     _job("shm-all", "shm", ("tests/shm",), 2, FULL),
     _job("docs", "docs", (), 2, STANDARD, FULL),
-    _job("scheduler-34", "functional-34", (*_OURS, *_NOT_SLOW, "-k", _SCHEDULER), 9, STANDARD),
-    _job("node-34", "functional-34", (*_OURS, *_NOT_SLOW, "-k", _NODE), 14, STANDARD),
-    _job("others-34", "functional-34", (*_OURS, *_NOT_SLOW, "-k", _OTHERS), 10, STANDARD),
-    _job("functional-33", "functional-33", (*_OURS, *_WRAPS_NOVA), 3, STANDARD),
-    _job("functional-32", "functional-32", (*_OURS, *_WRAPS_NOVA), 3, STANDARD),
+    _job("scheduler-34", "functional-34", (*_TESTS, *_NOT_SLOW, *_SCHEDULER_FILES), 9, STANDARD),
+    _job("node-34", "functional-34", (*_TESTS, *_NOT_SLOW, *_NODE_FILES), 14, STANDARD),
+    _job("others-34", "functional-34", (*_OURS, *_NOT_SLOW, *_NOT_OTHERS), 10, STANDARD),
+    _job("functional-33", "functional-33", (*_TESTS, *_WRAPS_NOVA), 3, STANDARD),
+    _job("functional-32", "functional-32", (*_TESTS, *_WRAPS_NOVA), 3, STANDARD),
     _job("lab", "lab", ("-m", "not slow", "tests/lab"), 20, STANDARD, leads=True),
     # In the lab's environment, and without its nodes.
     _job("fabric", "lab", ("-m", "not slow", "tests/fabric"), 5, STANDARD),
