@@ -54,9 +54,7 @@ class Server:
         write it, where these are set: a node of files stands for the machine. It writes its exit
         status, ``$NODE`` and its words into the file *calls*.
         """
-        return COMMAND.format(
-            python=sys.executable, here=__file__, socket=self._path, calls=calls
-        )
+        return COMMAND.format(python=sys.executable, here=__file__, socket=self._path, calls=calls)
 
     def end(self) -> None:
         self._process.send_signal(signal.SIGTERM)
