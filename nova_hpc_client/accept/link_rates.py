@@ -43,9 +43,9 @@ class LinkRate(NamedTuple):
         return float(self.line * self.encoding * _PAYLOAD / (_PAYLOAD + _HEADERS) / 8)
 
 
-#: Gbit/s by which the kernel calls a rate -> that rate; of several generations the fastest. The least are NCCL's all-reduces through each
-#: adapter in Azure's checks (azurehpc-health-checks, check_nccl_allreduce_ib_loopback of
-#: conf/nd96asr_v4.conf and conf/nd96isr_h100_v5.conf).
+#: Gbit/s by which the kernel calls a rate -> that rate; of several generations the fastest. The
+#: least are NCCL's all-reduces through each adapter in Azure's checks (azurehpc-health-checks,
+#: check_nccl_allreduce_ib_loopback of conf/nd96asr_v4.conf and conf/nd96isr_h100_v5.conf).
 LINK_RATES: Final = {
     10.0: LinkRate("10 GbE", Fraction("10.3125"), _USUAL),
     20.0: LinkRate("DDR", Fraction(20), _OLD),

@@ -22,6 +22,8 @@ from nova_hpc_client.accept.remote_member import PairCall, SetCall, measure_pair
 from nova_hpc_client.accept.turns import blame_members, order_turn, pair_up_members
 from nova_hpc_guest.accept.evidence import REST, AcceptanceRow, judge_probe
 from nova_hpc_guest.accept.facts import GuestFacts
+from nova_hpc_guest.accept.measuring import NO_IPV6
+from nova_hpc_guest.accept.network import is_ipv6
 from nova_hpc_guest.accept.probes import CLUSTER, Probe
 from nova_hpc_guest.accept.ratio import LEAST_PAIRS, LEVEL, SLOW, UNDECIDED
 from nova_hpc_guest.accept.result import ACCEPTED, UNMEASURED
@@ -91,6 +93,9 @@ class WholeMeasuring:
 
     def measure_networks(self, probe: Probe) -> None:
         """Measure all links on each network that all members have, or on the chosen one."""
+        if "rdma" in probe.needs and any(is_ipv6(host.address) for host in self._hosts.values()):
+            self.notes.append(f"{probe.name} was left out: {NO_IPV6}")
+            return
         common = sorted(set.intersection(*(set(host.rails) for host in self._hosts.values())))
         for name in common if len(common) > 1 and probe.tool == "iperf3" else [""]:
             result = self._measure_links(probe, name)

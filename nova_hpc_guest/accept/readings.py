@@ -45,18 +45,19 @@ def read_cyclictest(_: str, document: str, work: float) -> float:
     If more than one of a hundred wakes are later than the histogram, the value is its end: the
     percentile is at least that late.
     """
-    return float(max(find_p99(_count_wakes(document)), 1))
+    return float(max(find_percentile(_count_wakes(document), 99), 1))
 
 
-def find_p99(counts: Mapping[int, int]) -> int:
-    """Return the value that one of a hundred reaches or exceeds.
+def find_percentile(counts: Mapping[int, int], percent: int) -> int:
+    """Return the value that one of a hundred reaches or exceeds, for *percent* 99.
 
     :param counts: value -> how often it was counted; not empty.
+    :param percent: part of the values that are shorter; 100 for the longest value.
     """
     above, total = 0, sum(counts.values())
-    for value in sorted(counts, reverse=True):
+    for value in sorted(filter(counts.get, counts), reverse=True):
         above += counts[value]
-        if 100 * above >= total:
+        if 100 * above >= (100 - percent) * total:
             break
     return value
 

@@ -151,8 +151,11 @@ def test_the_member_that_slows_all_is_named(world: WholeWorld) -> None:
     assert "all members: all_reduce 400 GB/s: slow: train-2\n" in text
     assert "note: all_reduce is not compared with the rate of links: one rank of a member" in text
     assert cluster_views.list_member_rows(measured)[-1] == (
-        *("all members", "slow", "all_reduce", "", "train-2"),
+        *("all members", "slow", "all_reduce", "", "train-2", ""),
     )
+    picture = ElementTree.fromstring(cluster_views.draw_cluster(measured))
+    texts = [element.text for element in picture.iter() if element.text]
+    assert texts[-3:] == ["all members", "slow", "all_reduce 400 GB/s: slow: train-2"]
     suites = ElementTree.fromstring(cluster_views.format_cluster_junit(measured))
     assert [failure.get("message") for failure in suites[-1].iter("failure")] == ["slow: train-2"]
 
