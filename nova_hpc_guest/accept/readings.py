@@ -85,6 +85,8 @@ def _count_wakes(document: str) -> dict[int, int]:
     later = total - sum(counts.values())
     if total <= 0 or later < 0:
         raise ValueError(f"a histogram of {total - later} wakes of {total}")
+    if later and _read_whole(_find_path(thread, "max")) < HISTOGRAM_US:
+        raise ValueError(f"a histogram without {later} wakes, none of which was later than it")
     return {**counts, HISTOGRAM_US: later} if later else counts
 
 
@@ -174,7 +176,7 @@ def read_clock(text: str, _: str, __: float) -> float:
 
 def read_lammps(text: str, _: str, __: float) -> float:
     """Return LAMMPS's time steps a second."""
-    return _find_number(r"([\d.]+) timesteps/s", text)
+    return _find_number(r"^Performance: .*, " + _NUMBER + " timesteps/s", text)
 
 
 def read_hpcc(name: str, scale: float) -> Callable[[str, str, float], float]:
@@ -187,7 +189,7 @@ def read_hpcc(name: str, scale: float) -> Callable[[str, str, float], float]:
     def read_summary(text: str, _: str, __: float) -> float:
         if "Success=1" not in text:
             raise ValueError("HPCC did not say Success=1")
-        return _find_number("^" + re.escape(name) + "=" + _NUMBER, text) * scale
+        return _find_number("^" + re.escape(name) + "=" + _NUMBER + r"\s*\n", text) * scale
 
     return read_summary
 

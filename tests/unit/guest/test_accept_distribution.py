@@ -43,7 +43,8 @@ echo "cyclictest V 2.40"
 def write_document(wakes: list[int]) -> str:
     """What cyclictest writes of these wakes; the late ones are missing from its histogram."""
     histogram = Counter(str(wake) for wake in wakes if wake < HISTOGRAM_US)
-    return json.dumps({"thread": {"0": {"histogram": histogram, "cycles": len(wakes)}}})
+    thread = {"histogram": histogram, "cycles": len(wakes), "max": max(wakes)}
+    return json.dumps({"thread": {"0": thread}})
 
 
 def sample(probe: str, counts: dict[int, int], value: float = 9.0) -> Sample:

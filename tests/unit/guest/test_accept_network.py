@@ -72,7 +72,7 @@ echo "$1" >> FOLDER/reached
 shift
 exec /bin/sh -c "$*"
 """
-_MPIRUN = ["mpirun", "--quiet", "--oversubscribe", "-np", "2"]
+_MPIRUN = ["mpirun", "--quiet", "-np", "1", "--mca", "oob_tcp_if_include", "lo"]
 
 
 def _run_mpirun(folder: Path, words: list[str], **more: str) -> tuple[str, set[str]]:
@@ -100,21 +100,21 @@ def _run_mpirun(folder: Path, words: list[str], **more: str) -> tuple[str, set[s
 
 
 def test_the_real_mpirun_reaches_addresses_of_ipv6(tmp_path: Path) -> None:
-    hosts = ("fd00:55::1", "fd00:55::2")
-    plain = [*_MPIRUN, "-H", ",".join(hosts)]
-    assert _run_mpirun(tmp_path, plain)[0] == ""
+    plain = [*_MPIRUN, "-H", "fd00:55::1"]
+    # A part of the address, which no resolver knows.
+    assert _run_mpirun(tmp_path, plain)[1] != {"fd00:55::1"}
     (tmp_path / "reached").unlink(missing_ok=True)
     words, text = move_hosts(plain, str(tmp_path / "hosts"))
     (tmp_path / "hosts").write_text(text)
-    assert _run_mpirun(tmp_path, words) == ("here\nhere\n", set(hosts))
+    assert _run_mpirun(tmp_path, words) == ("here\n", {"fd00:55::1"})
 
 
 def test_the_real_mpirun_within_a_step_of_srun_takes_no_other_node(tmp_path: Path) -> None:
-    """Without these variables it reaches both; so probes get none of them."""
-    words = [*_MPIRUN, "-H", "192.0.2.1,192.0.2.2"]
+    """Without these variables it reaches others; so probes get none of them."""
+    words = [*_MPIRUN, "-H", "198.51.100.1"]
     step = {"SLURM_JOBID": "7", "SLURM_NODELIST": "a", "SLURM_TASKS_PER_NODE": "1"}
     assert _run_mpirun(tmp_path, words, **step) == ("", set())
-    assert _run_mpirun(tmp_path, words) == ("here\nhere\n", {"192.0.2.1", "192.0.2.2"})
+    assert _run_mpirun(tmp_path, words) == ("here\n", {"198.51.100.1"})
 
 
 @pytest.mark.parametrize("hosts", ["a,b", "10.0.0.1,10.0.0.2", "a:2,b:2"])
@@ -129,7 +129,7 @@ def test_the_real_iperf3_takes_an_address_of_ipv6(tmp_path: Path) -> None:
     fillings = {"peer": "::1", "port": str(port), "streams": "1"}
     server = [fill_word(word, fillings) for word in probe.server if word != "127.0.0.1"]
     server.remove("-B")
-    words = [fill_word(word, fillings).replace("250M", "1M") for word in probe.words]
+    words = [fill_word(word, fillings).replace("250M", "64M") for word in probe.words]
     with start_helper(server, dict(os.environ)) as helper:
         assert wait_for_port(port, helper)
         done = run_tool(words, dict(os.environ), 60.0)
