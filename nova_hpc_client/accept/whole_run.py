@@ -144,7 +144,7 @@ class WholeMeasuring:
         return self._build_result(probe, probe.name, figure, location, rows, "")
 
     def _compare_with_links(self, probe: Probe) -> None:
-        """Compare a bus bandwidth of GPUs with what the adapters of the slowest member allow.
+        """Compare a bus bandwidth of GPUs with the limit of the slowest adapters.
 
         It is judged only if a source gives a floor; otherwise a note has the part. One process of
         MPI on each member does not fill an adapter, so all_reduce is not compared.
@@ -160,7 +160,7 @@ class WholeMeasuring:
         base, test = [Reading(limit.most)] * len(runs), [Reading(run) for run in runs]
         row = judge_probe(probe, base, test, _LINKS, limit.floor or probe.floor)
         says = (
-            f"{row.ratio:.0%} ({row.low:.0%}-{row.high:.0%}) of what the links allow, "
+            f"{row.ratio:.0%} ({row.low:.0%}-{row.high:.0%}) of the limit of the links, "
             f"{limit.most:.4g} {probe.unit}"
         )
         if limit.floor is None:

@@ -23,7 +23,7 @@ EDGES: Final = {
     "oslat": (0, 2, 3, 4, 6, 8, 12, 16, 24, OSLAT_US),
 }
 
-#: Parts of the values, of which the longest is told.
+#: Parts of the values in percent, whose longest one is shown.
 PERCENTS: Final = (50, 99, 100)
 
 

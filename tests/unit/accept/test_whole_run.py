@@ -274,7 +274,7 @@ def test_gpus_are_compared_with_the_links_and_the_topology_file(tmp_path: Path) 
     assert [one.probe for one in measured.whole] == ["nccl_all", "nccl_all", "nccl_topo"]
     assert [one.verdict for one in measured.whole] == ["accepted"] * 3
     assert measured.whole[1].says == (
-        "93% (93%-93%) of what the links allow, 49.68 GB/s; floor 81%"
+        "93% (93%-93%) of the limit of the links, 49.68 GB/s; floor 81%"
     )
     assert measured.whole[2].says == "1.00 (1.00-1.00) of nccl_all"
     world.slow("0.03 10.0.0.1", "0.03 10.0.0.2", "0.03 10.0.0.3")
@@ -293,7 +293,7 @@ def test_a_rate_without_a_floor_is_not_judged(tmp_path: Path) -> None:
     measured = measure(world, "nccl_all")
     assert says_of(measured) == {"nccl_all": ("accepted", "")}
     assert measured.notes == (
-        "nccl_all has 24% (24%-24%) of what the links allow, 12.42 GB/s; not judged: "
+        "nccl_all has 24% (24%-24%) of the limit of the links, 12.42 GB/s; not judged: "
         "no floor of a source",
     )
 
