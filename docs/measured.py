@@ -29,7 +29,7 @@ def read_rows(text: str) -> Iterator[list[str]]:
 
 
 def read_replay() -> dict[str, dict[str, str]]:
-    """What the replayed day gave: name -> side ("stock" or "ours") -> value."""
+    """Results of the replayed day: name -> side ("stock" or "ours") -> value."""
     (_, first, _), *rows = read_rows(REPLAY.read_text(encoding="utf-8"))
     assert first == "stock Nova"
     return {name: {"stock": stock, "ours": ours} for name, stock, ours in rows}
