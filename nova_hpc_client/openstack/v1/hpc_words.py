@@ -55,7 +55,7 @@ class RefuseWords(InertOutput, command.Command):
 class PrintCompletion(CompleteCommand):
     """Print the script with which bash and zsh complete all commands of openstack.
 
-    It needs no package of the shell. Use it so: source <(openstack hpc complete)
+    Both read it with source <(openstack hpc complete), and need no package for it.
 
     Example: openstack hpc complete
     """
