@@ -271,7 +271,7 @@ def build_parser() -> tuple[
 
     The last two are None in user data, which lack these subcommands.
     """
-    common = argparse.ArgumentParser(add_help=False)
+    common = _GuestParser(add_help=False)
     common.add_argument(
         "--root", default="/", metavar="DIR", help="directory that holds sys (default: /)"
     )

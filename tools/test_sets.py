@@ -362,9 +362,9 @@ class Runner:
                         f"{name} {_clock(now - begun)}{count_tests(self._logs / f'{name}.log')}"
                         for name, (begun, _) in self._running.items()
                     ]
-                    counts = f"jobs: {self._passed} passed, {self._failed} failed, {self._left} left"
+                    counts = f"{self._passed} passed, {self._failed} failed, {self._left} left"
                 if parts:
-                    print(f"       ...     {counts}; running: {', '.join(parts)}", flush=True)
+                    print(f"       ...     jobs: {counts}; running: {', '.join(parts)}", flush=True)
 
         thread = threading.Thread(target=tell, daemon=True)
         thread.start()

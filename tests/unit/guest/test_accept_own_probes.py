@@ -388,7 +388,9 @@ def test_a_file_of_floors_may_name_it(mine: AcceptWorld) -> None:
     data = run(mine, "--beside", beside(mine, "10"), "--floors", str(floors))
     assert (data["verdict"], data["rows"][0]["floor"]) == ("accepted", 0.45)
     floors.write_text('{"yours": 0.45}')
-    assert "'yours' is no probe" in run(mine, "--floors", str(floors))["refused"]["text"]
+    words = ("--probe", str(mine.folder / "mine.ini"), "--floors", str(floors))
+    status, out, _ = mine.run(*words, only="mine")
+    assert (status, "'yours' is no probe" in out) == (2, True)
 
 
 def test_a_program_that_fails_at_the_baseline_is_named(mine: AcceptWorld) -> None:
