@@ -52,7 +52,7 @@ class RefuseWords(InertOutput, command.Command):
         return sorted(name.removeprefix(_FIRST) for name in names if name.startswith(_FIRST))
 
 
-class PrintCompletion(CompleteCommand):
+class PrintClientCompletion(CompleteCommand):
     """Print the script with which bash and zsh complete all commands of openstack.
 
     Both read it with source <(openstack hpc complete), and need no package for it.
