@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 from urllib import parse
 
@@ -137,6 +137,10 @@ class AliasMigrationTest(DriverTest):
         self.place("alpha", shape, **options)
         return self.boot(self.make_flavor(specs, **more))
 
+    def _ask(self, server: Mapping[str, Any]) -> None:
+        where = {"host": None, "block_migration": "auto"}
+        self.api.post_server_action(server["id"], {"os-migrateLive": where})
+
     def moved(self, server: Mapping[str, Any]) -> None:
         self._live_migrate(server, "completed")
         self.assertEqual("beta", self.host_of(server))
@@ -182,13 +186,11 @@ class AliasMigrationTest(DriverTest):
         self.assertEqual(devices, self.domain_devices(server))
         self.assertEqual(decision, self.decision(server))
 
-    def refused(self, server: Mapping[str, Any], text: str, others: Iterable[str] = ()) -> None:
+    def refused(self, server: Mapping[str, Any], text: str) -> None:
         """The server stays as it was, its user reads why, and nothing stays claimed."""
         before = (self.devices_of(server), self.instance(server).system_metadata)
         given = len(self.domains.given[server["id"]])
-        self.api.post_server_action(
-            server["id"], {"os-migrateLive": {"host": None, "block_migration": "auto"}}
-        )
+        self._ask(server)
         self._wait_for_migration_status(server, ["error"])
         self._wait_for_state_change(server, "ACTIVE")
         self.assertEqual("alpha", self.host_of(server))
@@ -307,7 +309,9 @@ class AliasMigrationTest(DriverTest):
         driver = self.computes["beta"].driver
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(driver, "plug_vifs", self._raise)
-            self._live_migrate(server, "error")
+            self._ask(server)
+            self._wait_for_migration_status(server, ["error", "failed"])
+            self._wait_for_server_parameter(server, {"OS-EXT-STS:task_state": None})
         self.assert_held("alpha", server)
         self.assert_held("beta")
         self.migrate = self._fail
@@ -343,9 +347,7 @@ class AliasMigrationTest(DriverTest):
             )
 
         self.migrate = migrate
-        self.api.post_server_action(
-            server["id"], {"os-migrateLive": {"host": None, "block_migration": "auto"}}
-        )
+        self._ask(server)
         self._wait_for_migration_status(server, ["error", "failed"])
         self._wait_for_server_parameter(server, {"OS-EXT-STS:task_state": None})
         self.assert_held("alpha", server)
