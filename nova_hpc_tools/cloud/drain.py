@@ -161,9 +161,8 @@ class DomainRule:
             return cls()
         policy = extra_specs.get(FABRIC_POLICY, AffinityPolicy.REQUIRED.value)
         level = FabricLevel.from_word(word)
-        rule = cls(
-            level, home and home.enclosing(level), policy == AffinityPolicy.REQUIRED.value
-        )
+        domain = None if home is None else home.enclosing(level)
+        rule = cls(level, domain, policy == AffinityPolicy.REQUIRED.value)
         if rule.required and rule.home is None:
             raise SnapshotError(
                 f"its flavor requests {FABRIC}={word}, and Nova has no {word} of {host}: write a "

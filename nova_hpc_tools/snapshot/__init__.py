@@ -373,6 +373,8 @@ def take_from_node(
                 free=device.free - taken[device.provider],
                 used=device.used + (FunctionUse(device.address, server),) * taken[device.provider],
             )
+            if device.provider in taken
+            else device
             for device in node.devices
         ),
         numa=_change_numa_amounts(node.numa, cells_on_node(devices, cells), -1),
@@ -398,7 +400,9 @@ def release_from_node(node: SnapshotNode, server: Server) -> SnapshotNode:
             use.server == server.uuid and not _is_ailing(node, device, use) for use in device.used
         )
         left = tuple(use for use in device.used if use.server != server.uuid)
-        devices.append(attrs.evolve(device, free=device.free + back, used=left))
+        if left != device.used:
+            device = attrs.evolve(device, free=device.free + back, used=left)
+        devices.append(device)
     return attrs.evolve(
         node,
         devices=tuple(devices),

@@ -16,7 +16,7 @@ import collections
 import itertools
 import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import attrs
 
@@ -32,9 +32,12 @@ from nova_hpc_tools.cloud.room.node_fit import FitCounter, NodeContents, release
 from nova_hpc_tools.cloud.room.question import RoomQuestion
 from nova_hpc_tools.snapshot import Server, Snapshot, SnapshotNode, owner_words
 
-#: The most states that are examined for one number of moves, and for all numbers together.
-STATES: Final = 1000
-ALL_STATES: Final = 4000
+#: The most moves that are examined for one number of moves, for one node; the least for all.
+#: A move of a large cloud takes longer.
+_TRIES: Final = 40_000
+_LEAST_TRIES: Final = 300
+#: For so many numbers of moves a search may be cut short.
+_CUTS: Final = 4
 #: The most choices of leaving servers of one node that are judged one by one.
 _CHOICES: Final = 300
 
@@ -104,7 +107,7 @@ class _RoomState:
         return frozenset(self.places.items())
 
 
-class _TooManyStatesError(Exception):
+class _TooManyTriesError(Exception):
     pass
 
 
@@ -136,7 +139,8 @@ class _RoomSearch:
         self._movable: dict[str, list[str]] = {}
         self._accepting: dict[int, list[str]] = {}
         self._needed: dict[Hashable, int] = {}
-        self._states = self._all_states = 0
+        self._tries = 0
+        self._most_tries = max(_LEAST_TRIES, _TRIES // len(self._nodes))
         self._failed: set[Hashable] = set()
         #: Whether more moves could lead further than the present number.
         self._deeper = False
@@ -148,21 +152,20 @@ class _RoomSearch:
         lacking = self._explain_shortage()
         if lacking:
             return RoomMiss(lacking)
-        proven = True
-        for most in itertools.count():
-            self._failed, self._deeper, self._states = set(), False, 0
+        most = cuts = 0
+        while True:
+            self._failed, self._deeper, self._tries = set(), False, 0
             try:
                 found = self._search(start, most)
-            except _TooManyStatesError:
-                proven, found, self._deeper = False, None, True
+            except _TooManyTriesError:
+                cuts, found, self._deeper = cuts + 1, None, True
             if found is not None:
                 moves, end = found
-                return RoomPlan(moves, self._plan_gang(end), proven)
-            if not self._deeper:
-                return RoomMiss(self._explain_miss(), proven)
-            if self._all_states >= ALL_STATES:
-                return RoomMiss(self._explain_miss(), False)
-        raise AssertionError
+                return RoomPlan(moves, self._plan_gang(end), proven=not cuts)
+            if not self._deeper or cuts == _CUTS:
+                return RoomMiss(self._explain_miss(), proven=not cuts)
+            # More moves leave more ways, so one of them may be found at once.
+            most += 1 + cuts
 
     # -- the search -----------------------------------------------------------------------
 
@@ -180,19 +183,12 @@ class _RoomSearch:
         if (state.key, left) in self._failed:
             return None
         self._failed.add((state.key, left))
-        self._states += 1
-        self._all_states += 1
-        if self._states > STATES or self._all_states > ALL_STATES:
-            raise _TooManyStatesError
-        near = {
-            name
-            for domain, need in needs.items()
-            if need <= left
-            for name in self._domains[domain]
-        }
         for uuid, name in self._list_candidates(state, needs, left):
             node, server = self._node(state, name), state.servers.get(uuid)
             server = self._movers.servers[uuid] if server is None else server
+            self._count_try()
+            if not any(True for _ in self._list_accepting(state, uuid, server)):
+                continue
             without = attrs.evolve(
                 state, nodes={**state.nodes, name: snapshot.release_from_node(node, server)}
             )
@@ -204,7 +200,8 @@ class _RoomSearch:
             if others > left - 1:
                 self._deeper |= others < _NEVER
                 continue
-            for target, devices in self._list_targets(without, uuid, server, name, near):
+            for target, devices in self._list_targets(without, uuid, server):
+                self._count_try()
                 after = self._move(without, uuid, server, target, devices)
                 rest = self._search(after, left - 1)
                 if rest is not None:
@@ -225,9 +222,15 @@ class _RoomSearch:
             (each for each, need in needs.items() if need <= left),
             key=lambda each: (needs[each], natural_sort_key(each[1])),
         ):
+            useful: list[tuple[int, int, str]] = []
             for name in self._domains[domain]:
-                gains = self._measure_gains(self._node(state, name), left)
-                if gains[-1] > gains[0]:
+                node = self._node(state, name)
+                gains = self._measure_gains(node, left)
+                count = next((count for count, fit in enumerate(gains) if fit > gains[0]), _NEVER)
+                ask = sum(map(self._has_not_agreed, self._list_movable(node)))
+                useful.append((count, ask, name))
+            for count, _, name in sorted(useful, key=lambda each: each[:2]):
+                if count < _NEVER:
                     yield from self._list_unlike_servers(state, name, seen)
                 else:
                     later.append(name)
@@ -253,38 +256,51 @@ class _RoomSearch:
                 yield uuid, name
 
     def _list_targets(
-        self,
-        state: _RoomState,
-        uuid: str,
-        server: Server,
-        source: str,
-        near: set[str],
+        self, state: _RoomState, uuid: str, server: Server
     ) -> list[tuple[str, DeviceSet]]:
         """List the nodes that take a server, and its devices there; one of several equal nodes."""
         needs = self._movers.find_needs(uuid)
         if isinstance(needs, str):
             return []
-        if id(needs) not in self._accepting:
-            self._accepting[id(needs)] = [
-                name for name, node in self._nodes.items() if needs.accepts(node)
-            ]
-        names = [name for name in self._accepting[id(needs)] if name not in state.nodes]
-        names += [name for name, node in state.nodes.items() if needs.accepts(node)]
-        options: dict[Hashable, tuple[object, str, DeviceSet]] = {}
-        for name in sorted(names, key=natural_sort_key):
+        home = self._question.domain_of(server.host)
+        options: dict[Hashable, tuple[tuple[Any, ...], str, DeviceSet]] = {}
+        for name, distance in self._list_accepting(state, uuid, server):
             node = self._node(state, name)
-            if node.host == server.host or name == source:
-                continue
-            distance = self._movers.distance(uuid, node, state.servers)
             key = (self._signature(node), self._place(node))
-            if distance is None or key in options:
+            if key in options:
                 continue
             choice = judge_node(node, needs.flavor, needs.request, self._chooser).choice
             if choice is not None:
                 rank = self._chooser.rank(needs.request, choice.devices, node)
-                order = (name in near, distance, rank, natural_sort_key(name))
+                same = self._question.domain_of(node.host) == home
+                order = (same, distance, rank, natural_sort_key(name))
                 options[key] = (order, name, choice.devices)
-        return [(name, devices) for _, name, devices in sorted(options.values(), key=_order_of)]
+        ordered = sorted(options.values(), key=lambda option: option[0])
+        return [(name, devices) for _, name, devices in ordered]
+
+    def _list_accepting(
+        self, state: _RoomState, uuid: str, server: Server
+    ) -> Iterator[tuple[str, int]]:
+        """Yield the nodes of other hosts that take a server, and their distance from its domain."""
+        needs = self._movers.find_needs(uuid)
+        if isinstance(needs, str):
+            return
+        if id(needs) not in self._accepting:
+            self._accepting[id(needs)] = [
+                name for name, node in self._nodes.items() if needs.accepts(node)
+            ]
+        for name in (*self._accepting[id(needs)], *state.nodes):
+            node = self._node(state, name)
+            if node.host == server.host or (name in state.nodes and not needs.accepts(node)):
+                continue
+            distance = self._movers.distance(uuid, node, state.servers)
+            if distance is not None:
+                yield name, distance
+
+    def _count_try(self) -> None:
+        self._tries += 1
+        if self._tries > self._most_tries:
+            raise _TooManyTriesError
 
     def _move(
         self, state: _RoomState, uuid: str, server: Server, target: str, devices: DeviceSet
@@ -356,7 +372,7 @@ class _RoomSearch:
         gains = self._gains[key]
         if len(gains) <= most:
             servers = self._list_movable(node)
-            limit = self._counter.bound(node, _providers_of(node))
+            limit = self._counter.bound(node, servers)
             while len(gains) <= most:
                 best = gains[-1]
                 if best < limit and len(gains) <= len(servers):
@@ -370,9 +386,11 @@ class _RoomSearch:
         """Return how many members fit at most after *count* of these servers have left."""
         if math.comb(len(servers), count) > _CHOICES:
             # Only a bound: no state is given up that could lead to a plan.
-            return max(best, self._counter.bound(node, _providers_of(node)))
+            return max(best, self._counter.bound(node, servers))
+        free, used = self._counter.count_wanted_devices(node)
         for leaving in itertools.combinations(servers, count):
-            if self._counter.bound(node, _providers_of(node, leaving)) > best:
+            freed = [free, *(used[uuid] for uuid in leaving)]
+            if self._counter.bound_by(map(sum, zip(*freed, strict=True))) > best:
                 best = max(best, self._counter.count(self._release(node, leaving)))
         return best
 
@@ -455,10 +473,7 @@ class _RoomSearch:
             return ""  # Servers on disabled hosts may use devices of a kind that is short.
         for want in self._question.flavor.wants:
             serving = [
-                device
-                for node in used
-                for device in node.devices
-                if want.alias in device.aliases
+                device for node in used for device in node.devices if want.alias in device.aliases
             ]
             aliases = frozenset().union(*(device.aliases for device in serving))
             alike = all(
@@ -488,27 +503,11 @@ class _RoomSearch:
         most = min(holds, key=lambda each: (-holds[each], natural_sort_key(each[1])))
         name = f"{most[0].noun(1)} {most[1]}" if most[1] else "the cloud"
         if holds[most] < members:
-            return f"{name} has room for {holds[most]} of {members} even without all movable servers"
+            return f"{name} has room for {holds[most]} of {members} without all movable servers"
         return f"{name} would have room, but its servers have no place elsewhere"
 
 
-def _order_of(option: tuple[object, str, DeviceSet]) -> object:
-    return option[0]
-
-
-def _providers_of(node: SnapshotNode, servers: Sequence[str] | None = None) -> list[str]:
-    """List the providers that these servers have devices of, or all, once for each function."""
-    return [
-        device.provider
-        for device in node.devices
-        for use in device.used
-        if servers is None or use.server in servers
-    ]
-
-
-def _fewest_leaving(
-    gains: Mapping[tuple[int, ...], int], members: int, most: int
-) -> int:
+def _fewest_leaving(gains: Mapping[tuple[int, ...], int], members: int, most: int) -> int:
     """Return the fewest servers that have to leave nodes until *members* fit on them.
 
     :param gains: members that fit on a node after 0, 1, ... servers have left -> number of nodes.

@@ -94,20 +94,38 @@ class FitCounter:
             self._accepted[key] = verdict.choice is not None
         return self._accepted[key]
 
-    def bound(self, node: SnapshotNode, freed: Iterable[str] = ()) -> int:
+    def bound(self, node: SnapshotNode, leaving: Iterable[str] = ()) -> int:
         """Return a number of servers that are not exceeded, by the free devices alone.
 
-        :param freed: providers of devices that become free, once for each function.
+        :param leaving: UUIDs of servers on the node whose devices count as free.
         """
-        more = list(freed)
-        most = _MANY
-        for want in self.flavor.wants:
-            free = 0
-            for device in node.devices:
-                if want.alias in device.aliases and device.ports is None:
-                    free += device.free + (more.count(device.provider) if more else 0)
-            most = min(most, free // want.count)
-        return most
+        free, used = self.count_wanted_devices(node)
+        freed = [free, *(used[uuid] for uuid in leaving)]
+        return self.bound_by(map(sum, zip(*freed, strict=True)))
+
+    def bound_by(self, free: Iterable[int]) -> int:
+        """Return the bound for these numbers of free devices, one for each want."""
+        wants = self.flavor.wants
+        return min(
+            (number // want.count for number, want in zip(free, wants, strict=True)), default=_MANY
+        )
+
+    def count_wanted_devices(self, node: SnapshotNode) -> tuple[list[int], dict[str, list[int]]]:
+        """Count the devices that serve each want: the free ones, and those of each server."""
+        wants = self.flavor.wants
+        free = [0] * len(wants)
+        used: dict[str, list[int]] = {}
+        for device in node.devices:
+            serves = [want.alias in device.aliases for want in wants]
+            if device.ports is not None:
+                serves = [False] * len(wants)
+            for use in device.used:
+                counts = used.setdefault(use.server, [0] * len(wants))
+                for number, one in enumerate(serves):
+                    counts[number] += one
+            for number, one in enumerate(serves):
+                free[number] += device.free if one else 0
+        return free, used
 
 
 def release_servers(node: SnapshotNode, servers: Iterable[Server]) -> SnapshotNode:

@@ -56,7 +56,7 @@ def draw_cloud(seed: int) -> tuple[Snapshot, FabricMap, random.Random]:
     cloud = clouds.cloud(*nodes.values(), flavors=flavors)
     chooser = Chooser(cloud.profile)
     servers: list[Server] = []
-    for number in range(chance.randint(1, 7)):
+    for number in range(chance.randint(2, 10)):
         flavor = chance.choice([each for each in flavors if each.wants[0].count < 4] * 2 + flavors)
         host = chance.choice(hosts)
         request = snapshot.request_of_flavor(flavor, cloud.hosts)
@@ -93,10 +93,15 @@ def draw_cloud(seed: int) -> tuple[Snapshot, FabricMap, random.Random]:
 
 
 def draw_question(cloud: Snapshot, fabric: FabricMap, chance: random.Random) -> RoomQuestion:
-    """A request for servers of one of the flavors."""
+    """A request; most often one that does not fit, although enough devices are free."""
     names = [each.name for each in cloud.flavors if "hpc:fabric" not in each.extra_specs]
-    level = chance.choice([None, FabricLevel.LEAF])
-    return RoomQuestion.of(cloud, chance.choice(names), fabric, chance.randint(1, 3), level)
+    free = sum(device.free for node in cloud.hosts for device in node.devices)
+    for _ in range(20):
+        level = chance.choice([None, FabricLevel.LEAF])
+        question = RoomQuestion.of(cloud, chance.choice(names), fabric, chance.randint(1, 3), level)
+        if free >= question.members * question.flavor.wants[0].count and not fits(cloud, question):
+            break
+    return question
 
 
 def fits(cloud: Snapshot, question: RoomQuestion) -> bool:
@@ -109,7 +114,8 @@ def may_go(cloud: Snapshot, fabric: FabricMap, server: Server, host: str) -> boo
     if server.immobile:
         return False
     old, new = fabric.place(server.host), fabric.place(host)
-    assert old is not None and new is not None
+    assert old is not None
+    assert new is not None
     if "hpc:fabric" in server.extra_specs and old.leaf != new.leaf:
         return False
     hosts = {each.uuid: each.host for each in cloud.servers}
