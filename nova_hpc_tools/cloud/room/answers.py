@@ -68,7 +68,7 @@ def print_moves(question: RoomQuestion, answer: RoomPlan | RoomMiss) -> None:
     ask = sum(not move.agreed for move in answer.moves)
     print(
         "Nothing was changed. The moves are cold, in this order"
-        + (f"; {ask} of the servers need their owners' consent first." if ask else ".")
+        + (f"; the owners' consent is missing for {ask} of them." if ask else ".")
     )
 
 

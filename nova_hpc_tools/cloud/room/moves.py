@@ -113,13 +113,25 @@ class _TooManyTriesError(Exception):
 
 def find_room_moves(cloud: Snapshot, question: RoomQuestion) -> RoomPlan | RoomMiss:
     """Find the fewest moves that make room; a plan without moves if there is room already."""
-    return _RoomSearch(cloud, question).find()
+    answer = _RoomSearch(cloud, question).find()
+    if isinstance(answer, RoomMiss) and not answer.proven:
+        # Servers that have a place already leave few ways, so that longer plans are found, too.
+        simple = _RoomSearch(cloud, question, direct=True).find()
+        if isinstance(simple, RoomPlan):
+            return attrs.evolve(simple, proven=False)
+    return answer
 
 
 class _RoomSearch:
     """A depth-first search with a growing number of moves."""
 
-    def __init__(self, cloud: Snapshot, question: RoomQuestion) -> None:
+    def __init__(self, cloud: Snapshot, question: RoomQuestion, direct: bool = False) -> None:
+        """Prepare a search.
+
+        :param direct: only servers may move that have a place elsewhere before the first move.
+        """
+        self._direct = direct
+        self._start = _RoomState({}, {}, {})
         chooser, contents = Chooser(cloud.profile), NodeContents()
         self._chooser = chooser
         self._contents = contents
@@ -142,28 +154,34 @@ class _RoomSearch:
         self._tries = 0
         self._most_tries = max(_LEAST_TRIES, _TRIES // len(self._nodes))
         self._failed: set[Hashable] = set()
-        #: Whether more moves could lead further than the present number.
-        self._deeper = False
+        #: Whether moves or states were given up only because of the present number of moves.
+        self._deeper = self._pruned = False
+        #: Keys of the states that were reached with the present number of moves.
+        self._reached: set[Hashable] = set()
 
     def find(self) -> RoomPlan | RoomMiss:
-        start = _RoomState({}, {}, {})
+        start = self._start
         if not any(self._can_hold(domain, start) for domain in self._domains):
             return RoomMiss(self._explain_miss())
         lacking = self._explain_shortage()
         if lacking:
             return RoomMiss(lacking)
-        most = cuts = 0
+        most = cuts = reached = 0
         while True:
-            self._failed, self._deeper, self._tries = set(), False, 0
+            self._failed, self._reached, self._tries = set(), set(), 0
+            self._deeper = self._pruned = False
             try:
                 found = self._search(start, most)
             except _TooManyTriesError:
-                cuts, found, self._deeper = cuts + 1, None, True
+                cuts, found, self._pruned = cuts + 1, None, True
             if found is not None:
                 moves, end = found
                 return RoomPlan(moves, self._plan_gang(end), proven=not cuts)
-            if not self._deeper or cuts == _CUTS:
+            # One move more has reached no further state, so no number of moves does.
+            closed = not self._deeper or len(self._reached) == reached
+            if (closed and not self._pruned) or cuts == _CUTS:
                 return RoomMiss(self._explain_miss(), proven=not cuts)
+            reached = -1 if self._pruned else len(self._reached)
             # More moves leave more ways, so one of them may be found at once.
             most += 1 + cuts
 
@@ -173,21 +191,22 @@ class _RoomSearch:
         self, state: _RoomState, left: int
     ) -> tuple[tuple[RoomMove, ...], _RoomState] | None:
         """Find at most *left* further moves that make room, and the cloud after them."""
+        self._reached.add(state.key)
         needs = {domain: self._count_leaving(domain, state, left) for domain in self._domains}
         least = min(needs.values())
         if least == 0:
             return (), state
         if least > left:
-            self._deeper |= least < _NEVER
+            self._pruned |= least < _NEVER
             return None
         if (state.key, left) in self._failed:
             return None
         self._failed.add((state.key, left))
         for uuid, name in self._list_candidates(state, needs, left):
             node, server = self._node(state, name), state.servers.get(uuid)
-            server = self._movers.servers[uuid] if server is None else server
+            server = server or self._movers.servers[uuid]
             self._count_try()
-            if not any(True for _ in self._list_accepting(state, uuid, server)):
+            if not self._has_place(state, uuid):
                 continue
             without = attrs.evolve(
                 state, nodes={**state.nodes, name: snapshot.release_from_node(node, server)}
@@ -198,7 +217,7 @@ class _RoomSearch:
             if domain in self._domains:
                 others = min(others, self._count_leaving(domain, without, left))
             if others > left - 1:
-                self._deeper |= others < _NEVER
+                self._pruned |= others < _NEVER
                 continue
             for target, devices in self._list_targets(without, uuid, server):
                 self._count_try()
@@ -234,9 +253,15 @@ class _RoomSearch:
                     yield from self._list_unlike_servers(state, name, seen)
                 else:
                     later.append(name)
+        others = (
+            pair
+            for name in (*later, *self._nodes)
+            for pair in self._list_unlike_servers(state, name, seen)
+        )
         if min(needs.values()) < left:
-            for name in (*later, *self._nodes):
-                yield from self._list_unlike_servers(state, name, seen)
+            yield from others
+        elif not self._deeper:
+            self._deeper = any(self._has_place(state, uuid) for uuid, _ in others)
 
     def _list_unlike_servers(
         self, state: _RoomState, name: str, seen: set[Hashable]
@@ -297,6 +322,10 @@ class _RoomSearch:
             if distance is not None:
                 yield name, distance
 
+    def _has_place(self, state: _RoomState, uuid: str) -> bool:
+        server = state.servers.get(uuid) or self._movers.servers[uuid]
+        return any(True for _ in self._list_accepting(state, uuid, server))
+
     def _count_try(self) -> None:
         self._tries += 1
         if self._tries > self._most_tries:
@@ -331,12 +360,17 @@ class _RoomSearch:
 
     def _list_movable(self, node: SnapshotNode) -> list[str]:
         """List the servers that may leave a node, those whose owners have agreed first."""
-        if node is not self._nodes[node.name]:
-            return sorted(self._movers.list_on(node), key=self._has_not_agreed)
-        if node.name not in self._movable:
-            movable = sorted(self._movers.list_on(node), key=self._has_not_agreed)
+        if node is self._nodes[node.name] and node.name in self._movable:
+            return self._movable[node.name]
+        movable = sorted(
+            filter(self._may_move, self._movers.list_on(node)), key=self._has_not_agreed
+        )
+        if node is self._nodes[node.name]:
             self._movable[node.name] = movable
-        return self._movable[node.name]
+        return movable
+
+    def _may_move(self, uuid: str) -> bool:
+        return not self._direct or self._has_place(self._start, uuid)
 
     def _has_not_agreed(self, uuid: str) -> bool:
         server = self._movers.servers[uuid]

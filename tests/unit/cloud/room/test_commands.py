@@ -99,7 +99,7 @@ def test_owners_outrank_their_flavor(run: Run) -> None:
     cloud = a_cloud(t={"movable": "no"}, s={"movable": "?"})
     _, out, _ = run(cloud, "capacity", FOUR, "--make-room")
     assert "atlas  ask" in out or "cms    ask" in out
-    assert "; 1 of the servers need their owners' consent first." in out
+    assert "; the owners' consent is missing for 1 of them." in out
     cloud = a_cloud(t={"movable": "no"}, s={"movable": "yes"})
     _, out, _ = run(cloud, "capacity", FOUR, "--make-room")
     assert "s-name  s   a     b" in out
