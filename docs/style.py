@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The style of the pages: long sentences, and vague words, are counted.
+"""The style of the pages: long sentences, vague words, figures without a record, missing links.
 
 ``python docs/style.py`` judges all pages against the bounds in ``style.toml`` and names each page
 that has more. ``python docs/style.py admin/adopt`` prints every finding of a page, one a line.
@@ -24,6 +24,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+import figures
+import page_links
 from docutils import frontend, nodes, utils
 from docutils.parsers import rst
 from docutils.parsers.rst import directives, roles
@@ -33,6 +35,8 @@ SOURCE = DOCS / "source"
 BOUNDS = DOCS / "style.toml"
 #: The most words of a sentence.
 LONGEST = 30
+#: The generated tabs of the deployment tools.
+TABS = "admin/layouts.inc"
 #: Each rule, and the cure of a finding.
 RULES = {
     "long": f"a sentence has at most {LONGEST} words",
@@ -41,6 +45,8 @@ RULES = {
     "glossary": "another word stands for it in the glossary",
     "title": "another page has this title",
     "deny": "the deny list of docs/style.toml has it: write it in plain English",
+    "figure": "a measured figure names its record in its paragraph (docs/figures.py)",
+    "link": "the start page leads to each page, to those of readers in a few clicks",
 }
 
 #: "where" as a condition, by its neighbours: at the beginning of a sentence or of a
@@ -145,7 +151,7 @@ class _AroundText(rst.Directive):
     option_spec: ClassVar[Any] = _AnyOptions({"class": directives.unchanged})
 
     def run(self) -> list[nodes.Node]:
-        inside = nodes.container()
+        inside = nodes.container("", directive=self.name)
         self.state.nested_parse(self.content, self.content_offset, inside)
         return [inside]
 
@@ -154,6 +160,10 @@ class _WithoutText(_AroundText):
     """A stand-in for a directive with code, a list of pages, or content that Sphinx generates."""
 
     def run(self) -> list[nodes.Node]:
+        if self.name == "toctree" and "hidden" not in self.options:
+            return [nodes.comment("", "", toctree=list(self.content))]
+        if self.name == "include":
+            return [nodes.comment("", "", included=" ".join(self.arguments))]
         return []
 
 
@@ -167,8 +177,11 @@ def _read_role(
     content: Any = (),
 ) -> tuple[list[nodes.Node], list[nodes.system_message]]:
     """Any role of Sphinx: a link with its own words counts as these words, else as one word."""
-    said = re.fullmatch(r"(?s)(.+?)\s*<[^<>]+>", text)
-    return [nodes.inline("", said[1]) if said else nodes.literal("", text)], []
+    said = re.fullmatch(r"(?s)(.+?)\s*<([^<>]+)>", text)
+    of_role = {"role": name, "target": said[2] if said else text}
+    return [
+        nodes.inline("", said[1], **of_role) if said else nodes.literal("", text, **of_role)
+    ], []
 
 
 def _register() -> None:
@@ -209,8 +222,8 @@ def _text_of(paragraph: nodes.paragraph) -> str:
     return "".join(parts)
 
 
-def list_sentences(document: nodes.document) -> Iterator[tuple[int, str]]:
-    """The line and the text of each sentence of a page."""
+def list_sentences(document: nodes.document) -> Iterator[tuple[int, str, nodes.paragraph]]:
+    """The line and the text of each sentence of a page, and its paragraph."""
     for paragraph in document.findall(nodes.paragraph):
         above = paragraph.parent
         while above is not None and not isinstance(above, _SKIPPED):
@@ -225,7 +238,8 @@ def list_sentences(document: nodes.document) -> Iterator[tuple[int, str]]:
             said = text[start:end]
             if said.strip():
                 before = text[:start] + said[: len(said) - len(said.lstrip())]
-                yield line + before.count("\n") + before.count(_MASKED_END), said.strip()
+                at = line + before.count("\n") + before.count(_MASKED_END)
+                yield at, said.strip(), paragraph
             start = end
 
 
@@ -244,28 +258,78 @@ def judge_sentence(sentence: str) -> Iterator[str]:
     yield from ("deny" for _ in _DENIED.finditer(sentence))
 
 
-def judge_pages(source: Path) -> tuple[list[Finding], Mapping[str, int]]:
-    """The findings of all pages below *source*, and the numbers of pages, sentences and words.
+def read_pages(source: Path) -> dict[str, nodes.document]:
+    """The doctree of each page below *source*.
 
     :raises ValueError: a page cannot be read.
     """
+    return {
+        path.relative_to(source).with_suffix("").as_posix(): read_page(
+            path.read_text(encoding="utf-8"), str(path.relative_to(source.parents[1]))
+        )
+        for path in sorted(source.rglob("*.rst"))
+    }
+
+
+def judge_links(
+    documents: Mapping[str, nodes.document], rules: Mapping[str, Any]
+) -> tuple[list[Finding], int]:
+    """The links that are missing, and the number of pages to which the start page leads.
+
+    :param rules: the most ``clicks``, the folders of ``readers`` to which they apply, and the
+        pages to which a page has to lead ``directly``.
+    """
+    labels = page_links.list_labels(documents)
+    links = {
+        page: frozenset(page_links.list_links(page, document, labels))
+        for page, document in documents.items()
+    }
+    clicks = page_links.count_clicks(links)
+    missing = [(page, "the start page does not lead here") for page in links if page not in clicks]
+    missing += [
+        (page, f"{count} clicks from the start page, and at most {rules['clicks']}")
+        for page, count in clicks.items()
+        if count > rules["clicks"] and page.partition("/")[0] in rules["readers"]
+    ]
+    missing += [
+        (page, f"no link to {target}")
+        for page, targets in rules["directly"].items()
+        for target in targets
+        if target not in links.get(page, ())
+    ]
+    found = [Finding(page, f"docs/source/{page}.rst", 1, "link", text) for page, text in missing]
+    return found, len(clicks)
+
+
+def judge_pages(
+    documents: Mapping[str, nodes.document],
+) -> tuple[list[Finding], Mapping[str, int]]:
+    """The findings of pages, and the numbers of pages, sentences, words, figures and tabs."""
     findings = []
     size: Counter[str] = Counter()
     titles: dict[str, str] = {}
-    for path in sorted(source.rglob("*.rst")):
-        page = path.relative_to(source).with_suffix("").as_posix()
-        file = str(path.relative_to(source.parents[1]))
-        document = read_page(path.read_text(encoding="utf-8"), file)
+    labels = page_links.list_labels(documents)
+    for page, document in documents.items():
+        file = document["source"]
         title = next((each.astext() for each in document.findall(nodes.title)), "")
         if title in titles:
             findings.append(Finding(page, file, 1, "title", f"{title} ({titles[title]})"))
         titles.setdefault(title, page)
         size["pages"] += 1
-        for line, sentence in list_sentences(document):
+        size["pages with tabs"] += any(
+            each.get("directive") == "tab-set" or each.get("included", "").endswith(TABS)
+            for each in document.findall(nodes.Element)
+        )
+        for line, sentence, paragraph in list_sentences(document):
             size["sentences"] += 1
             size["words"] += count_words(sentence)
             text = " ".join(sentence.translate(_UNMASKED).split())
             findings += [Finding(page, file, line, rule, text) for rule in judge_sentence(sentence)]
+            count = figures.count_figures(sentence, paragraph)
+            size["figures"] += count
+            near = figures.list_places(paragraph, page)
+            if count and not any(any(figures.list_records(each, labels)) for each in near):
+                findings += [Finding(page, file, line, "figure", text)] * count
     return findings, size
 
 
@@ -332,6 +396,19 @@ def write_bounds(bounds: Mapping[str, Any]) -> str:
         *(f"  {json.dumps(pattern)}," for pattern in bounds["deny"]["patterns"]),
         "]",
     ]
+    links = bounds["links"]
+    lines += [
+        "",
+        "# Readers' pages are at most this many clicks from the start page.",
+        "[links]",
+        f"clicks = {links['clicks']}",
+        f"readers = {json.dumps(links['readers'])}",
+        "",
+        "# Links that a page has to have.",
+        "[links.directly]",
+    ]
+    for page, targets in links["directly"].items():
+        lines += [f"{json.dumps(page)} = [", *(f"  {json.dumps(each)}," for each in targets), "]"]
     for section in ("site", "new"):
         lines += ["", f"[{section}]", *(f"{rule} = {n}" for rule, n in bounds[section].items())]
     lines += ["", "[pages]"]
@@ -350,11 +427,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--lower", action="store_true", help="lower the bounds to what there is")
     asked = parser.parse_args(arguments)
     try:
-        findings, size = judge_pages(SOURCE)
         bounds = tomllib.loads(BOUNDS.read_text(encoding="utf-8"))
+        documents = read_pages(SOURCE)
     except (OSError, ValueError) as error:
         print(f"style: {error}", file=sys.stderr)
         return 2
+    findings, size = judge_pages(documents)
+    missing, reached = judge_links(documents, bounds["links"])
+    findings += missing
     for page in asked.pages:
         name = page.removeprefix("docs/source/").removesuffix(".rst")
         if not (SOURCE / f"{name}.rst").is_file():
@@ -368,11 +448,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         BOUNDS.write_text(write_bounds(lower_bounds(counts, bounds)), encoding="utf-8")
         bounds = tomllib.loads(BOUNDS.read_text(encoding="utf-8"))
     totals = Counter(each.rule for each in findings)
-    print(
-        ", ".join(f"{size[what]} {what}" for what in ("pages", "sentences", "words"))
-        + ": "
-        + ", ".join(f"{rule} {totals[rule]}" for rule in RULES)
-    )
+    sizes = {**size, "pages in reach": reached}
+    for name, number in (*sizes.items(), *((rule, totals[rule]) for rule in RULES)):
+        print(f"{name:16}{number:8,}")
     excesses = list_excesses(counts, bounds)
     for page, rule, count, bound in excesses:
         print(f"{page or 'the site'}: {rule}: {count}, and at most {bound}: {RULES[rule]}")

@@ -88,13 +88,28 @@ def _job(
     return Job(name, env, tuple(words), minutes, frozenset(sets), alone, leads, needs)
 
 
+#: Files of functional tests of which Nova 33 and 32 run a part in the standard set.
+WRAPPING: Final = (
+    *("cluster_client", "driver_health", "driver_hygiene", "driver_privileged", "driver_reserve"),
+    *("driver_reserve_kept", "driver_withhold", "ebrctl_contract", "errors", "overrides"),
+    *("patches", "scheduler_contract", "scheduler_reader", "scheduler_roles"),
+)
+
+
+def _find_functional(start: str) -> list[str]:
+    """The files of functional tests whose names start so after ``test_``."""
+    folder = TOP / "tests" / "functional"
+    return sorted(str(path.relative_to(TOP)) for path in folder.glob(f"test_{start}*.py"))
+
+
 #: The most tests of a run that may need another try. A loaded machine disturbs a wait of one or
 #: two tests of 1,500; more tests, or the same test in two jobs, are an intermittent fault.
 RERUNS: Final = 2
 # Tests with services and processes get one more try on a loaded machine; the log has the reason.
 _TRIES: Final = ("--reruns", "1", "--max-suite-reruns", str(RERUNS), "--rerun-show-tracebacks")
 _SLOWEST: Final = ("--durations", "8")
-_OURS: Final = ("python", "-m", "pytest", *_TRIES, *_SLOWEST, "tests/functional")
+_TESTS: Final = ("python", "-m", "pytest", *_TRIES, *_SLOWEST)
+_OURS: Final = (*_TESTS, "tests/functional")
 _NOT_SLOW: Final = ("-m", "not slow")
 _NOT_LONG: Final = ("-m", "not long and not slow")
 #: About half of the unit tests; a set has one job for these and one for the rest.
@@ -102,11 +117,21 @@ _NODES: Final = tuple(
     f"tests/unit/{room}" for room in ("adopt", "commands", "device", "doctor", "lab", "tenancy")
 )
 _NOT_NODES: Final = tuple(f"--ignore={each}" for each in _NODES)
-#: Selects the functional tests that another release of Nova can break.
-_WRAPS_NOVA: Final = (*_NOT_SLOW, "-k", "contract or patches or errors or reader")
-_SCHEDULER: Final = "scheduler or explain or configure"
-_NODE: Final = f"driver and not ({_SCHEDULER})"
-_OTHERS: Final = f"not (driver or {_SCHEDULER})"
+#: The functional tests that another release of Nova can break are in these files.
+_WRAPS_NOVA: Final = (
+    *(f"tests/functional/test_{name}.py" for name in WRAPPING),
+    *(*_NOT_SLOW, "-k", "contract or patches or errors or reader"),
+)
+# A job that names its files imports no others: the modules of all tests take 15 seconds.
+_SCHEDULER: Final = ("scheduler_", "explain_", "configure_", "driver_explain")
+_SCHEDULER_FILES: Final = (
+    *sorted(each for name in _SCHEDULER for each in _find_functional(name)),
+    "tests/functional/unit_scheduler",
+)
+_NODE_FILES: Final = tuple(
+    each for each in _find_functional("driver_") if each not in _SCHEDULER_FILES
+)
+_NOT_OTHERS: Final = tuple(f"--ignore={each}" for each in (*_SCHEDULER_FILES, *_NODE_FILES))
 _HISTORIES: Final = ("tests/functional/test_histories.py", "-k", "two_hundred")
 _KILLS: Final = ("python", "-m", "tests.functional.kills")
 _SUITES: Final = ("python", "-m", "tests.functional.nova_suites")
@@ -123,11 +148,11 @@ JOBS: Final[tuple[Job, ...]] = (
     _job("shm", "shm", (*_TRIES, *_NOT_SLOW, "tests/shm"), 1, QUICK, STANDARD),
     _job("shm-all", "shm", ("tests/shm",), 2, FULL),
     _job("docs", "docs", (), 2, STANDARD, FULL),
-    _job("scheduler-34", "functional-34", (*_OURS, *_NOT_SLOW, "-k", _SCHEDULER), 9, STANDARD),
-    _job("node-34", "functional-34", (*_OURS, *_NOT_SLOW, "-k", _NODE), 14, STANDARD),
-    _job("others-34", "functional-34", (*_OURS, *_NOT_SLOW, "-k", _OTHERS), 10, STANDARD),
-    _job("functional-33", "functional-33", (*_OURS, *_WRAPS_NOVA), 3, STANDARD),
-    _job("functional-32", "functional-32", (*_OURS, *_WRAPS_NOVA), 3, STANDARD),
+    _job("scheduler-34", "functional-34", (*_TESTS, *_NOT_SLOW, *_SCHEDULER_FILES), 9, STANDARD),
+    _job("node-34", "functional-34", (*_TESTS, *_NOT_SLOW, *_NODE_FILES), 14, STANDARD),
+    _job("others-34", "functional-34", (*_OURS, *_NOT_SLOW, *_NOT_OTHERS), 10, STANDARD),
+    _job("functional-33", "functional-33", (*_TESTS, *_WRAPS_NOVA), 3, STANDARD),
+    _job("functional-32", "functional-32", (*_TESTS, *_WRAPS_NOVA), 3, STANDARD),
     _job("lab", "lab", ("-m", "not slow", "tests/lab"), 20, STANDARD, leads=True),
     # In the lab's environment, and without its nodes.
     _job("fabric", "lab", ("-m", "not slow", "tests/fabric"), 5, STANDARD),
@@ -212,16 +237,19 @@ class Outcome:
 
 
 class Runner:
-    """Runs jobs; prints a line when a job ends and, once a minute, the running jobs.
+    """Runs jobs; prints a line when a job ends, and each minute counts of jobs and tests.
 
     :param logs: the folder for the output of each job.
     :param limit: seconds after which a running test fails; 0 for no limit.
     :param files: the folder for files of tests; None for the default one. A job that leads has
         large files and always uses the default one, on the disk.
+    :param every: seconds between two lines about the running jobs.
     """
 
-    def __init__(self, logs: Path, limit: int = 0, files: str | None = None) -> None:
-        self._logs = logs
+    def __init__(
+        self, logs: Path, limit: int = 0, files: str | None = None, every: float = _PROGRESS
+    ) -> None:
+        self._logs, self._every = logs, every
         self._files = {} if files is None else {"TMPDIR": files}
         # For pytest-timeout: a test that waits for ever would stop the whole run.
         self._limits = {"PYTEST_TIMEOUT": str(limit)} if limit else {}
@@ -233,10 +261,12 @@ class Runner:
         self._preparing = threading.Lock()
         self._prepared: set[str] = set()
         self._ended = False
+        self._passed = self._failed = self._left = 0
 
     def run(self, jobs: Sequence[Job], workers: int) -> list[Outcome]:
         """Run *jobs*, at most *workers* at once beside leading ones; jobs with ``alone`` last."""
         self._logs.mkdir(parents=True, exist_ok=True)
+        self._left = len(jobs)
         outcomes: list[Outcome] = []
         with self._progress():
             for alone in (False, True):
@@ -311,6 +341,9 @@ class Runner:
     def _tell(self, outcome: Outcome, log: Path) -> None:
         with self._lock:
             self._running.pop(outcome.job.name, None)
+            self._left -= 1
+            self._failed += outcome.status != 0
+            self._passed += outcome.status == 0
             if outcome.status:
                 lines = log.read_text(errors="replace").splitlines()
                 print(f"\n{'=' * 20} {outcome.job.name}: the end of {log} {'=' * 20}")
@@ -347,15 +380,16 @@ class Runner:
         ended = threading.Event()
 
         def tell() -> None:
-            while not ended.wait(_PROGRESS):
+            while not ended.wait(self._every):
                 with self._lock:
                     now = time.monotonic()
                     parts = [
                         f"{name} {_clock(now - begun)}{count_tests(self._logs / f'{name}.log')}"
                         for name, (begun, _) in self._running.items()
                     ]
+                    counts = f"{self._passed} passed, {self._failed} failed, {self._left} left"
                 if parts:
-                    print(f"       ...     {', '.join(parts)}", flush=True)
+                    print(f"       ...     jobs: {counts}; running: {', '.join(parts)}", flush=True)
 
         thread = threading.Thread(target=tell, daemon=True)
         thread.start()
@@ -515,6 +549,7 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=cpus + 2, help="jobs at once")
     logs = TOP / ".tox" / "logs"
     parser.add_argument("--logs", type=Path, default=logs, help="folder for the jobs' output")
+    parser.add_argument("--every", type=float, default=_PROGRESS, help="seconds between counts")
     args = parser.parse_args()
     jobs = [job for job in JOBS if args.set in job.sets]
     if args.only:
@@ -538,7 +573,7 @@ def main() -> int:
     begun = time.monotonic()
     limit = 0 if args.set == FULL else _LIMIT
     with _files_in_memory() as files:
-        outcomes = Runner(args.logs, limit, files).run(jobs, args.workers)
+        outcomes = Runner(args.logs, limit, files, args.every).run(jobs, args.workers)
     print(f"\n{table(outcomes, time.monotonic() - begun)}")
     lines, too_many = judge_reruns(outcomes)
     for line in lines:

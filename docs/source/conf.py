@@ -9,7 +9,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import architecture
 import block_languages
+import measured
 import release_notes
+import sidebar
 
 project = "nova-hpc"
 author = "nova-hpc developers"
@@ -72,4 +74,8 @@ def setup(app):
     notes = Path(app.srcdir).parents[1] / "releasenotes" / "notes"
     page = generated / "releasenotes.inc"
     app.connect("builder-inited", lambda app: release_notes.write_file(notes, page))
+    table = generated / "measured.inc"
+    app.connect("builder-inited", lambda app: measured.write_file(table))
     app.connect("doctree-read", block_languages.name_languages)
+    # Furo makes the side bar at 500.
+    app.connect("html-page-context", sidebar.keep_tenants_pages, priority=600)

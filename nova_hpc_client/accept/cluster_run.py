@@ -21,6 +21,7 @@ from nova_hpc_client.accept.remote_member import PairCall, ask_members, measure_
 from nova_hpc_client.accept.whole_run import WholeMeasuring
 from nova_hpc_guest.accept.baseline import build_key, find_key_differences
 from nova_hpc_guest.accept.diagnosis import Diagnosis, find_causes
+from nova_hpc_guest.accept.distribution import list_distributions
 from nova_hpc_guest.accept.evidence import REST, AcceptanceRow, gather_evidence
 from nova_hpc_guest.accept.facts import GuestFacts
 from nova_hpc_guest.accept.first_sample import FirstSample
@@ -350,6 +351,9 @@ class ClusterMeasuring:
         first = self._first.get(number)
         findings = first.findings if first else ()
         samples = [samples[number] for samples in self._rounds if number in samples]
+        rest = [
+            sample for every in self._rounds for other, sample in every.items() if other != number
+        ]
         on_links = [
             sample for link, answers in self._links.items() if number in link for sample in answers
         ]
@@ -388,6 +392,7 @@ class ClusterMeasuring:
             else self._refused.get(number),
             partial=bool(self._terms.only),
             rounds=len(samples),
+            distributions=list_distributions(rest, samples),
         )
 
     def _find_causes(

@@ -72,7 +72,7 @@ def _srun_words(host: MemberHost) -> list[str]:
     # All of the node's CPUs, without binding: otherwise a step gets one CPU.
     words = ["srun", "--quiet", "--nodes=1", "--ntasks=1", f"--nodelist={host.name}"]
     words += [f"--cpus-per-task={max(1, host.vcpus)}", "--cpu-bind=none", "--wait=0"]
-    words += ["--kill-on-bad-exit=1", "--job-name=nova-hpc-accept"]
+    words += ["--kill-on-bad-exit=1", "--mpi=none", "--job-name=nova-hpc-accept"]
     if "SLURM_JOB_ID" in os.environ:
         return [*words, "--overlap"]
     return [*words, "--exclusive", f"--immediate={_IMMEDIATE}"]

@@ -17,11 +17,13 @@ from nova_hpc_client.accept.bisection import (
 )
 from nova_hpc_client.accept.cluster_result import WholeResult
 from nova_hpc_client.accept.cluster_terms import AcceptedHost, ClusterTerms, ShowStep
+from nova_hpc_client.accept.link_rates import find_link_limit
 from nova_hpc_client.accept.remote_member import PairCall, SetCall, measure_pairs, measure_sets
 from nova_hpc_client.accept.turns import blame_members, order_turn, pair_up_members
 from nova_hpc_guest.accept.evidence import REST, AcceptanceRow, judge_probe
 from nova_hpc_guest.accept.facts import GuestFacts
-from nova_hpc_guest.accept.gpus import count_gpus
+from nova_hpc_guest.accept.measuring import NO_IPV6
+from nova_hpc_guest.accept.network import is_ipv6
 from nova_hpc_guest.accept.probes import CLUSTER, Probe
 from nova_hpc_guest.accept.ratio import LEAST_PAIRS, LEVEL, SLOW, UNDECIDED
 from nova_hpc_guest.accept.result import ACCEPTED, UNMEASURED
@@ -33,11 +35,10 @@ _MOST_TURNS: Final = 16
 _SILENT_ROUNDS: Final = 3
 #: Sets that are measured at the same time.
 _AT_ONCE: Final = 32
-#: Gbit/s of an adapter -> part of it that the bus bandwidth of a level cluster reaches.
-RATE_PARTS: Final = {100.0: 0.80, 200.0: 0.80, 400.0: 0.80, 800.0: 0.75}
 _OF_GPUS: Final = "nccl_all"
 _NO_RATE: Final = "it is unknown, or not in the table"
 _ONE_RANK: Final = "one rank of a member fills no adapter"
+_LINKS: Final = "the links"
 _NO_FIGURE: Final = "it gave no figure"
 _ONE_LINK: Final = "two members have one link, and nothing to compare it with"
 
@@ -86,17 +87,15 @@ class WholeMeasuring:
             self.results.append(result)
             if result.verdict == UNMEASURED or probe.tier != CLUSTER:
                 continue
-            row = self._compare_with_links(probe)
-            if row is None:
-                reason = _NO_RATE if probe.name == _OF_GPUS else _ONE_RANK
-                self.notes.append(f"{probe.name} is not judged by the rate of links: {reason}")
-            else:
-                self._add_row(row)
+            self._compare_with_links(probe)
             if topology is not None:
                 self._add_topology(probe, topology)
 
     def measure_networks(self, probe: Probe) -> None:
         """Measure all links on each network that all members have, or on the chosen one."""
+        if "rdma" in probe.needs and any(is_ipv6(host.address) for host in self._hosts.values()):
+            self.notes.append(f"{probe.name} was left out: {NO_IPV6}")
+            return
         common = sorted(set.intersection(*(set(host.rails) for host in self._hosts.values())))
         for name in common if len(common) > 1 and probe.tool == "iperf3" else [""]:
             result = self._measure_links(probe, name)
@@ -106,9 +105,8 @@ class WholeMeasuring:
             reason = "no two members reach each other on any network"
             self.results.append(WholeResult(probe.name, probe.unit, 0.0, UNMEASURED, reason))
 
-    def _add_row(self, row: AcceptanceRow) -> None:
+    def _add_row(self, row: AcceptanceRow, says: str) -> None:
         verdict = ACCEPTED if row.verdict == LEVEL else row.verdict
-        says = f"{row.ratio:.2f} ({row.low:.2f}-{row.high:.2f}) of {row.against}"
         self.results.append(WholeResult(row.probe, row.unit, row.test, verdict, says))
 
     def _add_topology(self, base: Probe, test: Probe) -> None:
@@ -126,9 +124,9 @@ class WholeMeasuring:
         except AcceptanceError as error:
             self.notes.append(f"{test.name}: {error}")
         else:
-            self._add_row(
-                judge_probe(test, runs[base.name], runs[test.name], base.name, test.floor)
-            )
+            row = judge_probe(test, runs[base.name], runs[test.name], base.name, test.floor)
+            says = f"{row.ratio:.2f} ({row.low:.2f}-{row.high:.2f}) of {row.against}"
+            self._add_row(row, says)
 
     # -- programs over all members -------------------------------------------
 
@@ -145,18 +143,30 @@ class WholeMeasuring:
         rows = self._build_rows(probe, probe.name, location)
         return self._build_result(probe, probe.name, figure, location, rows, "")
 
-    def _compare_with_links(self, probe: Probe) -> AcceptanceRow | None:
-        """Compare a bus bandwidth of GPUs with the adapters of the slowest member.
+    def _compare_with_links(self, probe: Probe) -> None:
+        """Compare a bus bandwidth of GPUs with the limit of the slowest adapters.
 
-        One process of MPI on each member does not fill an adapter, so all_reduce is not compared.
+        It is judged only if a source gives a floor; otherwise a note has the part. One process of
+        MPI on each member does not fill an adapter, so all_reduce is not compared.
         """
-        limits = [find_rate_limit(self._facts[number]) for number in self._hosts]
+        limits = [find_link_limit(self._facts[number]) for number in self._hosts]
         runs = self._find_runs(tuple(self._hosts))
-        if not runs or probe.name != _OF_GPUS or None in limits:
-            return None
-        limit, part = min(limit for limit in limits if limit is not None)
-        base, test = [Reading(limit)] * len(runs), [Reading(run) for run in runs]
-        return judge_probe(probe, base, test, "the links", part)
+        known = [limit for limit in limits if limit is not None]
+        if not runs or probe.name != _OF_GPUS or len(known) < len(limits):
+            reason = _NO_RATE if probe.name == _OF_GPUS else _ONE_RANK
+            self.notes.append(f"{probe.name} is not compared with the rate of links: {reason}")
+            return
+        limit = min(known, key=lambda limit: limit.most)
+        base, test = [Reading(limit.most)] * len(runs), [Reading(run) for run in runs]
+        row = judge_probe(probe, base, test, _LINKS, limit.floor or probe.floor)
+        says = (
+            f"{row.ratio:.0%} ({row.low:.0%}-{row.high:.0%}) of the limit of the links, "
+            f"{limit.most:.4g} {probe.unit}"
+        )
+        if limit.floor is None:
+            self.notes.append(f"{probe.name} has {says}; not judged: no floor of a source")
+        else:
+            self._add_row(row, f"{says}; floor {limit.floor:.0%}")
 
     def _find_runs(self, everyone: MemberSet) -> Sequence[float]:
         return next((figures[everyone] for figures in self._history if everyone in figures), ())
@@ -346,17 +356,6 @@ class WholeMeasuring:
     def _name_members(self, members: MemberSet) -> str:
         names = [self._hosts[number].name for number in members]
         return " and ".join(names) if len(names) < 3 else f"{names[0]} to {names[-1]}"
-
-
-def find_rate_limit(facts: GuestFacts) -> tuple[float, float] | None:
-    """Return the GB/s that a machine's adapters can send, and the part of it that is level.
-
-    GPUs use one adapter each. None if a rate is not in the table.
-    """
-    rates = sorted(facts.rdma.values(), reverse=True)[: count_gpus(facts)]
-    if not rates or any(rate not in RATE_PARTS for rate in rates):
-        return None
-    return sum(rates) / 8, min(RATE_PARTS[rate] for rate in rates)
 
 
 def _batch_sets(sets: Sequence[MemberSet]) -> list[list[MemberSet]]:

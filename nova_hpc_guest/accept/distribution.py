@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from .probes import PROBE_OF
-from .readings import HISTOGRAM_US, OSLAT_US
+from .readings import HISTOGRAM_US, OSLAT_US, find_percentile
 from .sample import Sample
 
 #: Probe -> the beginnings of its bins, in its unit. The last bin has all longer ones, as the tool's
@@ -22,6 +22,9 @@ EDGES: Final = {
     "timer_p99": (0, 5, 10, 20, 50, 100, 200, 500, 1000, 5000, HISTOGRAM_US),
     "oslat": (0, 2, 3, 4, 6, 8, 12, 16, 24, OSLAT_US),
 }
+
+#: Parts of the values in percent, whose longest one is shown.
+PERCENTS: Final = (50, 99, 100)
 
 
 class Distribution(NamedTuple):
@@ -35,6 +38,14 @@ class Distribution(NamedTuple):
     here: tuple[int, ...]
     #: None if the baseline does not have them.
     base: tuple[int, ...] | None
+    #: Values here for :data:`PERCENTS`; () if unknown.
+    percentiles: tuple[int, ...] = ()
+
+    @property
+    def summary(self) -> str:
+        """Percentiles in one line, as ``timer_p99 3/9/700 us``."""
+        ends = (f"{'>=' * (end >= self.edges[-1])}{end}" for end in self.percentiles)
+        return f"{self.probe} {'/'.join(ends)} {self.unit}"
 
     @property
     def labels(self) -> list[str]:
@@ -51,6 +62,7 @@ class Distribution(NamedTuple):
             "edges": list(self.edges),
             "here": list(self.here),
             "baseline": None if self.base is None else list(self.base),
+            **({"percentiles": dict(zip(PERCENTS, self.percentiles))} if self.percentiles else {}),  # noqa: B905
         }
 
     def find_length(self, count: int, longest: int) -> int:
@@ -72,6 +84,7 @@ def list_distributions(base: Sequence[Sample], test: Sequence[Sample]) -> tuple[
                 Distribution(
                     *(probe, PROBE_OF[probe].unit, edges, fill_bins(here, edges)),
                     fill_bins(there, edges) if there else None,
+                    tuple(find_percentile(here, percent) for percent in PERCENTS),
                 )
             )
     return tuple(distributions)

@@ -23,7 +23,7 @@ from .counters import Counters, read_counters, share_counters
 from .facts import GuestFacts
 from .fillings import fill_word, find_best_blas, find_default_port, load_program
 from .gpus import GPU_USERS, count_gpus, find_gpu_cell, list_gpu_users
-from .network import choose_network, name_network
+from .network import choose_network, is_ipv6, move_hosts, name_network
 from .probes import DIAGNOSIS, DIAGNOSIS_LIMIT, OWN, PROBE_OF, PROBES, TOOL_OF, Probe
 from .rdma_ports import expand_rdma_words, read_rdma_path, read_rdma_variables
 from .sample import AcceptanceError, Reading, Sample
@@ -43,6 +43,7 @@ _OPEN_MPI: Final = {
 #: File systems in memory: reading them measures no disk.
 _IN_MEMORY: Final = frozenset(("tmpfs", "ramfs", "devtmpfs", "rootfs"))
 _WITH_PAGES: Final = ("mem_stream", "mem_random")
+NO_IPV6: Final = "perftest reaches others by IPv4 only: name an IPv4 address, or such a --network"
 _PER_SECOND: Final = {"us": 1e6, "ns": 1e9}
 _HPL_SIZE: Final = 800
 #: Matrices of the BLAS, and on a machine that is slow.
@@ -206,6 +207,8 @@ class LocalMachine:
             return path
         if "peer" in probe.needs and self._options.peer is None:
             return "no --peer"
+        if "rdma" in probe.needs and is_ipv6(self._options.peer or ""):
+            return NO_IPV6
         if "cells" in probe.needs and self.facts.nodes < 2:
             return "one NUMA node"
         if "gpu_cell" in probe.needs and find_gpu_cell(self._promise) is None:
@@ -256,6 +259,12 @@ class LocalMachine:
         environment = self._choose_environment(settings)
         fillings = self._fill_in(probe, settings, cpus, stack)
         command = self._fill_words(probe.words, fillings)
+        if probe.tier != OWN:
+            command = self._place_hosts(command, stack)
+            # In srun's step mpirun would take the step's node for all that it may use.
+            environment = {
+                name: value for name, value in environment.items() if name[:6] != "SLURM_"
+            }
         if settings.get("idle") == "busy":
             # Any other process on the CPU has priority over it.
             stack.enter_context(start_helper([self.toolbox.python, "-c", _SPIN], environment, cpus))
@@ -359,6 +368,15 @@ class LocalMachine:
             network = choose_network(routes, self._options.hosts)
             expanded[place[0] : place[0] + 1] = name_network(network)
         return [fill_word(word, fillings) for word in expanded]
+
+    def _place_hosts(self, command: Sequence[str], stack: contextlib.ExitStack) -> list[str]:
+        """Write the file of hosts of an mpirun that needs one; return its command."""
+        if not move_hosts(command, "")[1]:
+            return list(command)
+        path = Path(stack.enter_context(make_scratch_folder(self._find_folder())), "hosts")
+        words, text = move_hosts(command, str(path))
+        path.write_text(text, encoding="ascii")
+        return words
 
     def _fill_in(
         self,

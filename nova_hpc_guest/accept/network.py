@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The network of a set of machines, so that MPI takes no other one between them. Pure."""
+"""Machines and their network as mpirun reads them. Pure."""
 
 from __future__ import annotations
 
@@ -35,3 +35,23 @@ def name_network(network: str | None) -> tuple[str, ...]:
     if network is None:
         return ()
     return "--mca", "btl_tcp_if_include", network, "--mca", "oob_tcp_if_include", network
+
+
+def move_hosts(words: Sequence[str], path: str) -> tuple[list[str], str]:
+    """Return mpirun's words with the hosts of ``-H`` in a file, and its text, for IPv6 addresses.
+
+    ``-H`` ends a name at a colon, and only the plain form of the list of nodes may have one (tried
+    with Open MPI 4.1.4). Without such an address the words stay as they are and the text is "".
+    """
+    at = words.index("-H") if words[0] == "mpirun" and "-H" in words else None
+    hosts = [] if at is None else words[at + 1].split(",")
+    if at is None or not any(is_ipv6(host) for host in hosts):
+        return list(words), ""
+    named = ("--mca", "regx", "naive", "--hostfile", path)
+    text = "".join(f"{host} slots=1\n" for host in hosts)
+    return [*words[:at], *named, *words[at + 2 :]], text
+
+
+def is_ipv6(host: str) -> bool:
+    """Whether a name or address of a host is an address of IPv6."""
+    return host.count(":") > 1

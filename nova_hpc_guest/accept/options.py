@@ -103,8 +103,8 @@ def add_accept_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="compare with what --save-baseline wrote on a machine of the same kind; may be "
-        "repeated; without it the machine is compared with itself, one thing changed",
+        help="compare with what --save-baseline wrote on a machine of the same kind (default: with "
+        "this machine itself, one thing changed); may be repeated",
     )
     parser.add_argument(
         "--beside",
@@ -278,7 +278,7 @@ def _read_setting(text: str) -> str:
 
 def _read_address(text: str) -> str:
     # It becomes a word of a command line.
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,252}", text, re.ASCII):
+    if not re.fullmatch(r"(?:::)?[A-Za-z0-9][A-Za-z0-9_.:-]{0,250}", text, re.ASCII):
         raise argparse.ArgumentTypeError(f"{text!a} is no name or address of a host")
     return text
 

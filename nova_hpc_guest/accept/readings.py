@@ -45,18 +45,19 @@ def read_cyclictest(_: str, document: str, work: float) -> float:
     If more than one of a hundred wakes are later than the histogram, the value is its end: the
     percentile is at least that late.
     """
-    return float(max(find_p99(_count_wakes(document)), 1))
+    return float(max(find_percentile(_count_wakes(document), 99), 1))
 
 
-def find_p99(counts: Mapping[int, int]) -> int:
-    """Return the value that one of a hundred reaches or exceeds.
+def find_percentile(counts: Mapping[int, int], percent: int) -> int:
+    """Return the value that one of a hundred reaches or exceeds, for *percent* 99.
 
     :param counts: value -> how often it was counted; not empty.
+    :param percent: part of the values that are shorter; 100 for the longest value.
     """
     above, total = 0, sum(counts.values())
-    for value in sorted(counts, reverse=True):
+    for value in sorted(filter(counts.get, counts), reverse=True):
         above += counts[value]
-        if 100 * above >= total:
+        if 100 * above >= (100 - percent) * total:
             break
     return value
 
@@ -84,6 +85,8 @@ def _count_wakes(document: str) -> dict[int, int]:
     later = total - sum(counts.values())
     if total <= 0 or later < 0:
         raise ValueError(f"a histogram of {total - later} wakes of {total}")
+    if later and _read_whole(_find_path(thread, "max")) < HISTOGRAM_US:
+        raise ValueError(f"a histogram without {later} wakes, none of which was later than it")
     return {**counts, HISTOGRAM_US: later} if later else counts
 
 
@@ -173,7 +176,7 @@ def read_clock(text: str, _: str, __: float) -> float:
 
 def read_lammps(text: str, _: str, __: float) -> float:
     """Return LAMMPS's time steps a second."""
-    return _find_number(r"([\d.]+) timesteps/s", text)
+    return _find_number(r"^Performance: .*, " + _NUMBER + " timesteps/s", text)
 
 
 def read_hpcc(name: str, scale: float) -> Callable[[str, str, float], float]:
@@ -186,7 +189,7 @@ def read_hpcc(name: str, scale: float) -> Callable[[str, str, float], float]:
     def read_summary(text: str, _: str, __: float) -> float:
         if "Success=1" not in text:
             raise ValueError("HPCC did not say Success=1")
-        return _find_number("^" + re.escape(name) + "=" + _NUMBER, text) * scale
+        return _find_number("^" + re.escape(name) + "=" + _NUMBER + r"\s*\n", text) * scale
 
     return read_summary
 

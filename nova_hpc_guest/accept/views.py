@@ -43,7 +43,7 @@ def format_result(result: AcceptanceResult) -> Iterator[str]:
                 f"{value.unit}, {value.runs} runs"
             )
     for distribution in find_doubtful(result):
-        yield from _format_distribution(distribution)
+        yield from format_distribution(distribution)
     for probe, reason in result.missing.items():
         yield f"left out {probe}: {reason}"
     for probe, reason in result.failed.items():
@@ -78,10 +78,13 @@ def find_doubtful(result: AcceptanceResult) -> list[Distribution]:
     return [each for each in result.distributions if verdicts.get(each.probe, default) != LEVEL]
 
 
-def _format_distribution(shown: Distribution) -> Iterator[str]:
-    """Yield a heading and a line a bin, of at most 100 columns."""
+def format_distribution(shown: Distribution, against: str = "baseline") -> Iterator[str]:
+    """Yield a heading and a line a bin, of at most 100 columns.
+
+    :param against: heading of the other side.
+    """
     sides = [shown.here] if shown.base is None else [shown.base, shown.here]
-    names = ("here",) if shown.base is None else ("baseline", "here")
+    names = ("here",) if shown.base is None else (against, "here")
     heads = "".join(f"{name:>14} {'(logarithmic)':<22}" for name in names)
     yield f"{f'{shown.probe}, {shown.unit}':<16}{heads}".rstrip()
     for label, *counts in zip(shown.labels, *sides):  # noqa: B905

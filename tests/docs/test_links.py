@@ -87,6 +87,27 @@ def test_broken_links_are_noticed(tmp_path, link, count):
     assert len([*broken_links(site, page)]) == count
 
 
+def test_side_bars(site):
+    """Tenants' pages name no page of operators there; operators' pages name those of tenants."""
+    linked = {
+        page.relative_to(site).with_suffix("").as_posix(): {
+            target.relative_to(site).with_suffix("").as_posix()
+            for link in read_page(page).xpath("//*[contains(@class, 'sidebar-tree')]//a/@href")
+            if (target := (page.parent / urlsplit(link).path).resolve()).suffix == ".html"
+        }
+        for page in sorted(site.rglob("*.html"))
+    }
+    tenants = {name for name in linked if name.startswith("user/") and "lab" not in name}
+    tenants |= {"cli/cluster", "cli/gpu"}
+    assert len(tenants) > 15
+    for name in tenants:
+        others = {each.partition("/")[0] for each in linked[name] - {name, *tenants}}
+        assert (name, others) == (name, {"about", "user"})
+        assert linked[name] >= tenants - {name}
+    assert {"user/clusters", "admin/adopt", "contributor/index"} <= linked["admin/doctor"]
+    assert "admin/adopt" in linked["user/lab"]
+
+
 def test_places_that_findings_name(site):
     """What doctor prints behind each finding, for all of its checks."""
     known = list_anchors(site / findings.PAGE)

@@ -21,7 +21,9 @@ from nova_hpc_client.accept.cluster_run import ClusterMeasuring
 from nova_hpc_client.accept.cluster_terms import ClusterTerms
 from nova_hpc_common.wire.member_verdict import read_member_verdict
 from nova_hpc_guest.accept.first_sample import read_first_sample, write_first_sample
+from nova_hpc_guest.accept.readings import HISTOGRAM_US
 from nova_hpc_guest.accept.refusal import Refusal
+from nova_hpc_guest.accept.sample import read_sample, write_sample
 from tests.unit.accept.cluster_world import TOP, ClusterWorld
 from tests.unit.guest.accept_world import list_processes
 
@@ -335,3 +337,43 @@ def test_views_of_hostile_members(world: ClusterWorld) -> None:
         ("train-3", "accepted"),
     ]
     assert json.dumps(rows)
+
+
+def test_views_show_how_late_each_members_timer_was(world: ClusterWorld) -> None:
+    late = {1: {3: 900, 7: 300}, 2: {3: 1000, 700: 189, HISTOGRAM_US: 11}, 3: {3: 1200}}
+    for number, counts in late.items():
+        value = 700.0 if number == 2 else 7.0
+        world.lay_down(number, timer_p99=value)
+        place = world.members[number].folder / "round"
+        sample = read_sample(place.read_text())
+        reading = sample.readings["timer_p99"]._replace(counts=counts)
+        sample = sample._replace(readings={"timer_p99": reading})
+        place.write_text(write_sample(sample) + "\n")
+    measured = world.measure(("timer_p99",))
+    assert [row[-1] for row in cluster_views.list_member_rows(measured)] == [
+        "timer_p99 3/7/7 us",
+        "timer_p99 3/700/>=20000 us",
+        "timer_p99 3/3/3 us",
+    ]
+    (shown,) = member_of(measured, 2).result.distributions
+    assert shown.base is not None
+    # Six rounds of 1,200 wakes, and those of both others.
+    assert (sum(shown.here), sum(shown.base)) == (7200, 14400)
+    text = cluster_views.format_cluster_text(measured)
+    assert "  timer_p99 3/7/7 us (half, 99 of 100, all)\n" in text
+    # Only the slow one has its bins.
+    assert text.count(">=20000") == 2
+    (heading,) = (line for line in text.splitlines() if "(logarithmic)" in line)
+    assert heading.split() == ["timer_p99,", "us", "rest", "(logarithmic)", "here", "(logarithmic)"]
+    picture = ElementTree.fromstring(cluster_views.draw_cluster(measured))
+    titles = [one.text for one in picture.iter("{http://www.w3.org/2000/svg}title")]
+    assert titles[1:] == [
+        str(count) for number in (1, 2, 3) for count in _bins_of(measured, number)
+    ]
+    for part in picture.iter("{http://www.w3.org/2000/svg}rect"):
+        assert float(part.get("y", 0)) + float(part.get("height")) <= float(picture.get("height"))
+
+
+def _bins_of(measured: ClusterAcceptance, number: int) -> tuple[int, ...]:
+    (shown,) = member_of(measured, number).result.distributions
+    return shown.here

@@ -8,6 +8,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import attrs
 import pytest
 
 from nova_hpc_client.accept.launchers import Reach
@@ -18,7 +19,9 @@ from nova_hpc_client.accept.remote_calls import (
     run_calls,
     started_calls,
 )
+from nova_hpc_client.accept.remote_member import RemoteMember
 from nova_hpc_client.cluster.hostfiles import MemberHost
+from nova_hpc_guest.accept.probes import PROBE_OF
 from tests.unit.guest.accept_world import list_processes
 
 #: Ends the words of programs that nobody else runs: not another run of these tests, either.
@@ -44,9 +47,36 @@ def test_ssh_never_asks_and_takes_the_users_options_first() -> None:
     assert settings["forwardagent"] == "no"
 
 
+def test_ssh_takes_an_address_of_ipv6_as_it_is() -> None:
+    words = Reach().build_words(attrs.evolve(HOST, address="fd00::7"), ["accept"])
+    done = subprocess.run(
+        ["ssh", "-G", "-F", "none", *words[1:-1]], capture_output=True, text=True, check=True
+    )
+    assert "hostname fd00::7\n" in done.stdout
+
+
 def test_a_word_with_a_space_stays_one() -> None:
     words = Reach(command=("sudo", "my guest")).build_words(HOST, ["accept"])
     assert words[-1] == "sudo 'my guest' accept"
+
+
+@pytest.mark.parametrize("probe", ["all_reduce", "nccl_all"])
+def test_srun_starts_a_program_over_all_members(
+    probe: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    member = RemoteMember(lambda words: Reach("srun").build_words(HOST, words), "cluster")
+    words = member.build_sample_words([PROBE_OF[probe]], None, None, ("10.0.0.7", "10.0.0.8"))
+    at = words.index("nova-hpc-guest")
+    # One step on the first member, whose mpirun starts the others by ssh.
+    assert {"--nodes=1", "--ntasks=1", "--mpi=none", "--nodelist=train-1"} <= set(words[:at])
+    assert (
+        words[at:]
+        == (
+            f"nova-hpc-guest accept --tier cluster --sample --only {probe} --scale 1 "
+            "--hosts 10.0.0.7,10.0.0.8 --hold"
+        ).split()
+    )
 
 
 def test_srun_takes_the_whole_node(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,8 @@ from nova_hpc_client.accept import cluster_views
 from nova_hpc_client.accept.cluster_result import ClusterAcceptance
 from nova_hpc_client.accept.cluster_run import ClusterMeasuring
 from nova_hpc_client.accept.cluster_terms import AcceptedHost, ClusterTerms
+from nova_hpc_client.accept.link_rates import LINK_RATES, find_link_limit
 from nova_hpc_client.accept.remote_member import RemoteMember, SetCall, measure_sets
-from nova_hpc_client.accept.whole_run import find_rate_limit
 from nova_hpc_client.cluster.members.model import Cluster, ClusterMember
 from nova_hpc_client.openstack import acceptance
 from nova_hpc_common.wire.member_verdict import MemberVerdict
@@ -149,10 +149,13 @@ def test_the_member_that_slows_all_is_named(world: WholeWorld) -> None:
     assert (row.ratio, row.verdict) == (pytest.approx(0.4), "slow")
     text = cluster_views.format_cluster_text(measured)
     assert "all members: all_reduce 400 GB/s: slow: train-2\n" in text
-    assert "note: all_reduce is not judged by the rate of links: one rank of a member" in text
+    assert "note: all_reduce is not compared with the rate of links: one rank of a member" in text
     assert cluster_views.list_member_rows(measured)[-1] == (
-        *("all members", "slow", "all_reduce", "", "train-2"),
+        *("all members", "slow", "all_reduce", "", "train-2", ""),
     )
+    picture = ElementTree.fromstring(cluster_views.draw_cluster(measured))
+    texts = [element.text for element in picture.iter() if element.text]
+    assert texts[-3:] == ["all members", "slow", "all_reduce 400 GB/s: slow: train-2"]
     suites = ElementTree.fromstring(cluster_views.format_cluster_junit(measured))
     assert [failure.get("message") for failure in suites[-1].iter("failure")] == ["slow: train-2"]
 
@@ -270,7 +273,9 @@ def test_gpus_are_compared_with_the_links_and_the_topology_file(tmp_path: Path) 
     measured = measure(world, "all_reduce", "nccl_all", "nccl_topo")
     assert [one.probe for one in measured.whole] == ["nccl_all", "nccl_all", "nccl_topo"]
     assert [one.verdict for one in measured.whole] == ["accepted"] * 3
-    assert measured.whole[1].says == "0.92 (0.92-0.92) of the links"
+    assert measured.whole[1].says == (
+        "93% (93%-93%) of the limit of the links, 49.68 GB/s; floor 81%"
+    )
     assert measured.whole[2].says == "1.00 (1.00-1.00) of nccl_all"
     world.slow("0.03 10.0.0.1", "0.03 10.0.0.2", "0.03 10.0.0.3")
     measured = measure(world, "nccl_all")
@@ -279,12 +284,35 @@ def test_gpus_are_compared_with_the_links_and_the_topology_file(tmp_path: Path) 
     assert (measured.verdict, measured.rejected) == ("slow", ())
 
 
-def test_rates_that_the_table_lacks_are_unknown() -> None:
+def test_a_rate_without_a_floor_is_not_judged(tmp_path: Path) -> None:
+    world = WholeWorld(tmp_path, 3, "nccl_all")
+    for member in world.members.values():
+        first = member.folder / "first"
+        first.write_text(first.read_text().replace("400.0", "100.0"))
+    world.slow("0.003 10.0.0.1", "0.003 10.0.0.2", "0.003 10.0.0.3")
+    measured = measure(world, "nccl_all")
+    assert says_of(measured) == {"nccl_all": ("accepted", "")}
+    assert measured.notes == (
+        "nccl_all has 24% (24%-24%) of the limit of the links, 12.42 GB/s; not judged: "
+        "no floor of a source",
+    )
+
+
+def test_the_limit_of_links_is_computed() -> None:
+    # The names of rates are data rates, but for those of InfiniBand's first generations.
+    names = {name: float(rate.line * rate.encoding) for name, rate in LINK_RATES.items()}
+    assert {name for name, data in names.items() if name != data} == {20.0, 56.0}
+    # NVIDIA's maintainers expect 12, 24 and 48 GB/s (nccl-tests' issues 119 and 267).
+    for name, usual in ((100.0, 12.0), (200.0, 24.0), (400.0, 48.0)):
+        assert 0.96 < usual / LINK_RATES[name].most < 1
     facts = GuestFacts(devices={"10de:2330": 2}, rdma={"a": 400.0, "b": 400.0, "c": 100.0})
-    assert find_rate_limit(facts) == (100.0, 0.8)
-    assert find_rate_limit(facts._replace(rdma={"a": 56.0})) is None
-    assert find_rate_limit(facts._replace(rdma={})) is None
-    assert find_rate_limit(facts._replace(devices={})) is None
+    limit = find_link_limit(facts)
+    assert limit == (pytest.approx(100 * 4096 / 4122), pytest.approx(80 / 100 * 4122 / 4096))
+    mixed = find_link_limit(facts._replace(rdma={"a": 400.0, "c": 100.0}))
+    assert mixed == (pytest.approx(62.5 * 4096 / 4122), None)
+    assert find_link_limit(facts._replace(rdma={"a": 57.0})) is None
+    assert find_link_limit(facts._replace(rdma={})) is None
+    assert find_link_limit(facts._replace(devices={})) is None
 
 
 # -- verdicts in metadata --------------------------------------------------------------

@@ -92,9 +92,9 @@ class Cloud:
         self.calls.touch()
         bin_ = folder / "bin"
         bin_.mkdir()
-        self.server = Server(folder, self.calls)
+        self.server = Server(folder)
         for name, text in {
-            "nova-hpc": self.server.command,
+            "nova-hpc": self.server.write_command(self.calls),
             "hostname": '#!/bin/sh\necho "$NODE"\n',
         }.items():
             (bin_ / name).write_text(text)

@@ -18,6 +18,7 @@ import pytest
 
 from nova_hpc_common.output.standard_streams import HeardOutput
 from nova_hpc_tools.base import ListCommand, RecordCommand, _BaseCommand
+from nova_hpc_tools.main import main
 from nova_hpc_tools.snapshot import document as snapshot_document
 from tests.unit.cloud import test_explain_command
 from tests.unit.guest import conftest as guest_fixtures
@@ -90,12 +91,13 @@ def config(tmp_path):
 
 @pytest.mark.parametrize("both", [False, True], ids=["out", "out and err"])
 @pytest.mark.parametrize("unbuffered", [False, True], ids=["at the end", "at once"])
-def test_configure_writes_what_it_was_told_to(machine, tmp_path, unbuffered, both):
+def test_configure_writes_what_it_was_told_to(
+    machine, tmp_path, monkeypatch, capsys, unbuffered, both
+):
     told, whole = tmp_path / "nova.conf.d", tmp_path / "whole.conf.d"
     home = str(tmp_path)
-    with (tmp_path / "read").open("w") as file:
-        words = ["configure", "--root", machine, "--write", whole]
-        assert run(words, stdout=file, HOME=home).returncode == 0
+    monkeypatch.setenv("HOME", home)
+    assert main(["configure", "--root", str(machine), "--write", str(whole)]) == 0
     words = ["configure", "--root", machine, "--write", told]
     done = run(words, unbuffered=unbuffered, both=both, HOME=home)
     assert done.returncode == CLOSED
@@ -104,10 +106,9 @@ def test_configure_writes_what_it_was_told_to(machine, tmp_path, unbuffered, bot
         assert f"nova-hpc configure: the output was not read to its end; {DONE}" in done.stderr
         assert "Traceback" not in done.stderr
     # All of it, the record for --undo included.
-    again = ["configure", "--root", machine, "--write", told, "-f", "json"]
-    with (tmp_path / "again").open("w") as file:
-        assert run(again, stdout=file, HOME=home).returncode == 0
-    states = {row["State"] for row in json.loads((tmp_path / "again").read_text())}
+    capsys.readouterr()
+    assert main([*map(str, words), "-f", "json"]) == 0
+    states = {row["State"] for row in json.loads(capsys.readouterr().out)}
     assert states == {"unchanged"}
 
 
@@ -264,14 +265,14 @@ def test_the_fabric_is_synchronised_to_its_end(tmp_path):
 
 
 @pytest.fixture
-def files(machine, node, tmp_path):
-    """What the commands that read are given."""
+def files(machine, node, tmp_path, name):
+    """What the command *name* of READS is given."""
     cloud = tmp_path / "cloud.json"
     cloud.write_text(snapshot_document.dump_cloud_snapshot(test_explain_command.a_cloud()))
     (tmp_path / "nodes.csv").write_text("name,type,cpus,memory_mib,gpus,count\nn,n,9,9,8,2\n")
     (tmp_path / "requests.csv").write_text("name,cpus,memory_mib,gpus,count\none,1,1,3,9\n")
     (tmp_path / "map.conf").write_text("SwitchName=l1 Nodes=n[1-4]\nSwitchName=l2 Nodes=n[5-8]\n")
-    for number in (1, 2):
+    for number in (1, 2) if name == "doctor of a fleet" else ():
         file = tmp_path / f"n{number}.tar.xz"
         with (tmp_path / "said").open("w") as said:
             run(["inventory", "--root", machine, "--save", file], stdout=said)

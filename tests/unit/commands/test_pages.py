@@ -35,7 +35,7 @@ NOVA = "[DEFAULT]\ncompute_driver = libvirt.LibvirtDriver\n"
 class Node:
     """A node of files, and a shell on it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, server: typed.Server) -> None:
         self.folder = folder
         self.root = write(dataclasses.replace(NODES["hgx-h100"], name=NAME), folder / "root")
         for name in ("etc/initramfs-tools", "etc/default/grub.d"):
@@ -55,8 +55,7 @@ class Node:
         self.bin = folder / "bin"
         self.bin.mkdir()
         self.calls = folder / "calls"
-        self.server = typed.Server(folder, self.calls)
-        self.program("nova-hpc", self.server.command)
+        self.program("nova-hpc", server.write_command(self.calls))
         self.program("hostname", f"#!/bin/sh\necho {NAME}\n")
 
     def program(self, name: str, text: str) -> None:
@@ -120,14 +119,20 @@ class Node:
         return (self.home / f".nova/nova.conf.d/nova-hpc-{name}.conf").is_file()
 
 
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    found = typed.Server(tmp_path_factory.mktemp("server"))
+    yield found
+    found.end()
+
+
 @pytest.fixture
-def node(tmp_path):
-    found = Node(tmp_path)
+def node(tmp_path, server):
+    found = Node(tmp_path, server)
     # A board without NVSwitches: the pages are about any node, and configure stops on those.
     for bus in ("4b", "4c", "4d", "4e"):
         (found.root / f"sys/bus/pci/devices/0000:{bus}:00.0").unlink()
-    yield found
-    found.server.end()
+    return found
 
 
 def test_prepare(node):

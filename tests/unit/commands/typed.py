@@ -36,24 +36,25 @@ exit $status
 
 
 class Server:
-    """The process, and the text of a command that asks it.
+    """The process; several nodes can have commands that ask it."""
 
-    The command adds ``--root $ROOT``, and ``--declaration $DECLARATION`` to commands that read or
-    write it, where these are set: a node of files stands for the machine. It writes its exit
-    status, ``$NODE`` and its words into the file *calls*.
-    """
-
-    def __init__(self, folder: Path, calls: Path) -> None:
-        path = folder / "socket"
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "socket"
         self._process = subprocess.Popen(
-            [sys.executable, __file__, path],
+            [sys.executable, __file__, self._path],
             env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
             stdout=subprocess.PIPE,
         )
         assert self._process.stdout.readline() == b"ready\n"
-        self.command = COMMAND.format(
-            python=sys.executable, here=__file__, socket=path, calls=calls
-        )
+
+    def write_command(self, calls: Path) -> str:
+        """Text of a command that asks the process.
+
+        It adds ``--root $ROOT``, and ``--declaration $DECLARATION`` to commands that read or
+        write it, where these are set: a node of files stands for the machine. It writes its exit
+        status, ``$NODE`` and its words into the file *calls*.
+        """
+        return COMMAND.format(python=sys.executable, here=__file__, socket=self._path, calls=calls)
 
     def end(self) -> None:
         self._process.send_signal(signal.SIGTERM)

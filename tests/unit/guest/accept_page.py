@@ -11,6 +11,7 @@ from pathlib import Path
 
 from benchmarks.acceptance import whole
 from benchmarks.acceptance.__main__ import TRIALS, format_table, read_trials
+from nova_hpc_client.accept.link_rates import LINK_RATES
 from nova_hpc_guest.accept.causes import CAUSES, CHANGES_NOTHING, CLOSES, COSTS_NOTHING
 from nova_hpc_guest.accept.probes import PROBES, TOOL_OF
 from nova_hpc_guest.accept.published import NOT_HERE, compare_published, load_published
@@ -113,7 +114,18 @@ def write_published() -> str:
     )
 
 
+def write_links() -> str:
+    rows = []
+    for name, rate in LINK_RATES.items():
+        least = "" if rate.least is None else f"{rate.least:g} ({rate.least / rate.most:.0%})"
+        data = f"{float(rate.line):.8g} x {float(rate.encoding):.4f}"
+        rows.append((f"{name:g}", rate.says, data, f"{rate.most:.2f}", least))
+    heading = ("Gbit/s", "Adapter", "Line x encoding", "Allowed, GB/s", "Floor, GB/s")
+    return write_table(heading, rows, "12 34 24 15 15")
+
+
 PARTS = {
+    "links.inc": write_links,
     "probes.inc": write_probes,
     "whole.inc": lambda: whole.format_table(whole.read_trials(whole.TRIALS)) + "\n",
     "causes.inc": write_causes,

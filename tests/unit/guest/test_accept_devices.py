@@ -125,6 +125,33 @@ def measure(world: DeviceWorld, name: str, settings=None, **options):
     return sample.readings[name]
 
 
+def test_mpirun_reads_hosts_with_addresses_of_ipv6_from_a_file(world: DeviceWorld) -> None:
+    keep = (
+        f'while [ $# -gt 1 ]; do [ "$1" = --hostfile ] && cp "$2" {world.folder}/hosts; shift; done'
+    )
+    world.print_file("mpirun", "all_reduce_perf-gdr.txt", keep)
+    assert measure(world, "nccl_pair", peer="fd00::2").value == 48.37
+    assert (world.folder / "hosts").read_text() == "localhost slots=1\nfd00::2 slots=1\n"
+    words = world.words("mpirun")
+    assert words[:6] == ["mpirun", "--quiet", "-np", "2", "--mca", "regx"]
+    assert "-H" not in words
+    assert not Path(words[words.index("--hostfile") + 1]).exists()
+    assert world.machine(peer="fd00::2").find_obstacle(PROBE_OF["ib_bw"]) == measuring.NO_IPV6
+    assert world.machine(peer="10.0.0.2").find_obstacle(PROBE_OF["ib_bw"]) is None
+
+
+def test_mpirun_does_not_know_of_sruns_step(
+    world: DeviceWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = {**world.environment, "SLURM_NODELIST": "train-1"}
+    monkeypatch.setattr(DeviceWorld, "environment", step)
+    world.print_file("mpirun", "mpi4py-ring.txt", f"env > {world.folder}/variables")
+    measure(world, "mpi_lat")
+    variables = (world.folder / "variables").read_text()
+    assert "OMPI_ALLOW_RUN_AS_ROOT=1\n" in variables
+    assert "SLURM_" not in variables
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

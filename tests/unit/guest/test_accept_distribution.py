@@ -18,7 +18,7 @@ from nova_hpc_guest.accept.baseline import build_key, read_baseline, write_basel
 from nova_hpc_guest.accept.distribution import EDGES, fill_bins, list_distributions, merge_counts
 from nova_hpc_guest.accept.facts import GuestFacts
 from nova_hpc_guest.accept.probes import PROBE_OF
-from nova_hpc_guest.accept.readings import HISTOGRAM_US, find_p99, read_distribution
+from nova_hpc_guest.accept.readings import HISTOGRAM_US, find_percentile, read_distribution
 from nova_hpc_guest.accept.sample import (
     AcceptanceError,
     Reading,
@@ -28,6 +28,7 @@ from nova_hpc_guest.accept.sample import (
 )
 from tests.unit.guest.accept_cases import DATA
 from tests.unit.guest.accept_world import AcceptWorld
+from tests.unit.pictures.faults import list_faults
 
 #: Wakes of one run: how late each was.
 WAKES = st.lists(st.integers(0, 2 * HISTOGRAM_US), min_size=1, max_size=400)
@@ -43,7 +44,8 @@ echo "cyclictest V 2.40"
 def write_document(wakes: list[int]) -> str:
     """What cyclictest writes of these wakes; the late ones are missing from its histogram."""
     histogram = Counter(str(wake) for wake in wakes if wake < HISTOGRAM_US)
-    return json.dumps({"thread": {"0": {"histogram": histogram, "cycles": len(wakes)}}})
+    thread = {"histogram": histogram, "cycles": len(wakes), "max": max(wakes)}
+    return json.dumps({"thread": {"0": thread}})
 
 
 def sample(probe: str, counts: dict[int, int], value: float = 9.0) -> Sample:
@@ -78,13 +80,19 @@ def test_the_percentile_of_the_counts_is_the_judged_one(wakes: list[int]) -> Non
     text = write_document(wakes)
     counts = read_distribution("timer_p99", text)
     judged = PROBE_OF["timer_p99"].read("", text, 1200.0)
-    assert max(find_p99(counts), 1) == judged
+    assert max(find_percentile(counts, 99), 1) == judged
     # Brute force: the latest of a hundred, or later.
     late = sorted((min(wake, HISTOGRAM_US) for wake in wakes), reverse=True)
     assert max(late[-(-len(late) // 100) - 1], 1) == judged
+    (shown,) = list_distributions((), [sample("timer_p99", counts)])
+    assert shown.percentiles == (
+        late[-(-len(late) // 2) - 1],
+        late[-(-len(late) // 100) - 1],
+        late[0],
+    )
     # It is in the bin of the 99th percentile of the bins.
     edges = EDGES["timer_p99"]
-    start = find_p99(dict(zip(edges, fill_bins(counts, edges), strict=True)))
+    start = find_percentile(dict(zip(edges, fill_bins(counts, edges), strict=True)), 99)
     assert start <= judged
     assert all(edge > judged for edge in edges[edges.index(start) + 1 :])
 
@@ -194,7 +202,9 @@ def test_a_level_timer_shows_none_and_documents_have_it(world: AcceptWorld, save
         list(EDGES["timer_p99"]),
     )
     assert (shown["here"], shown["baseline"]) == (bins, bins)
-    picture = ElementTree.fromstring(measure(world, LATE, "--baseline", saved, "--format", "svg"))
+    drawn = measure(world, LATE, "--baseline", saved, "--format", "svg")
+    assert list_faults(drawn) == []
+    picture = ElementTree.fromstring(drawn)
     assert [title.text for title in picture.iter("{http://www.w3.org/2000/svg}title")][:4] == [
         *("540", "480", "60", "0"),
     ]

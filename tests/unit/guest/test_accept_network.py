@@ -4,14 +4,20 @@
 from __future__ import annotations
 
 import ipaddress
+import os
+import subprocess
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nova_hpc_guest import command
-from nova_hpc_guest.accept.network import choose_network, name_network
+from nova_hpc_guest.accept.fillings import fill_word
+from nova_hpc_guest.accept.network import choose_network, move_hosts, name_network
+from nova_hpc_guest.accept.probes import PROBE_OF
 from nova_hpc_guest.accept.readings import read_bus_bandwidth, read_iperf3_ways
+from nova_hpc_guest.accept.tools import find_port, run_tool, start_helper, wait_for_port
 
 #: Recorded: two attached networks, the default route, and one by a gateway.
 _HEAD = "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT\n"
@@ -59,6 +65,76 @@ def test_open_mpi_gets_the_network_for_both_of_its_layers() -> None:
         *("--mca", "oob_tcp_if_include", "192.0.2.0/24"),
     )
     assert name_network(None) == ()
+
+
+_AGENT = """#!/bin/sh
+echo "$1" >> FOLDER/reached
+shift
+exec /bin/sh -c "$*"
+"""
+_MPIRUN = ["mpirun", "--quiet", "-np", "1", "--mca", "oob_tcp_if_include", "lo"]
+
+
+def _run_mpirun(folder: Path, words: list[str], **more: str) -> tuple[str, set[str]]:
+    """What the real mpirun printed, and the hosts that it reached in place of ssh."""
+    agent = folder / "agent"
+    agent.write_text(_AGENT.replace("FOLDER", str(folder)))
+    agent.chmod(0o755)
+    environment = {
+        **os.environ,
+        "OMPI_MCA_plm_rsh_agent": str(agent),
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        **more,
+    }
+    done = subprocess.run(
+        [*words, "/bin/echo", "here"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        env=environment,
+    )
+    reached = folder / "reached"
+    return done.stdout, set(reached.read_text().split() if reached.exists() else ())
+
+
+def test_the_real_mpirun_reaches_addresses_of_ipv6(tmp_path: Path) -> None:
+    plain = [*_MPIRUN, "-H", "fd00:55::1"]
+    # A part of the address, which no resolver knows.
+    assert _run_mpirun(tmp_path, plain)[1] != {"fd00:55::1"}
+    (tmp_path / "reached").unlink(missing_ok=True)
+    words, text = move_hosts(plain, str(tmp_path / "hosts"))
+    (tmp_path / "hosts").write_text(text)
+    assert _run_mpirun(tmp_path, words) == ("here\n", {"fd00:55::1"})
+
+
+def test_the_real_mpirun_within_a_step_of_srun_takes_no_other_node(tmp_path: Path) -> None:
+    """Without these variables it reaches others; so probes get none of them."""
+    words = [*_MPIRUN, "-H", "198.51.100.1"]
+    step = {"SLURM_JOBID": "7", "SLURM_NODELIST": "a", "SLURM_TASKS_PER_NODE": "1"}
+    assert _run_mpirun(tmp_path, words, **step) == ("", set())
+    assert _run_mpirun(tmp_path, words) == ("here\n", {"198.51.100.1"})
+
+
+@pytest.mark.parametrize("hosts", ["a,b", "10.0.0.1,10.0.0.2", "a:2,b:2"])
+def test_other_hosts_stay_words(hosts: str) -> None:
+    words = [*_MPIRUN, "-H", hosts, "program", "-H", "fd00::1"]
+    assert move_hosts(words, "file") == (words, "")
+    assert move_hosts(["fio", "-H", "fd00::1"], "file") == (["fio", "-H", "fd00::1"], "")
+
+
+def test_the_real_iperf3_takes_an_address_of_ipv6(tmp_path: Path) -> None:
+    probe, port = PROBE_OF["net_bw"], find_port()
+    fillings = {"peer": "::1", "port": str(port), "streams": "1"}
+    server = [fill_word(word, fillings) for word in probe.server if word != "127.0.0.1"]
+    server.remove("-B")
+    words = [fill_word(word, fillings).replace("250M", "64M") for word in probe.words]
+    with start_helper(server, dict(os.environ)) as helper:
+        assert wait_for_port(port, helper)
+        done = run_tool(words, dict(os.environ), 60.0)
+    assert done.problem is None
+    assert probe.read(done.output, "", 0.0) > 0
 
 
 def test_a_figure_is_found_by_its_name() -> None:

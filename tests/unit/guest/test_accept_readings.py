@@ -47,10 +47,12 @@ ALL = [path.read_text() for path in sorted(OUTPUTS.iterdir())]
         ("d2h", "nvbandwidth-h100-d2h.txt", 55.04),
         ("nccl_pair", "all_reduce_perf-gdr.txt", 48.37),
         ("nccl_node", "all_reduce_perf-old.txt", 264.74),
+        ("link_bw", "iperf3-bidir.json", 3195.926),
+        ("all_reduce", "all_reduce.txt", 0.173196),
     ],
 )
 def test_a_value_is_read(probe: str, file: str, value: float) -> None:
-    assert PROBE_OF[probe].read(output(file), "", 600.0) == pytest.approx(value)
+    assert PROBE_OF[probe].read(output(file), "", 600.0) == pytest.approx(value, rel=1e-5)
 
 
 def test_values_in_documents_are_read() -> None:
@@ -90,6 +92,8 @@ def test_one_gpu_has_no_bandwidth_of_a_bus() -> None:
 
 @pytest.mark.parametrize("probe", ["net_bw", "net_rtt"])
 def test_what_iperf3_complains_of_is_said(probe: str) -> None:
+    with pytest.raises(ValueError, match="it says 'unable to connect to server: Connection ref"):
+        PROBE_OF[probe].read(output("iperf3-refused.json"), "", 0.0)
     text = '{"end": {}, "error": "unable to create a new stream: Permission denied"}'
     with pytest.raises(ValueError, match="it says 'unable to create a new stream: Permission"):
         PROBE_OF[probe].read(text, "", 0.0)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -75,7 +76,7 @@ def test_the_way_over_a_network_of_its_own(text: str, words: tuple[str, ...]) ->
 def test_wakes_later_than_the_histogram_count(later: int, value: float) -> None:
     """Before: 300 of 1,200 wakes above 20 ms, and 9 us were read."""
     histogram = {"3": 1100 - later, "9": 100}
-    document = {"thread": {"0": {"histogram": histogram, "cycles": 1200}}}
+    document = {"thread": {"0": {"histogram": histogram, "cycles": 1200, "max": 30_000}}}
     assert PROBE_OF["timer_p99"].read("", json.dumps(document), 1200.0) == value
 
 
@@ -83,6 +84,34 @@ def test_a_histogram_of_more_wakes_than_there_were() -> None:
     document = {"thread": {"0": {"histogram": {"3": 5}, "cycles": 4}}}
     with pytest.raises(ValueError, match="5 wakes of 4"):
         PROBE_OF["timer_p99"].read("", json.dumps(document), 1200.0)
+
+
+def test_a_histogram_that_lacks_wakes_which_were_not_late() -> None:
+    thread = {"histogram": {"3": 900}, "cycles": 1200, "max": 9}
+    with pytest.raises(ValueError, match="without 300 wakes"):
+        PROBE_OF["timer_p99"].read("", json.dumps({"thread": {"0": thread}}), 1200.0)
+
+
+@pytest.mark.parametrize(
+    ("file", "probe", "value"),
+    [
+        ("allreduce_info_in_row.txt", "nccl_pair", 106.86),
+        ("allreduce_old_slow.txt", "nccl_pair", 11.71),
+        ("allreduce_two_alone.txt", "nccl_pair", "built without MPI"),
+        ("iperf3_warned.txt", "net_bw", 9400.0),
+        ("iperf3_warned.txt", "net_rtt", 85.0),
+        ("nccl_plugin_no_gdr.txt", "nccl_pair", "no heading"),
+    ],
+)
+def test_outputs_that_users_reported(
+    captures: Path, file: str, probe: str, value: float | str
+) -> None:
+    text = (captures / "reports/accept" / file).read_text()
+    if isinstance(value, str):
+        with pytest.raises(ValueError, match=value):
+            read_value(probe, text)
+    else:
+        assert read_value(probe, text) == value
 
 
 def test_a_warning_before_or_after_a_document_is_passed_over() -> None:
@@ -115,12 +144,35 @@ def test_forms_of_a_diagnosis() -> None:
             readings.read_failed_tests(text)
 
 
+#: Probe, an output of its tool, and the file that the tool writes beside it, if any.
+OUTPUTS = (
+    *((probe, name, "") for name, (probe, _) in TABLES.items()),
+    *(("cpu_one", "sysbench-cpu.txt", ""), ("mem_stream", "sysbench-memory.txt", "")),
+    *(("mpi_lat", "mpi4py-ring.txt", ""), ("lammps_lj", "lammps.txt", "")),
+    *((name, "hpcc.txt", "") for name in ("hpl", "stream_triad", "random_access", "fft")),
+    *(("pingpong", "hpcc.txt", ""), ("disk_lat", "fio.txt", "")),
+    *(("net_bw", "iperf3.json", ""), ("net_rtt", "iperf3.json", "")),
+    *(("link_bw", "iperf3-bidir.json", ""), ("all_reduce", "all_reduce.txt", "")),
+    *(("timer_p99", "", "cyclictest.json"), ("oslat", "", "oslat.json")),
+    *(("h2d", "nvbandwidth-h100.txt", ""), ("d2h", "nvbandwidth-h100-d2h.txt", "")),
+)
+
+
+def read_output(probe: str, text: str, document: str) -> float:
+    return PROBE_OF[probe].read(text, document, 600.0)
+
+
 @st.composite
-def damages(draw: st.DrawFn) -> tuple[str, float, str]:
-    """A recorded output to which one or two things have happened; its probe and its value."""
-    name = draw(st.sampled_from(sorted(TABLES)))
-    probe, value = TABLES[name]
-    text = (DATA / "outputs" / name).read_text()
+def damages(draw: st.DrawFn) -> tuple[str, float, str, str]:
+    """An output to which one or two things have happened: probe, right value, text, document."""
+    probe, *names = draw(st.sampled_from(OUTPUTS))
+    texts = [(DATA / "outputs" / name).read_text() if name else "" for name in names]
+    value = read_output(probe, *texts)
+    damaged = [_damage(draw, text) if text else "" for text in texts]
+    return probe, value, damaged[0], damaged[1]
+
+
+def _damage(draw: st.DrawFn, text: str) -> str:
     for _ in range(draw(st.integers(1, 2))):
         lines = text.splitlines(keepends=True)
         if not lines:
@@ -145,7 +197,7 @@ def damages(draw: st.DrawFn) -> tuple[str, float, str]:
                 text += text
             case "columns":
                 text = _drop_column(lines, draw(st.integers(1, 12)))
-    return probe, value, text
+    return text
 
 
 def _drop_column(lines: list[str], number: int) -> str:
@@ -163,10 +215,12 @@ def _drop_column(lines: list[str], number: int) -> str:
 
 
 @given(damages())
-def test_a_damaged_table_gives_its_number_or_a_refusal(case: tuple[str, float, str]) -> None:
-    probe, value, text = case
+def test_a_damaged_output_gives_its_number_or_a_refusal(
+    case: tuple[str, float, str, str],
+) -> None:
+    probe, value, text, document = case
     try:
-        found = read_value(probe, text)
+        found = read_output(probe, text, document)
     except ValueError:
         return
     # In place it is nearly the same: a release without the column of the other has this one.

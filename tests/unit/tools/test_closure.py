@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -44,6 +45,7 @@ def _base_of(module: str, node: ast.ImportFrom) -> str:
     return ".".join((*parts, *filter(None, (node.module,))))
 
 
+@functools.cache
 def _imports(module: str) -> set[str]:
     """Names of the project's modules that a module imports, anywhere in it."""
     found = set()

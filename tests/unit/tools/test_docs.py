@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the pages for contributors and the rules name is there."""
 
+import importlib
 import re
 from pathlib import Path
 
@@ -73,3 +74,40 @@ def test_texts_that_a_page_on_trouble_quotes_are_said(page, least):
     pieces = [piece.strip() for said in quoted for piece in said.split("...")]
     missing = [each for each in pieces if len(each) > 3 and each not in code]
     assert missing == []
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """docs/measured.py, which writes figures of benchmarks into a page."""
+    monkeypatch.syspath_prepend(TOP / "docs")
+    return importlib.import_module("measured")
+
+
+def test_figures_of_the_readme_are_those_of_the_record(measured):
+    day = measured.read_replay()
+    servers, hosts = (int(day[name]["ours"]) for name in ("servers asked for", "hosts"))
+    pairs, apart = day["pairs at the end"], day["of these over two switches"]
+    assert (pairs["ours"], apart["ours"]) == (pairs["stock"], "0")
+    text = " ".join((TOP / "README.rst").read_text(encoding="utf-8").split())
+    assert f"(one seed) of {servers:,} servers on {hosts} hosts, {apart['stock']} of" in text
+    assert f"{apart['stock']} of {pairs['stock']} pairs of GPUs lay over two switches" in text
+
+
+def test_the_table_of_figures_follows_the_records(measured, tmp_path, monkeypatch):
+    table = measured.write_table()
+    answer = measured.read_answers()["10000"]
+    assert (
+        f"- 10,000 hosts, {answer['samples']} samples\n     - {float(answer['ours, s']):.1f} s"
+        in table
+    )
+    text = measured.REPLAY.read_text(encoding="utf-8")
+    claims = measured.read_replay()["claims that Placement turned down"]["stock"]
+    assert f"- {int(claims):,}\n" in table
+    changed = tmp_path / "RESULTS.rst"
+    monkeypatch.setattr(measured, "REPLAY", changed)
+    changed.write_text(text.replace(f'turned down",{claims}', 'turned down",1234'))
+    assert f"- {int(claims):,}\n" not in measured.write_table()
+    assert "- 1,234\n" in measured.write_table()
+    changed.write_text(text.replace("turned down", "refused"))
+    with pytest.raises(KeyError):
+        measured.write_table()

@@ -133,6 +133,13 @@ def test_bounds_only_fall(english, tmp_path):
     }
 
 
-def test_every_room_is_in_the_file(english):
+def test_every_room_is_in_the_file(english, monkeypatch):
+    def find_words(path, top, room, messages):
+        # The job lint judges all of them, which takes much longer.
+        source = path.read_text(encoding="utf-8")
+        room.words = room.words or any(english.list_texts(source))
+        messages.words = messages.words or any(english.list_messages(source))
+
+    monkeypatch.setattr(english, "judge_file", find_words)
     bounds = tomllib.loads((TOP / english.BOUNDS).read_text())
     assert sorted(bounds) == sorted([*english.judge_rooms(TOP), "new"])

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import ast
 import collections
-from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from tools.wheels import list_production_folders
 
@@ -24,16 +25,23 @@ MOST_EMPTY = 0.005
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def _modules() -> Iterator[tuple[str, ast.Module]]:
-    for package in PACKAGES:
-        for path in sorted((TOP / package).rglob("*.py")):
-            yield str(path.relative_to(TOP)), ast.parse(path.read_text(encoding="utf-8"))
+Modules = list[tuple[str, ast.Module]]
 
 
-def test_a_function_says_verb_and_object() -> None:
+@pytest.fixture(scope="module")
+def modules() -> Modules:
+    """Path and syntax of each module: two seconds."""
+    return [
+        (str(path.relative_to(TOP)), ast.parse(path.read_text(encoding="utf-8")))
+        for package in PACKAGES
+        for path in sorted((TOP / package).rglob("*.py"))
+    ]
+
+
+def test_a_function_says_verb_and_object(modules: Modules) -> None:
     names = [
         (path, node.name)
-        for path, tree in _modules()
+        for path, tree in modules
         for node in tree.body
         if isinstance(node, Function)
     ]
@@ -42,10 +50,10 @@ def test_a_function_says_verb_and_object() -> None:
     assert len(one_word) <= MOST_ONE_WORD * len(names), one_word
 
 
-def test_functions_do_not_share_their_names() -> None:
+def test_functions_do_not_share_their_names(modules: Modules) -> None:
     names = collections.Counter(
         node.name.strip("_")
-        for _, tree in _modules()
+        for _, tree in modules
         for node in ast.walk(tree)
         if isinstance(node, Function) and not node.name.startswith("__")
     )
@@ -53,9 +61,9 @@ def test_functions_do_not_share_their_names() -> None:
     assert shared <= MOST_SHARED * names.total(), names.most_common(20)
 
 
-def test_a_class_has_a_name_of_its_own() -> None:
+def test_a_class_has_a_name_of_its_own(modules: Modules) -> None:
     places = collections.defaultdict(list)
-    for path, tree in _modules():
+    for path, tree in modules:
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
                 places[node.name.strip("_")].append(path)
@@ -63,9 +71,9 @@ def test_a_class_has_a_name_of_its_own() -> None:
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
-def test_a_local_says_what_it_holds() -> None:
+def test_a_local_says_what_it_holds(modules: Modules) -> None:
     bound, empty = 0, []
-    for path, tree in _modules():
+    for path, tree in modules:
         for node in ast.walk(tree):
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
                 name = node.id

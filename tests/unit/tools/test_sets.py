@@ -3,6 +3,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -91,6 +92,15 @@ def test_table_of_a_set_that_passes(command):
     table = last[last.index(next(line for line in last if line.startswith("job "))) :]
     assert {line.split()[0] for line in table[1:-2]} == {"lint", "shm", "unit-nodes", "unit-rest"}
     assert all(line.endswith("7 passed, 2 deselected in 0.20s") for line in table[1:-2])
+
+
+def test_jobs_are_counted_while_others_run(command):
+    words = ("--only", "lint", "docs", "unit", "--every", "0.2")
+    process = command(*words, fails="docs", sleeps="py311")
+    counts = "jobs: 1 passed, 1 failed, 1 left; running: unit 0:"
+    assert any(counts in line for line in iter(process.stdout.readline, ""))
+    process.send_signal(signal.SIGTERM)
+    process.wait(timeout=45)
 
 
 def test_the_table_has_the_processor_time_of_each_job(command):
@@ -265,6 +275,36 @@ def test_every_job_names_an_environment_of_tox_ini():
     assert {line.split()[3] for line in out.splitlines()} <= known
     tox = (TOP / "tox.ini").read_text()
     assert all(name in tox for name in ("[testenv:lint]", "[testenv:docs]", "[testenv:unit-full]"))
+
+
+FUNCTIONAL = TOP / "tests" / "functional"
+
+
+def test_each_file_of_functional_tests_is_in_one_job_of_a_release():
+    words = {job.name: job.words for job in test_sets.JOBS}
+    there = {str(path.relative_to(TOP)) for path in FUNCTIONAL.glob("test_*.py")}
+    scheduler, node = (
+        there.intersection(words["scheduler-34"]),
+        there.intersection(words["node-34"]),
+    )
+    assert scheduler
+    assert node
+    assert scheduler.isdisjoint(node)
+    folder = "tests/functional/unit_scheduler"
+    assert folder in words["scheduler-34"]
+    ignored = {word for word in words["others-34"] if word.startswith("--ignore=")}
+    assert ignored == {f"--ignore={each}" for each in (*scheduler, *node, folder)}
+
+
+def test_other_releases_run_the_files_about_what_nova_does():
+    about = re.compile(r"^class \w*(?:Contract|Patches|Errors|Reader)", re.M)
+    missing = {
+        path.stem.removeprefix("test_")
+        for path in FUNCTIONAL.glob("test_*.py")
+        if re.search("contract|patches|errors|reader", path.name) or about.search(path.read_text())
+    }.difference(test_sets.WRAPPING)
+    assert missing == set()
+    assert all((FUNCTIONAL / f"test_{name}.py").is_file() for name in test_sets.WRAPPING)
 
 
 _RUN = """\

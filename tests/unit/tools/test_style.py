@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What judges the style of the pages, on pages with and without each finding."""
+"""What judges the style of the pages, on pages with and without each finding, and the site."""
 
 import importlib.util
+import re
 import sys
 import tomllib
 from pathlib import Path
@@ -14,21 +15,39 @@ LONG = " ".join(["word"] * 31)
 
 @pytest.fixture(scope="module")
 def style():
-    spec = importlib.util.spec_from_file_location("style", TOP / "docs" / "style.py")
-    module = importlib.util.module_from_spec(spec)
-    # dataclasses look their module up.
-    sys.modules["style"] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["style"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(TOP / "docs")
+        spec = importlib.util.spec_from_file_location("style", TOP / "docs" / "style.py")
+        module = importlib.util.module_from_spec(spec)
+        # dataclasses look their module up.
+        patch.setitem(sys.modules, "style", module)
+        spec.loader.exec_module(module)
+        yield module
 
 
-def judge(style, folder, **pages):
+@pytest.fixture(scope="module")
+def site(style):
+    """The doctrees of all pages."""
+    return style.read_pages(style.SOURCE)
+
+
+@pytest.fixture(scope="module")
+def bounds(style):
+    return tomllib.loads(style.BOUNDS.read_text(encoding="utf-8"))
+
+
+def read(style, folder, **pages):
     source = folder / "docs" / "source"
     source.mkdir(parents=True, exist_ok=True)
     for name, text in pages.items():
-        (source / f"{name}.rst").write_text(text)
-    return style.judge_pages(source)
+        file = source.joinpath(*name.split("__")).with_suffix(".rst")
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text)
+    return style.read_pages(source)
+
+
+def judge(style, folder, **pages):
+    return style.judge_pages(read(style, folder, **pages))
 
 
 @pytest.mark.parametrize(
@@ -114,6 +133,7 @@ def test_counts_only_fall(style):
     bounds = {
         "size": {"words": 100},
         "deny": {"patterns": [r"\banew\b", '"']},
+        "links": {"clicks": 2, "readers": ["user"], "directly": {"index": ["user/one"]}},
         "site": {"long": 4},
         "new": {"long": 2},
         "pages": {"old": {"long": 3, "where": 1}},
@@ -131,6 +151,7 @@ def test_counts_only_fall(style):
     assert lower == {
         "size": {"words": 100},
         "deny": {"patterns": [r"\banew\b", '"']},
+        "links": bounds["links"],
         "site": {"long": 4},
         "new": {"long": 2},
         "pages": {"old": {"long": 2}, "worse": {"long": 2}},
@@ -140,24 +161,27 @@ def test_counts_only_fall(style):
 
 def test_the_command(style, tmp_path, monkeypatch, capsys):
     source = tmp_path / "docs" / "source"
-    judge(style, tmp_path, page="=\nA\n=\n\nNobody. Nobody.\n")
+    judge(style, tmp_path, index="=\nA\n=\n\nNobody. Nobody.\n")
     monkeypatch.setattr(style, "SOURCE", source)
     monkeypatch.setattr(style, "BOUNDS", tmp_path / "style.toml")
     size = "[size]\nwords = 3\n[deny]\npatterns = []\n"
-    style.BOUNDS.write_text(f"{size}[site]\nactor = 3\n[new]\n[pages]\npage = {{actor = 1}}\n")
+    size += "[links]\nclicks = 2\nreaders = []\n[links.directly]\n"
+    style.BOUNDS.write_text(f"{size}[site]\nactor = 3\n[new]\n[pages]\nindex = {{actor = 1}}\n")
     assert style.main([]) == 1
     out = capsys.readouterr().out
-    assert "page: actor: 2, and at most 1" in out
-    assert "  docs/source/page.rst:5: actor: Nobody." in out
-    assert style.main(["docs/source/page.rst"]) == 0
-    assert capsys.readouterr().out.count("docs/source/page.rst:5: actor") == 2
+    assert re.search(r"^words +2$", out, re.M)
+    assert re.search(r"^pages in reach +1$", out, re.M)
+    assert "index: actor: 2, and at most 1" in out
+    assert "  docs/source/index.rst:5: actor: Nobody." in out
+    assert style.main(["docs/source/index.rst"]) == 0
+    assert capsys.readouterr().out.count("docs/source/index.rst:5: actor") == 2
     assert style.main(["none"]) == 2
-    (source / "page.rst").write_text("=\nA\n=\n\nAll is well.\n")
+    (source / "index.rst").write_text("=\nA\n=\n\nAll is well.\n")
     assert style.main(["--lower"]) == 0
     assert tomllib.loads(style.BOUNDS.read_text())["site"] == {"actor": 0}
-    assert style.main(["page"]) == 0
-    assert capsys.readouterr().out.endswith("page: nothing\n")
-    (source / "page.rst").write_text("=\nA\n=\n\nAll is well here.\n")
+    assert style.main(["index"]) == 0
+    assert capsys.readouterr().out.endswith("index: nothing\n")
+    (source / "index.rst").write_text("=\nA\n=\n\nAll is well here.\n")
     assert style.main([]) == 1
     assert "4 words, and at most 3: shorten or remove a page" in capsys.readouterr().out
 
@@ -174,3 +198,98 @@ def test_the_command(style, tmp_path, monkeypatch, capsys):
 )
 def test_a_dialect_is_denied(style, sentence, denied):
     assert ("deny" in style.judge_sentence(sentence)) is denied
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("It takes 0.5 s.", 1),
+        ("Some 3 % and 12 percent are lost.", 2),
+        ("Copies reach 6.9 GB/s, five times as much.", 2),
+        ("Of 25 pairs, 23 of 25 are whole.", 1),
+        ("Seven of the ten lost.", 1),
+        ("Measured with 320 members, at most.", 1),
+        ("Measured on hardware.", 0),
+        ("It looks every 15 seconds, and waits up to 5 s.", 0),
+        ("The time ``[hpc]clean_timeout`` (300 s) is a limit; 90 seconds by default.", 0),
+        ("Nova 34 has ``5 s`` in 2 files.", 0),
+        ("A flavor of 4 GPUs and 16 GiB.", 0),
+    ],
+)
+def test_measured_figures(style, tmp_path, text, count):
+    findings, size = judge(style, tmp_path, user__page=f"{text}\n")
+    assert (size["figures"], len(findings)) == (count, count)
+    assert {each.rule for each in findings} <= {"figure"}
+
+
+@pytest.mark.parametrize(
+    ("record", "named"),
+    [
+        (":doc:`/contributor/benchmarks`", True),
+        (":doc:`the record </contributor/benchmarks>`", True),
+        (":doc:`/user/other`", False),
+        (":ref:`of-a-record`", True),
+        (":ref:`of-a-user`", False),
+        ("``benchmarks/replay``", True),
+        ("``benchmarks/none``", False),
+        ("``python -m benchmarks.replay``", True),
+        ("``python -m benchmarks.none``", False),
+        (":file:`tests/unit/tools/test_style.py`", True),
+        ("`A paper <https://doi.org/10.1145/2731186.2731194>`__", True),
+    ],
+)
+def test_records(style, tmp_path, record, named):
+    """The record is in the paragraph, or for a cell in the paragraph before its table."""
+    others = {
+        "contributor__benchmarks": ".. _of-a-record:\n\n=\nA\n=\n",
+        "user__other": ".. _of-a-user:\n\n=\nB\n=\n",
+    }
+    table = ".. list-table::\n   :header-rows: 1\n\n   * - At 50 %\n   * - 0.5 s\n"
+    for text in (f"It takes 0.5 s ({record}).\n", f"Measured ({record}):\n\n{table}"):
+        findings, _ = judge(style, tmp_path, user__page=text, **others)
+        assert [each.rule for each in findings] == ([] if named else ["figure"])
+    findings, _ = judge(style, tmp_path, user__page=f"It takes 0.5 s.\n\nSee {record}.\n")
+    assert [each.rule for each in findings if each.page == "user/page"] == ["figure"]
+
+
+def test_links_from_the_start_page(style, tmp_path):
+    rules = {"clicks": 1, "readers": ["user"], "directly": {"index": ["user/one", "user/two"]}}
+    documents = read(
+        style,
+        tmp_path,
+        index=":doc:`user/one`\n\n.. toctree::\n   :hidden:\n\n   user/alone\n",
+        user__one=":ref:`there`; :doc:`its words </contributor/plan>`\n",
+        user__two=".. _there:\n\n=\nB\n=\n",
+        user__alone=":doc:`two`\n",
+        contributor__plan=".. toctree::\n\n   next\n",
+        contributor__next="Next.\n",
+    )
+    findings, reached = style.judge_links(documents, rules)
+    assert reached == 5
+    assert [(each.page, each.text) for each in findings] == [
+        ("user/alone", "the start page does not lead here"),
+        ("user/two", "2 clicks from the start page, and at most 1"),
+        ("index", "no link to user/two"),
+    ]
+
+
+def test_the_start_page_leads_to_all_pages(style, site, bounds):
+    findings, reached = style.judge_links(site, bounds["links"])
+    assert (findings, reached) == ([], len(site))
+
+
+def test_a_link_that_is_gone_from_the_start_page_is_missed(style, site, bounds):
+    text = (style.SOURCE / "index.rst").read_text(encoding="utf-8")
+    for target in bounds["links"]["directly"]["index"]:
+        without, count = re.subn(rf"<{target}>`", "<glossary>`", text)
+        assert count == 1, target
+        start = style.read_page(without, "docs/source/index.rst")
+        findings, _ = style.judge_links({**site, "index": start}, bounds["links"])
+        assert f"no link to {target}" in [each.text for each in findings]
+
+
+def test_figures_of_the_readme(style):
+    readme = (TOP / "README.rst").read_text(encoding="utf-8")
+    findings, size = style.judge_pages({"README": style.read_page(readme, "README.rst")})
+    assert size["figures"] > 0
+    assert [each for each in findings if each.rule == "figure"] == []
