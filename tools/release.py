@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Build a release, check that it is complete, and test it beside Nova.
 
-    python tools/release.py build 0.1.0    all wheels and source archives, in dist/
+    python tools/release.py build 0.2.0    all wheels and source archives, in dist/
     python tools/release.py alone          install each wheel alone, and start it
     python tools/release.py try 34 33 32   install them in new environments beside Nova
 
