@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws what ``python -m benchmarks --only gangs --json FILE`` has measured.
-
-::
-
-    python -m benchmarks.gangs_curves FILE PICTURE.svg
+"""Draws the measurements of gangs in ``RESULTS-gangs.rst``: ``python -m benchmarks.gangs_curves``.
 
 The left part shows the processor time of one plan over the size of the fabric, for gangs of a
 tenth of the hosts. The right part shows the planner's difference in each figure of quality with
@@ -12,15 +8,30 @@ the interval of the paired seeds, as a share of the other way's median.
 
 from __future__ import annotations
 
-import argparse
-import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from matplotlib.figure import Figure
+
+from nova_hpc_simulate.figures import save_figure
+
+_HERE: Final = Path(__file__).parent
+RESULTS: Final = _HERE / "RESULTS-gangs.rst"
+PICTURE: Final = _HERE.parent / "docs/source/contributor/gangs.svg"
+_TABLE: Final = re.compile(r"^\.\. list-table:: (.+)\n((?:   .*\n|\n)*)", re.M)
 _TIME: Final = re.compile(r"(?P<side>[^:]+): (?P<members>\d+) members, (?P<hosts>\d+) hosts")
 _NOTE: Final = re.compile(r"planner (?P<mean>\S+) \(95 %: (?P<low>\S+) to (?P<high>\S+)\)")
 _COLORS: Final = {"planner": "#1f6f8b", "first fit": "#b5651d", "Kueue": "#6a7f2a"}
+
+
+def read_rows(page: str) -> Iterator[dict[str, Any]]:
+    """Yield part, what, median and note of each row of the page with the tables."""
+    for part, table in _TABLE.findall(page):
+        for row in re.split(r"^   \* -", table, flags=re.M)[2:]:
+            what, _, _, median, *_, note = map(str.strip, re.split(r"^     -", row, flags=re.M))
+            yield {"part": part, "what": what, "median": float(median), "note": note}
 
 
 def curves(rows: list[dict[str, Any]]) -> dict[str, list[tuple[int, float]]]:
@@ -48,21 +59,15 @@ def differences(rows: list[dict[str, Any]]) -> list[tuple[str, str, float, float
 
 def draw(rows: list[dict[str, Any]], picture: Path) -> None:
     """Write the picture."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    # Equal numbers give equal files.
-    matplotlib.rcParams["svg.hashsalt"] = "gangs"
-    from matplotlib import pyplot
-
-    figure, (left, right) = pyplot.subplots(
-        1, 2, figsize=(11, 4.2), gridspec_kw={"width_ratios": [2, 3]}
-    )
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    left, right = figure.subplots(1, 2, gridspec_kw={"width_ratios": [2, 3]})
     for side, points in curves(rows).items():
         left.loglog(*zip(*sorted(points), strict=True), "o-", color=_COLORS[side], label=side)
     left.axhline(1, color="#999", linewidth=0.8, linestyle="--")
     left.set_xlabel("hosts; the gang has a tenth as many members")
     left.set_ylabel("processor time of a plan [s]")
+    for axis in (left.xaxis, left.yaxis):
+        axis.set_major_formatter("{x:g}")
     left.legend()
     left.grid(True, alpha=0.3)
     shown = differences(rows)
@@ -74,21 +79,11 @@ def draw(rows: list[dict[str, Any]], picture: Path) -> None:
             capsize=3, label=f"against {side}" if what == names[0] else None,
         )  # fmt: skip
     right.axvline(0, color="#999", linewidth=0.8)
-    right.set_yticks([len(names) - index for index in range(len(names))], names, fontsize=8)
+    right.set_yticks([len(names) - index for index in range(len(names))], names)
     right.set_xlabel("the planner's difference [%], 95 % interval of paired seeds")
     right.legend()
-    figure.tight_layout()
-    figure.savefig(picture, metadata={"Date": None})
-
-
-def main() -> None:
-    """Run the command."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("rows", type=Path)
-    parser.add_argument("picture", type=Path)
-    options = parser.parse_args()
-    draw(json.loads(options.rows.read_text())["rows"], options.picture)
+    save_figure(figure, picture)
 
 
 if __name__ == "__main__":
-    main()
+    draw(list(read_rows(RESULTS.read_text(encoding="utf-8"))), PICTURE)

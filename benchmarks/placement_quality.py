@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from nova_hpc_simulate.command import SimulatePolicies
-from nova_hpc_simulate.results import draw_curves
+from nova_hpc_simulate.figures import draw_curves
 from nova_hpc_simulate.scenario import Scenario, Summary
 
 OUTPUT: Final = Path(__file__).parent.parent / "docs" / "source" / "_static" / "simulation"

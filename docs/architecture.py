@@ -12,10 +12,16 @@ import dataclasses
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from xml.sax import saxutils
 
 TOP = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(TOP))
+from nova_hpc_common.output.canvas import (  # noqa: E402
+    add_element,
+    add_tooltip,
+    estimate_text_width,
+    format_svg,
+    make_plain_root,
+)
 from tools.wheels import read_package_roots  # noqa: E402
 
 #: Packages whose folders are rooms; each other package is one room.
@@ -44,7 +50,7 @@ _LEGEND = {
     _EXTRA: "extras and the lab",
 }
 
-_WIDTH, _BOX, _HIGH, _GAP = 1330, 205, 62, 46
+_WIDTH, _BOX, _HIGH, _GAP = 1300, 228, 62, 46
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,48 +139,81 @@ def stack_floors(by_name: Mapping[str, Room]) -> list[list[Room]]:
     ]
 
 
-def draw_picture(by_name: Mapping[str, Room]) -> str:
-    """The architecture as SVG: rooms on floors, and arrows from each to the rooms that it uses."""
-    storeys = stack_floors(by_name)
-    place: dict[str, tuple[float, float]] = {}
-    for row, storey in enumerate(reversed(storeys)):
+def find_direct_uses(by_name: Mapping[str, Room]) -> dict[str, set[str]]:
+    """Room -> the rooms that it uses, without those that one of these uses, by itself or others."""
+    below: dict[str, set[str]] = {}
+    for storey in stack_floors(by_name):
+        for room in storey:
+            uses = room.uses & by_name.keys()
+            below[room.name] = uses.union(*(below[use] for use in uses))
+    return {
+        name: {
+            use
+            for use in room.uses & by_name.keys()
+            if not any(use in below[other] for other in room.uses & by_name.keys())
+        }
+        for name, room in by_name.items()
+    }
+
+
+def place_rooms(
+    by_name: Mapping[str, Room], uses: Mapping[str, set[str]]
+) -> dict[str, tuple[int, int]]:
+    """Room -> the place of its box; a room is below its users, as far as its floor has room."""
+    place: dict[str, tuple[int, int]] = {}
+    for row, storey in enumerate(reversed(stack_floors(by_name))):
         space = (_WIDTH - len(storey) * _BOX) / (len(storey) + 1)
-        for column, room in enumerate(storey):
-            place[room.name] = (space + column * (_BOX + space), 10 + row * (_HIGH + _GAP))
-    height = 50 + len(storeys) * (_HIGH + _GAP) - _GAP
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" '
-        'font-family="sans-serif" font-size="13">',
-        '<defs><marker id="tip" markerWidth="8" markerHeight="8" refX="7" refY="3" orient="auto">'
-        '<path d="M0,0 L7,3 L0,6 z" fill="#8899aa"/></marker></defs>',
-        f'<rect width="{_WIDTH}" height="{height}" fill="#ffffff"/>',
-    ]
+        users = {
+            room.name: [place[user][0] for user in place if room.name in uses[user]]
+            for room in storey
+        }
+        middle = {
+            name: sum(lefts) / len(lefts) if lefts else _WIDTH for name, lefts in users.items()
+        }
+        for column, room in enumerate(sorted(storey, key=lambda room: middle[room.name])):
+            left = space + column * (_BOX + space)
+            place[room.name] = round(left), 10 + row * (_HIGH + _GAP)
+    return place
+
+
+def draw_picture(by_name: Mapping[str, Room]) -> str:
+    """The architecture as SVG: rooms on floors, and arrows to the rooms that they use directly."""
+    uses = find_direct_uses(by_name)
+    place = place_rooms(by_name, uses)
+    height = max(y for _, y in place.values()) + _HIGH + 40
+    root = make_plain_root(_WIDTH, height, "Rooms of the code", 13)
+    tip = add_element(
+        root, "marker", id="tip", markerWidth=8, markerHeight=8, refX=7, refY=3, orient="auto"
+    )
+    add_element(tip, "path", d="M0,0 L7,3 L0,6 z", fill="#667788")
     for room in by_name.values():
         x, y = place[room.name]
-        for use in sorted(room.uses & by_name.keys()):
+        for use in sorted(uses[room.name]):
             to_x, to_y = place[use]
-            parts.append(
-                f'<line x1="{x + _BOX / 2:.0f}" y1="{y + _HIGH:.0f}" x2="{to_x + _BOX / 2:.0f}" '
-                f'y2="{to_y:.0f}" stroke="#8899aa" stroke-width="0.8" marker-end="url(#tip)"/>'
-            )
+            add_element(
+                root, "line", x1=x + _BOX // 2, y1=y + _HIGH, x2=to_x + _BOX // 2, y2=to_y,
+                stroke="#667788", marker_end="url(#tip)",
+            )  # fmt: skip
     for room in by_name.values():
         x, y = place[room.name]
         fill = _FILLS.get(room.name.partition(".")[0], _EXTRA)
-        parts.append(
-            f'<g><title>{saxutils.escape(room.says)}</title><rect x="{x:.0f}" y="{y:.0f}" '
-            f'width="{_BOX}" height="{_HIGH}" rx="5" fill="{fill}" stroke="#446688"/>'
-            f'<text x="{x + 10:.0f}" y="{y + 25:.0f}" font-weight="bold">'
-            f"{saxutils.escape(room.name.removeprefix('nova_hpc.'))}</text>"
-            f'<text x="{x + 10:.0f}" y="{y + 46:.0f}" fill="#555555">{room.modules} modules, '
-            f"{room.lines} lines</text></g>"
+        box = add_element(root, "g")
+        add_tooltip(box, [room.says])
+        add_element(
+            box, "rect", x=x, y=y, width=_BOX, height=_HIGH, rx=5, fill=fill, stroke="#446688"
         )
-    for column, (fill, meaning) in enumerate(_LEGEND.items()):
-        x = 20 + column * _WIDTH / len(_LEGEND)
-        parts.append(
-            f'<rect x="{x:.0f}" y="{height - 24}" width="18" height="14" fill="{fill}" '
-            f'stroke="#446688"/><text x="{x + 26:.0f}" y="{height - 12}">{meaning}</text>'
+        name = room.name.removeprefix("nova_hpc.")
+        add_element(box, "text", name, x=x + 10, y=y + 25, font_weight="bold")
+        size = f"{room.modules} modules, {room.lines} lines"
+        add_element(box, "text", size, x=x + 10, y=y + 46, fill="#555555")
+    x = 20
+    for fill, meaning in _LEGEND.items():
+        add_element(
+            root, "rect", x=x, y=height - 24, width=18, height=14, fill=fill, stroke="#446688"
         )
-    return "\n".join([*parts, "</svg>", ""])
+        add_element(root, "text", meaning, x=x + 26, y=height - 12)
+        x += round(estimate_text_width(meaning, 13)) + 46
+    return format_svg(root)
 
 
 def write_table(by_name: Mapping[str, Room]) -> str:

@@ -17,9 +17,13 @@ from rich.text import Text
 
 HERE = Path(__file__).resolve().parent
 COLUMNS = 118
-#: Recording -> picture, title, and the start of the first line that is not drawn.
+#: Recording -> picture, title, and the starts of the first line that is drawn and of the first
+#: after it that is not. The demonstration's commands come before the former, its refusals after.
 RECORDINGS = {
-    "lab-demo.ansi": ("source/_static/lab-demo.svg", "nova-hpc lab demo", "Refused: a pair"),
+    "lab-demo.ansi": (
+        *("source/_static/lab-demo.svg", "nova-hpc lab demo: five accounts of one server"),
+        *("Server hpc-demo on node", "Refused: a pair"),
+    ),
 }
 #: Lines by ``script`` itself, and control sequences other than colours.
 _OWN = re.compile(r"^Script (?:started|done) on .*$", re.MULTILINE)
@@ -33,11 +37,12 @@ def read_lines(recording: str) -> str:
     return "\n".join(line.rpartition("\r")[2] for line in text.split("\n")).strip("\n")
 
 
-def draw_terminal(recording: str, title: str, end: str) -> str:
-    """The SVG of a recording, up to a line that begins with *end*."""
+def draw_terminal(recording: str, title: str, begin: str, end: str) -> str:
+    """The SVG of a recording, from a line that begins with *begin* up to one with *end*."""
     text = Text.from_ansi(read_lines(recording))
-    place = text.plain.find(f"\n{end}")
-    text = text[:place] if place >= 0 else text
+    first = max(0, text.plain.find(f"\n{begin}") + 1)
+    last = text.plain.find(f"\n{end}", first)
+    text = text[first:last] if last >= 0 else text[first:]
     text.rstrip()
     console = Console(
         record=True,
@@ -56,9 +61,9 @@ def draw_all() -> dict[Path, str]:
     """Path of each picture -> its SVG text."""
     return {
         HERE / picture: draw_terminal(
-            (HERE / "recordings" / name).read_text(encoding="utf-8"), title, end
+            (HERE / "recordings" / name).read_text(encoding="utf-8"), title, begin, end
         )
-        for name, (picture, title, end) in RECORDINGS.items()
+        for name, (picture, title, begin, end) in RECORDINGS.items()
     }
 
 

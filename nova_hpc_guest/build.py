@@ -134,7 +134,7 @@ def single_file(accept: bool = True) -> bytes:
     with zipfile.ZipFile(target, "w") as archive:
         _add_archive_file(archive, "__main__.py", _MAIN.encode())
         files = [f"{module}.py" for module in _MODULES]
-        for name in (*files, *((*_ACCEPT, *_GPU) if accept else ())):
+        for name in (*files, *((*_ACCEPT, *_GPU, "completion.py") if accept else ())):
             data = (_HERE / name).read_bytes()
             data = data if accept else drop_comments(data.decode()).encode()
             _add_archive_file(archive, f"nova_hpc_guest/{name}", data, packed=accept)

@@ -10,7 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, NoReturn
 
 from . import (
     cluster_files,
@@ -58,6 +58,8 @@ class _GuestOptions(NamedTuple):
     gpu: Any = None
     #: For ``cluster``: URL of the metadata service.
     url: str = own_metadata.URL
+    #: Of ``complete``: returns the lines of the shell's script.
+    complete: Any = None
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -107,6 +109,8 @@ def _print_failure(text: str) -> int:
 
 def _run_subcommand(options: _GuestOptions) -> tuple[int, Iterable[str]]:
     """Run the chosen subcommand; return its exit status and the lines to print at the end."""
+    if options.complete is not None:
+        return GOOD, options.complete()
     if options.command == "gpu":
         from .gpu.command import run_gpu
 
@@ -252,12 +256,26 @@ def _report_findings(promise: GuestDocument, result: Result, quiet: bool) -> Ite
         )
 
 
-def _parse_arguments(arguments: list[str]) -> _GuestOptions:
-    common = argparse.ArgumentParser(add_help=False)
+class _GuestParser(argparse.ArgumentParser):
+    """A parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Name the mistake and the help, and end the command."""
+        self.exit(UNKNOWN, f"{self.prog}: error: {message}; see {self.prog} --help\n")
+
+
+def build_parser() -> tuple[
+    argparse.ArgumentParser, argparse.ArgumentParser | None, argparse.ArgumentParser | None
+]:
+    """Return the parser of the command, that of ``accept`` and that of ``gpu``.
+
+    The last two are None in user data, which lack these subcommands.
+    """
+    common = _GuestParser(add_help=False)
     common.add_argument(
         "--root", default="/", metavar="DIR", help="directory that holds sys (default: /)"
     )
-    parser = argparse.ArgumentParser(
+    parser = _GuestParser(
         prog="nova-hpc-guest",
         description="What the cloud promised this machine, and what it has.",
         epilog="Exit status: 0 good, 1 not as promised, 2 could not be told.",
@@ -294,14 +312,15 @@ def _parse_arguments(arguments: list[str]) -> _GuestOptions:
     )
     accepter = _add_accept(commands, common)
     sharer = _add_gpu(commands, common)
+    _add_completion(commands, parser)
     checker.add_argument(
         "--driver",
         action="append",
         default=[],
         type=_read_driver_rule,
         metavar="ROLE=NAME",
-        help="driver that must be bound to the devices of a role, of vendor:product, or of *; "
-        "without it any driver will do; may be repeated",
+        help="driver that must be bound to the devices of a role, of vendor:product, or of * "
+        "(default: any driver will do); may be repeated",
     )
     checker.add_argument(
         "--hugepages",
@@ -339,6 +358,11 @@ def _parse_arguments(arguments: list[str]) -> _GuestOptions:
         action="store_true",
         help="also make the memory usable that this machine shares with others of its server group",
     )
+    return parser, accepter, sharer
+
+
+def _parse_arguments(arguments: list[str]) -> _GuestOptions:
+    parser, accepter, sharer = build_parser()
     parsed: Any = parser.parse_args(arguments)
     folder: str = getattr(parsed, "root", "/")
     form: str = getattr(parsed, "format", "text")
@@ -363,6 +387,7 @@ def _parse_arguments(arguments: list[str]) -> _GuestOptions:
         accept=_build_accept(accepter, parsed),
         gpu=_build_gpu(sharer, parsed),
         url=getattr(parsed, "metadata_url", own_metadata.URL),
+        complete=getattr(parsed, "complete", None),
     )
 
 
@@ -395,6 +420,22 @@ def _build_accept(accepter: argparse.ArgumentParser | None, parsed: Any) -> Any:
     from .accept.options import build_accept_options
 
     return build_accept_options(accepter, parsed)
+
+
+def _add_completion(commands: Any, parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand ``complete``; not in user data, which lacks it."""
+    try:
+        from .completion import format_completion, list_parser_words
+    except ImportError:
+        return
+    completer = commands.add_parser(
+        "complete",
+        help="print the script with which bash and zsh complete commands and options",
+        epilog="Use it so: source <(nova-hpc-guest complete)",
+    )
+    completer.set_defaults(
+        complete=lambda: format_completion(parser.prog, list_parser_words(parser)).splitlines()
+    )
 
 
 def _add_gpu(commands: Any, common: argparse.ArgumentParser) -> argparse.ArgumentParser | None:

@@ -17,7 +17,9 @@ from typing import Any
 
 from cliff.command import Command
 from cliff.commandmanager import CommandManager
-from cliff.complete import CompleteCommand, CompleteDictionary
+from cliff.complete import CompleteCommand
+
+from nova_hpc_guest.completion import format_completion, list_option_words
 
 
 class CommandIndex(CommandManager):
@@ -68,25 +70,21 @@ def _read_first_line(place: str) -> str | None:
 
 
 class PrintCompletion(CompleteCommand):
-    """Print the script with which a shell completes commands and options.
+    """Print the script with which bash and zsh complete commands and options.
 
-    In bash: source <(nova-hpc complete)
+    Use it so: source <(nova-hpc complete)
     """
 
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Return a parser without cliff's options: one script serves both shells."""
+        parser: argparse.ArgumentParser = Command.get_parser(self, prog_name)
+        return parser
+
     def take_action(self, parsed_args: argparse.Namespace) -> int:
-        """Write the completion script of the chosen shell."""
-        names = _CommandNames()
-        for name, _ in self.app.command_manager:
-            words = name.split()
-            names.add_command(words, self.get_actions(words))
-        shell = self._formatters[parsed_args.shell].plugin(
-            parsed_args.name or self.app.NAME, self.app.stdout
-        )
-        shell.write(names.get_commands(), names.get_data())
+        """Write the script."""
+        offers = {
+            name: list_option_words(self.get_actions(name.split()))
+            for name, _ in self.app.command_manager
+        }
+        self.app.stdout.write(format_completion(self.app.NAME, offers))
         return 0
-
-
-class _CommandNames(CompleteDictionary):
-    def get_commands(self) -> str:
-        """Return the first words of commands, separated by spaces, without cliff's own keys."""
-        return " ".join(name for name in super().get_commands().split() if "_" not in name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import importlib.metadata
 import itertools
 import logging
@@ -115,12 +116,31 @@ class NovaHpc(App):
             lines += self.command_manager.format_commands(below)
             self.stdout.write("\n".join([*lines, ""]))
             return _USAGE
+        if (unknown := self._find_unknown(words or argv[:1])) is not None:
+            near = difflib.get_close_matches(unknown, names, n=3)
+            hint = f"; near it: {', '.join(near)}" if near else ""
+            self.LOG.error(f"there is no command {unknown!a}{hint}; see {self.NAME} --help")
+            return _USAGE
         try:
             return int(super().run_subcommand(argv) or 0)
         except ModuleNotFoundError as error:
             if error.name != "nova_hpc_client":
                 raise
             return self._refuse_without("nova-hpc-client")
+
+    def _find_unknown(self, words: list[str]) -> str | None:
+        """Return the words that begin no command, also behind ``help``; None if one is meant."""
+        if words[:1] == ["help"] and words[1:2] != ["check"]:
+            words = words[1:]
+            if self.command_manager.list_names_below(words):
+                return None
+        names = [name.split() for name, _ in self.command_manager]
+        # cliff takes the beginnings of a command's words, too.
+        for name in names:
+            pairs = zip(name, words, strict=False)
+            if len(words) >= len(name) and all(full.startswith(word) for full, word in pairs):
+                return None
+        return " ".join(words) or None
 
     def _refuse_without(self, wheel: str) -> int:
         self.LOG.error(f"this command needs the wheel {wheel}: install it beside nova-hpc-tools")

@@ -237,16 +237,19 @@ class Outcome:
 
 
 class Runner:
-    """Runs jobs; prints a line when a job ends and, once a minute, the running jobs.
+    """Runs jobs; prints a line when a job ends, and each minute counts of jobs and tests.
 
     :param logs: the folder for the output of each job.
     :param limit: seconds after which a running test fails; 0 for no limit.
     :param files: the folder for files of tests; None for the default one. A job that leads has
         large files and always uses the default one, on the disk.
+    :param every: seconds between two lines about the running jobs.
     """
 
-    def __init__(self, logs: Path, limit: int = 0, files: str | None = None) -> None:
-        self._logs = logs
+    def __init__(
+        self, logs: Path, limit: int = 0, files: str | None = None, every: float = _PROGRESS
+    ) -> None:
+        self._logs, self._every = logs, every
         self._files = {} if files is None else {"TMPDIR": files}
         # For pytest-timeout: a test that waits for ever would stop the whole run.
         self._limits = {"PYTEST_TIMEOUT": str(limit)} if limit else {}
@@ -258,10 +261,12 @@ class Runner:
         self._preparing = threading.Lock()
         self._prepared: set[str] = set()
         self._ended = False
+        self._passed = self._failed = self._left = 0
 
     def run(self, jobs: Sequence[Job], workers: int) -> list[Outcome]:
         """Run *jobs*, at most *workers* at once beside leading ones; jobs with ``alone`` last."""
         self._logs.mkdir(parents=True, exist_ok=True)
+        self._left = len(jobs)
         outcomes: list[Outcome] = []
         with self._progress():
             for alone in (False, True):
@@ -336,6 +341,9 @@ class Runner:
     def _tell(self, outcome: Outcome, log: Path) -> None:
         with self._lock:
             self._running.pop(outcome.job.name, None)
+            self._left -= 1
+            self._failed += outcome.status != 0
+            self._passed += outcome.status == 0
             if outcome.status:
                 lines = log.read_text(errors="replace").splitlines()
                 print(f"\n{'=' * 20} {outcome.job.name}: the end of {log} {'=' * 20}")
@@ -372,15 +380,16 @@ class Runner:
         ended = threading.Event()
 
         def tell() -> None:
-            while not ended.wait(_PROGRESS):
+            while not ended.wait(self._every):
                 with self._lock:
                     now = time.monotonic()
                     parts = [
                         f"{name} {_clock(now - begun)}{count_tests(self._logs / f'{name}.log')}"
                         for name, (begun, _) in self._running.items()
                     ]
+                    counts = f"{self._passed} passed, {self._failed} failed, {self._left} left"
                 if parts:
-                    print(f"       ...     {', '.join(parts)}", flush=True)
+                    print(f"       ...     jobs: {counts}; running: {', '.join(parts)}", flush=True)
 
         thread = threading.Thread(target=tell, daemon=True)
         thread.start()
@@ -540,6 +549,7 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=cpus + 2, help="jobs at once")
     logs = TOP / ".tox" / "logs"
     parser.add_argument("--logs", type=Path, default=logs, help="folder for the jobs' output")
+    parser.add_argument("--every", type=float, default=_PROGRESS, help="seconds between counts")
     args = parser.parse_args()
     jobs = [job for job in JOBS if args.set in job.sets]
     if args.only:
@@ -563,7 +573,7 @@ def main() -> int:
     begun = time.monotonic()
     limit = 0 if args.set == FULL else _LIMIT
     with _files_in_memory() as files:
-        outcomes = Runner(args.logs, limit, files).run(jobs, args.workers)
+        outcomes = Runner(args.logs, limit, files, args.every).run(jobs, args.workers)
     print(f"\n{table(outcomes, time.monotonic() - begun)}")
     lines, too_many = judge_reruns(outcomes)
     for line in lines:

@@ -24,11 +24,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from matplotlib.figure import Figure
+
 from benchmarks.concurrency.stage import Stage
 from benchmarks.selection.kept import PAIR, PLAINEST, Kept
 from benchmarks.selection.side import Question
+from nova_hpc_simulate.figures import save_figure
 
-_COLORS: Final = {"stock": "#b5651d", "ours": "#1f6f8b", "plainest": "#999999"}
+_COLORS: Final = {"stock": "#b5651d", "ours": "#1f6f8b", "plainest": "#777777"}
 _NAMES: Final = {
     "stock": "stock Nova",
     "ours": "with this project",
@@ -88,17 +91,10 @@ def _place_of(question: str) -> tuple[bool, int, str]:
 
 def draw_growth(curves: Mapping[str, Curves], picture: Path) -> None:
     """Write the picture."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    # Equal numbers give equal files.
-    matplotlib.rcParams["svg.hashsalt"] = "growth"
-    from matplotlib import pyplot
-
     lines = -(-len(curves) // _COLUMNS)
-    figure, panels = pyplot.subplots(
+    figure = Figure(figsize=(3.2 * _COLUMNS, 3.2 * lines + 0.4), layout="constrained")
+    panels = figure.subplots(
         *(lines, _COLUMNS),
-        figsize=(3.2 * _COLUMNS, 3.6 * lines),
         sharex=True,
         sharey=True,
         squeeze=False,
@@ -112,11 +108,13 @@ def draw_growth(curves: Mapping[str, Curves], picture: Path) -> None:
         panel.grid(True, alpha=0.3)
     for panel in panels[-1]:
         panel.set_xlabel("hosts")
+        panel.xaxis.set_major_formatter("{x:g}")
     for line in panels:
         line[0].set_ylabel("seconds of one answer")
-    panels[0][0].legend(fontsize=8)
-    figure.tight_layout()
-    figure.savefig(picture, metadata={"Date": None})
+        line[0].yaxis.set_major_formatter("{x:g}")
+    handles = panels[0][0].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside upper center", ncols=len(_NAMES), frameon=False)
+    save_figure(figure, picture)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -150,8 +150,8 @@ class ListRequirements(ListCommand):
             type=evidence_files.parse_evidence_option,
             default=[],
             metavar="STEP=FILE",
-            help="file with the output of a step from another machine; STEP is one of "
-            f"{', '.join(EVIDENCE_NAMES)}; may be repeated",
+            help="file with the output of a step from another machine; may be repeated. STEP is "
+            f"one of {', '.join(EVIDENCE_NAMES)}",
         )
         add_step_options(parser)
         return parser

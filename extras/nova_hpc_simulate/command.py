@@ -144,8 +144,10 @@ class SimulatePolicies(ListCommand):
         outcomes = results.play_all(scenario, chosen, range(args.seeds), args.jobs)
         summaries = summarise_outcomes(outcomes)
         if args.svg is not None:
+            from nova_hpc_simulate import figures
+
             try:
-                results.draw_curves(scenario, summaries, args.svg)
+                figures.draw_curves(scenario, summaries, args.svg)
             except OSError as error:
                 raise CommandError(f"--svg {args.svg}: {error.strerror or error}") from error
         columns, rows = results.result_cells_of(summaries)

@@ -292,38 +292,3 @@ def _processor_name() -> str:
         if key.strip() == "model name":
             return value.strip()
     return platform.machine()
-
-
-def draw_curves(scenario: Scenario, summaries: Sequence[Summary], path: Path) -> None:
-    """Draw idle and fragmented GPUs against demand, as SVG.
-
-    :raises OSError: the file cannot be written
-    """
-    import matplotlib
-
-    # Texts stay texts instead of paths, and equal figures give equal files.
-    matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "nova-hpc"})
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 4), layout="constrained")
-    axes = figure.subplots(1, 2)
-    styles = ["-", "--", ":", "-."]
-    along = "time passed, %" if scenario.demand is None else "demand, % of the GPUs"
-    for number, summary in enumerate(summaries):
-        style: dict[str, Any] = {
-            "label": summary.policy,
-            "color": f"C{number % 10}",
-            "linestyle": styles[number // 3 % len(styles)],
-            "linewidth": 2.0 if summary.policy == "nova-hpc" else 1.2,
-        }
-        at = list(summary.curve)
-        axes[0].plot(at, [100 - allocated for allocated, _ in summary.curve.values()], **style)
-        axes[1].plot(at, [fragmented for _, fragmented in summary.curve.values()], **style)
-    axes[0].set(xlabel=along, ylabel="GPUs idle, %")
-    axes[1].set(xlabel=along, ylabel="GPUs fragmented, %")
-    if scenario.demand is not None and scenario.demand > 80:
-        axes[0].set(xlim=(75, scenario.demand), ylim=(0, 25))
-    for axis in axes:
-        axis.grid(alpha=0.3)
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", frameon=False)
-    figure.savefig(path, format="svg", metadata={"Date": None, "Creator": "nova-hpc simulate"})

@@ -83,7 +83,8 @@ def add_reach_options(parser: argparse.ArgumentParser) -> None:
         "--accept-budget",
         type=options.parse_seconds,
         metavar="<seconds>",
-        help=f"time for the turns of all members, default: {BUDGETS[QUICK]:g} a member",
+        help="time for the turns of all members, default for each member: "
+        + ", ".join(f"{seconds:g} ({tier})" for tier, seconds in BUDGETS.items()),
     )
     parser.add_argument(
         "--floors",
@@ -228,12 +229,13 @@ def record_verdicts(
             )
 
 
-def read_floor_file(path: str | None) -> dict[str, float]:
+def read_floor_file(path: str | None, own: Sequence[Probe] = ()) -> dict[str, float]:
     """Read the floors in a file: probe -> ratio below which it is slow; empty without a file.
 
+    :param own: the probes of the user, which the file may name, too.
     :raises ClusterError: the file cannot be read, or is not a file of floors.
     """
     try:
-        return read_floors(path)
+        return read_floors(path, own)
     except AcceptanceError as error:
         raise ClusterError(str(error)) from error

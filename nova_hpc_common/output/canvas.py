@@ -7,9 +7,11 @@ have no namespace; the root declares it, so they also are elements of a page in 
 
 from __future__ import annotations
 
+import colorsys
+import re
 from collections.abc import Iterable
 from typing import Final
-from xml.etree.ElementTree import Element, SubElement, tostring
+from xml.etree.ElementTree import Element, SubElement, fromstring, register_namespace, tostring
 
 import attrs
 
@@ -19,6 +21,13 @@ _NAMESPACE: Final = "http://www.w3.org/2000/svg"
 #: Width of a letter, as a part of the size of the font, in the widest of the usual fonts.
 _LETTER: Final = 0.57
 _BOLD: Final = 0.65
+_COLOUR: Final = re.compile(r"#[0-9a-f]{6}")
+_STYLED: Final = re.compile(rf"(fill|stroke): ({_COLOUR.pattern});?\s*")
+#: Colour of texts, if an element has no other.
+INK: Final = "#1c2733"
+#: Lightness of white and of black in a dark picture.
+_GROUND: Final = 0.09
+_LIGHTEST: Final = 0.95
 
 
 @attrs.frozen
@@ -46,15 +55,58 @@ def make_svg_root(width: float, height: float, title: str = "", **attributes: ob
 
 
 def make_plain_root(width: float, height: float, title: str, font_size: int = 11) -> Element:
-    """Make the root element of an SVG picture with a white background and black text."""
-    root = make_svg_root(width, height, title, font_family="sans-serif", font_size=font_size)
+    """Make the root element of an SVG picture with a white background and dark text.
+
+    :func:`format_svg` gives it its dark form.
+    """
+    root = make_svg_root(
+        width, height, title, font_family="sans-serif", font_size=font_size, fill=INK
+    )
     add_element(root, "rect", width=width, height=height, fill="#ffffff")
     return root
 
 
+def read_figure(text: str) -> Element:
+    """Read an SVG picture by matplotlib, with its colours as attributes, for :func:`format_svg`."""
+    register_namespace("", _NAMESPACE)
+    register_namespace("xlink", "http://www.w3.org/1999/xlink")
+    root = fromstring(text)
+    root.set("fill", INK)
+    for element in root.iter():
+        style = element.get("style")
+        if style is not None:
+            colours = _STYLED.findall(style)
+            element.attrib.update(
+                (name, INK if colour == "#000000" else colour) for name, colour in colours
+            )
+            element.set("style", _STYLED.sub("", style))
+    return root
+
+
 def format_svg(root: Element) -> str:
-    """Format the text of an SVG file with this picture."""
+    """Format the text of an SVG file with this picture; colours in attributes get dark forms."""
+    rules = "".join(
+        f'[{name}="{colour}"]{{{name}:{reverse_lightness(colour)}}}'
+        for name in ("fill", "stroke")
+        for colour in sorted({element.get(name, "") for element in root.iter()})
+        if _COLOUR.fullmatch(colour)
+    )
+    if rules:
+        # The first child may be the title, which has to stay the first.
+        style = Element(f"{root.tag.removesuffix('svg')}style")
+        style.text = f"@media (prefers-color-scheme:dark){{{rules}}}"
+        root.insert(1, style)
     return tostring(root, encoding="unicode") + "\n"
+
+
+def reverse_lightness(colour: str) -> str:
+    """Return the form of a colour, like ``#1c2733``, for a dark picture: as colourful, same hue."""
+    parts = [int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5)]
+    hue, light, _ = colorsys.rgb_to_hls(*parts)
+    light = _LIGHTEST - light * (_LIGHTEST - _GROUND)
+    saturation = min(1, (max(parts) - min(parts)) / (1 - abs(2 * light - 1)))
+    dark = colorsys.hls_to_rgb(hue, light, saturation)
+    return "#" + "".join(f"{round(255 * part):02x}" for part in dark)
 
 
 def add_element(

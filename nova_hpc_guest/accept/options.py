@@ -103,8 +103,8 @@ def add_accept_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="compare with what --save-baseline wrote on a machine of the same kind; may be "
-        "repeated; without it the machine is compared with itself, one thing changed",
+        help="compare with what --save-baseline wrote on a machine of the same kind (default: with "
+        "this machine itself, one thing changed); may be repeated",
     )
     parser.add_argument(
         "--beside",

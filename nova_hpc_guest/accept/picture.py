@@ -22,6 +22,11 @@ _MARKS: Final = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
 #: Height of a histogram, and width of its bins.
 _HISTOGRAM: Final = 150
 _BIN: Final = 68
+#: Colour of light pictures -> that of dark ones.
+_DARK: Final = {
+    "#ffffff": "#171717", "#1c2733": "#d6dfe8", "#555555": "#a3a3a3", "#cccccc": "#4a4a4a",
+    "#888888": "#8d8d8d", "#b00020": "#ff7b8f", "#1b6e3c": "#55c583", "#7a6a00": "#d2bd3c",
+}  # fmt: skip
 _COLOURS: Final = {"slow": "#b00020", "level": "#1b6e3c", "undecided": "#7a6a00"}
 
 
@@ -35,19 +40,25 @@ def draw_result(result: AcceptanceResult) -> str:
         texts.append(f"refused: {result.refused.text}")
     texts += [f"promise broken: {one.text}" for one in result.findings if one.wrong]
     height = bottom + 30 + _STEP * len(texts) + _HISTOGRAM * len(result.distributions)
+    rules = "".join(
+        f'[{key}="{light}"]{{{key}:{dark}}}'
+        for light, dark in _DARK.items()
+        for key in ("fill", "stroke")
+    )
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="780" height="{height}" '
-        'font-family="sans-serif" font-size="12">',
-        '<rect width="100%" height="100%" fill="white"/>',
+        'font-family="sans-serif" font-size="12" fill="#1c2733">',
+        f"<style>@media (prefers-color-scheme:dark){{{rules}}}</style>",
+        '<rect width="100%" height="100%" fill="#ffffff"/>',
         f'<text x="8" y="18" font-weight="bold">nova-hpc-guest accept, {escape(result.tier)}: '
         f"{escape(result.verdict)}</text>",
     ]
     for mark in _MARKS:
         place = _place_ratio(mark)
-        colour = "#000" if mark == 1 else "#ccc"
+        colour = "#1c2733" if mark == 1 else "#cccccc"
         parts.append(
             f'<line x1="{place:.0f}" y1="30" x2="{place:.0f}" y2="{bottom}" stroke="{colour}"/>'
-            f'<text x="{place:.0f}" y="{bottom + 12}" text-anchor="middle" fill="#555">'
+            f'<text x="{place:.0f}" y="{bottom + 12}" text-anchor="middle" fill="#555555">'
             f"{mark:g}</text>"
         )
     for number, row in enumerate(result.rows):
@@ -57,7 +68,7 @@ def draw_result(result: AcceptanceResult) -> str:
         parts.append(
             f'<text x="8" y="{line + 4}">{escape(row.probe)}</text>'
             f'<line x1="{floor:.0f}" y1="{line - 8}" x2="{floor:.0f}" y2="{line + 8}" '
-            'stroke="#888" stroke-dasharray="2 2"/>'
+            'stroke="#888888" stroke-dasharray="2 2"/>'
             f'<line x1="{low:.0f}" y1="{line}" x2="{high:.0f}" y2="{line}" stroke="{colour}" '
             'stroke-width="3"/>'
             f'<circle cx="{_place_ratio(row.ratio):.0f}" cy="{line}" r="5" fill="{colour}"/>'
@@ -81,13 +92,13 @@ def _draw_distribution(shown: Distribution, top: int) -> Iterator[str]:
     )
     for place, label in enumerate(shown.labels):
         left = 8 + _BIN * place
-        yield f'<text x="{left}" y="{floor + 14}" fill="#555">{escape(label)}</text>'
-        for shift, counts, fill in ((0, shown.base, "none"), (22, shown.here, "#555")):
+        yield f'<text x="{left}" y="{floor + 14}" fill="#555555">{escape(label)}</text>'
+        for shift, counts, fill in ((0, shown.base, "none"), (22, shown.here, "#555555")):
             if counts is not None:
                 tall = shown.find_length(counts[place], _HISTOGRAM - 60)
                 yield (
                     f'<rect x="{left + shift}" y="{floor - tall}" width="20" height="{tall}" '
-                    f'fill="{fill}" stroke="#555"><title>{counts[place]}</title></rect>'
+                    f'fill="{fill}" stroke="#555555"><title>{counts[place]}</title></rect>'
                 )
 
 

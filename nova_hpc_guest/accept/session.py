@@ -149,10 +149,10 @@ def measure_acceptance(root: Root, options: AcceptOptions) -> AcceptanceResult:
 
     :raises AcceptanceError: an option names something that cannot be used.
     """
-    floors = read_floors(options.floors)
+    own = join_probes(options.own)
+    floors = read_floors(options.floors, own)
     baseline = _read_baselines(options.baselines)
     promise = check_promise(root, options.skip)
-    own = join_probes(options.own)
     wishes = MeasuringOptions(options.peer, options.hosts, options.folder, own=own)
     local = LocalMachine(root, wishes, promise.document)
     local.scale = options.scale or _read_scale(baseline) or local.find_scale()
@@ -434,9 +434,10 @@ def _read_scale(baseline: AcceptanceBaseline | None) -> float | None:
     return None if baseline is None else float(scale)
 
 
-def read_floors(path: str | None) -> dict[str, float]:
+def read_floors(path: str | None, own: Sequence[Probe] = ()) -> dict[str, float]:
     """Read the floors of a file: probe -> ratio below which it is slow.
 
+    :param own: the probes of the user, which a file may name, too.
     :raises AcceptanceError: it cannot be read, or is none.
     """
     if path is None:
@@ -447,8 +448,9 @@ def read_floors(path: str | None) -> dict[str, float]:
         raise AcceptanceError(f"--floors {path!a}: not JSON: {error}") from error
     if not isinstance(data, dict):
         raise AcceptanceError(f"--floors {path!a}: no JSON object")
+    names = {*PROBE_OF, *(probe.name for probe in own)}
     for name, floor in data.items():
-        if name not in PROBE_OF:
+        if name not in names:
             raise AcceptanceError(f"--floors {path!a}: {name!a} is no probe")
         if not is_number(floor) or not 0 < floor <= 1:
             raise AcceptanceError(f"--floors {path!a}: {name} is no ratio from 0 to 1")

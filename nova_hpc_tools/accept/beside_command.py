@@ -44,7 +44,7 @@ _LONGEST: Final = 1 << 24
 
 
 class AcceptServer(base.ListCommand):
-    """Measure a guest beside its own host, on the same CPUs and memory node, in turns
+    """Measure a guest beside its own host, on the same CPUs and memory node, in turns.
 
     It runs on the compute node. The guest has to be idle while the host is measured. CPU,
     memory, timer and clock are compared; devices are the guest's. Exit status: 0 accepted, 1

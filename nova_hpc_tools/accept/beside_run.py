@@ -172,9 +172,10 @@ def measure_beside(
             *(series.rows, series.base, series.test, first.promise, findings, first.links)
         )
         diagnosis = find_causes(seen._replace(host=watch.work if watch else ()), again)
-    return _end_result(result, series.rows, series.base, series.test, diagnosis)._replace(
-        rounds=series.rounds, short=series.short
-    )
+    ended = _end_result(result, series.rows, series.base, series.test, diagnosis)
+    unread = sorted(watch.unread) if watch else ()
+    notes = [f"the host's {name} in the guest's turns are unknown: unreadable" for name in unread]
+    return ended._replace(rounds=series.rounds, short=series.short, notes=(*ended.notes, *notes))
 
 
 def measure_against_file(

@@ -2,7 +2,7 @@
 """Counts the host's own work on the CPUs of a guest while the guest is measured.
 
 The doctor's readers do it, and leave out the work that guests cause themselves. Unreadable counters
-count nothing.
+count nothing, and are named.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ class HostWatch:
     #: Name and CPU -> how often it fired, or for how many nanoseconds it ran.
     _fired: Counter[tuple[str, int]] = attrs.field(factory=Counter, init=False)
     _ran: Counter[tuple[str, int]] = attrs.field(factory=Counter, init=False)
+    #: Names of the counters that a turn could not read.
+    unread: set[str] = attrs.field(factory=set, init=False)
 
     @contextlib.contextmanager
     def count_turn(self) -> Iterator[None]:
@@ -41,6 +43,11 @@ class HostWatch:
         before, _ = facts_quiet.read_host_counters(self.root, frozenset(self.cpus))
         yield
         after, _ = facts_quiet.read_host_counters(self.root, frozenset(self.cpus))
+        # Each CPU has interrupts and kernel threads, so a reading without any has failed.
+        if not (before.interrupts and after.interrupts):
+            self.unread.add("interrupts")
+        if not (before.threads and after.threads):
+            self.unread.add("kernel threads")
         tree = FileTree(self.root)
         self._seconds += after.at - before.at
         for number, (name, cpus) in facts_quiet.keep_present_interrupts(tree, before, after):

@@ -101,8 +101,8 @@ def _add_output_options(output: Any) -> None:
         "--part",
         choices=settings.PARTS,
         action="append",
-        help="only this file; may be repeated (default: all of them; of a node without devices "
-        "none)",
+        help="only this file; may be repeated (default: all of them, or none of a node without "
+        "devices)",
     )
     output.add_argument(
         "--layout",

@@ -18,8 +18,8 @@ def add_doctor_options(parser: argparse.ArgumentParser) -> None:
         "--part",
         choices=(NODE, CONTROLLER, PLACEMENT, CLOUD),
         action="append",
-        help="role of this machine; cloud: compare the records of all nodes in Nova, Placement "
-        "and the fabric map, on a machine with nova-manage; may be repeated (default: node)",
+        help="role of this machine, or cloud: compare the records of all nodes in Nova, Placement "
+        "and the fabric map, on a machine with nova-manage (default: node); may be repeated",
     )
 
 

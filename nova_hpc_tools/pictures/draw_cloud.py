@@ -31,6 +31,7 @@ _PAD: Final = 8
 _GAP: Final = 6
 _TITLE: Final = 22
 _COLUMNS: Final = 2
+HOST_WIDTH: Final = (LEAF_WIDTH - 2 * _PAD - (_COLUMNS - 1) * _GAP) // _COLUMNS
 _CELL: Final = 13
 #: Between the devices of two switches, and of two NUMA nodes.
 _BETWEEN: Final = (1, 4, 9)
@@ -47,22 +48,18 @@ def draw_leaf_box(leaf: LeafBox) -> Block:
     group = add_element(None, "g", class_="leaf")
     frame = add_element(group, "rect", width=LEAF_WIDTH, rx=5, class_="numa")
     _write_leaf_title(group, leaf)
-    width = (LEAF_WIDTH - 2 * _PAD - (_COLUMNS - 1) * _GAP) // _COLUMNS
     top = _TITLE
     for start in range(0, len(leaf.hosts), _COLUMNS):
-        blocks = [draw_host_tile(host, width) for host in leaf.hosts[start : start + _COLUMNS]]
+        blocks = [draw_host_tile(host) for host in leaf.hosts[start : start + _COLUMNS]]
         for column, block in enumerate(blocks):
-            place_block(group, block, _PAD + column * (width + _GAP), top)
+            place_block(group, block, _PAD + column * (HOST_WIDTH + _GAP), top)
         top += max(block.height for block in blocks) + _GAP
     frame.set("height", str(top + 2))
     return Block(LEAF_WIDTH, top + 2, group)
 
 
 def _write_leaf_title(group: Element, leaf: LeafBox) -> None:
-    words = f"{len(leaf.hosts)} host{'s' * (len(leaf.hosts) != 1)}"
-    if leaf.groups:
-        members = sum(note.members for note in leaf.groups)
-        words += f" · {_count_noun(len(leaf.groups), 'group')}, {_count_noun(members, 'member')}"
+    words = format_leaf_counts(leaf)
     room = LEAF_WIDTH - 2 * _PAD
     add_text(group, leaf.title, _PAD, 15, "ink b", room * 0.55)
     above = [f"{level} {name}" for level, name in leaf.path]
@@ -72,7 +69,16 @@ def _write_leaf_title(group: Element, leaf: LeafBox) -> None:
     add_tooltip(element, lines)
 
 
-def draw_host_tile(host: HostTile, width: int) -> Block:
+def format_leaf_counts(leaf: LeafBox) -> str:
+    """Format the numbers of hosts, groups and members: ``12 hosts · 1 group, 8 members``."""
+    words = _count_noun(len(leaf.hosts), "host")
+    if leaf.groups:
+        members = sum(note.members for note in leaf.groups)
+        words += f" · {_count_noun(len(leaf.groups), 'group')}, {_count_noun(members, 'member')}"
+    return words
+
+
+def draw_host_tile(host: HostTile, width: int = HOST_WIDTH) -> Block:
     """Draw one host: its name, a row for each role, and the sets that still fit."""
     group = add_element(None, "g", class_="host")
     add_tooltip(group, list_host_lines(host))
@@ -88,7 +94,7 @@ def draw_host_tile(host: HostTile, width: int) -> Block:
         top += _LINE
     fits = format_largest_sets(host.largest, rows[0].role) if rows else "no device"
     if fits:
-        add_text(group, fits, 6, top + 10, "dim s", width - 12, 10)
+        add_text(group, fits, 6, top + 11, "dim", width - 12)
         top += 14
     height = top + 4
     frame.set("height", str(height))
@@ -115,10 +121,10 @@ def format_largest_sets(largest: Mapping[str, Mapping[Level, int]], role: str) -
 def _draw_role_row(
     group: Element, row: RoleRow, letters: Mapping[str, str], top: int, width: int
 ) -> None:
-    add_text(group, row.role, 6, top + 10, "dim s", _LABEL, 10)
+    add_text(group, row.role, 6, top + 11, "dim", _LABEL)
     if len(row.tiles) > _MOST_CELLS:
         draw_state_bar(group, count_tile_states(row.tiles), 6 + _LABEL + 4, top + 1, width - 100)
-        add_text(group, f"{row.free}/{row.total}", width - 6, top + 10, "dim s e")
+        add_text(group, f"{row.free}/{row.total}", width - 6, top + 10, "dim e")
         return
     by_name = {name: letter for letter, name in letters.items()}
     room = width - 12 - _LABEL - 4
@@ -144,15 +150,9 @@ def _draw_role_row(
         x += gaps[2] - gaps[1]
     for state, parts in sorted(paths.items()):
         add_element(group, "path", d="".join(parts), class_=state)
-    if marks:
-        add_element(
-            group,
-            "text",
-            "".join(mark for _, mark in marks),
-            x=" ".join(f"{at:.1f}".removesuffix(".0") for at, _ in marks),
-            y=top + 11,
-            class_="on s m",
-        )
+    for at, mark in marks:
+        # One text for each: some viewers draw all letters of a text in its first place.
+        add_text(group, mark, at, top + 5 + cell / 2, "on m")
 
 
 def _add_cell(paths: dict[str, list[str]], tile: DeviceTile, x: float, y: int, size: int) -> None:

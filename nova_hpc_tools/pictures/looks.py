@@ -56,7 +56,6 @@ _SHAPES: Final = (
     f"text{{font-family:{FONT};font-size:11px}}",
     ".b{font-weight:600}",
     ".h{font-size:14px;font-weight:600}",
-    ".s{font-size:10px}",
     ".m{text-anchor:middle}",
     ".e{text-anchor:end}",
     ".numa,.root,.switch,.tile,.card{stroke-width:1}",

@@ -32,14 +32,22 @@ from nova_hpc_tools.pictures.fragmentation import (
     tabulate_node_sets,
 )
 from nova_hpc_tools.pictures.looks import FONT, STATE_CLASSES, write_picture_style
-from nova_hpc_tools.pictures.model import CloudPicture, DeviceTile, NodePicture, PlaceBox, TileState
+from nova_hpc_tools.pictures.model import (
+    CloudPicture,
+    DeviceTile,
+    LeafBox,
+    NodePicture,
+    PlaceBox,
+    TileState,
+)
 
 #: Most hosts of a cloud; beyond that number each leaf is drawn only with counts.
 MOST_HOSTS: Final = 1500
 _MOST_ROWS: Final = 3000
 _MOST_PROBLEMS: Final = 100
-_WIDTH: Final = 960
 _GAP: Final = 12
+#: Two boxes and the gap between them.
+_WIDTH: Final = 2 * draw_cloud.LEAF_WIDTH + _GAP
 _STYLE: Final = (
     "*{box-sizing:border-box}"
     f"body{{margin:0;padding:16px;font:14px/1.45 {FONT};background:#fff;color:#1c2733}}"
@@ -138,10 +146,16 @@ def _sheet_of_cloud(picture: CloudPicture) -> _Sheet:
     hosts = picture.hosts
     summary = len(hosts) > MOST_HOSTS
     draw = draw_cloud.draw_leaf_summary if summary else draw_cloud.draw_leaf_box
-    parts: dict[str, list[Block]] = {}
+    leaves: dict[str, list[LeafBox]] = {}
     for leaf in picture.leaves:
         above = " · ".join(f"{level} {name}" for level, name in leaf.path[:-1])
-        parts.setdefault(above, []).append(draw(leaf))
+        leaves.setdefault(above, []).append(leaf)
+    parts = {above: [draw(leaf) for leaf in below] for above, below in leaves.items()}
+    if len(picture.leaves) == 1 and not summary:
+        # A box beside which there is no other would leave half of the width empty.
+        (above, (only,)) = leaves.popitem()
+        words = (above, only.title, draw_cloud.format_leaf_counts(only))
+        parts = {" · ".join(filter(None, words)): [*map(draw_cloud.draw_host_tile, only.hosts)]}
     tiles = [tile for host in hosts for row in host.rows for tile in row.tiles]
     states = {tile.state for tile in tiles}
     states |= {TileState.FREE} if any(tile.free for tile in tiles) else set()

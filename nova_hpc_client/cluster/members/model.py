@@ -344,6 +344,8 @@ class Cluster:
         left = 0 if resting else len(self.untold)
         if left:
             return ClusterState.CHANGING, f"{left} members do not have the newest host list"
+        if not resting and numbered.going:
+            return ClusterState.CHANGING, f"{len(numbered.going)} servers are being deleted"
         if not resting:
             return ClusterState.ACTIVE, ""
         together = server_state.RESTING_TOGETHER.get(frozenset(member.status for member in present))

@@ -19,7 +19,7 @@ _INTERRUPTED: Final = 130
 
 
 class AcceptCluster(ListWithTexts):
-    """Measure whether the members of a virtual cluster are as fast as each other
+    """Measure whether the members of a virtual cluster are as fast as each other.
 
     Each member is measured in turns and compared with the rest, then pairs of members are. A
     member that is slow is named with its cause. --tier cluster measures all members at once and
@@ -98,8 +98,8 @@ class AcceptCluster(ListWithTexts):
         with translate_errors():
             if parsed_args.tier == FULL and not parsed_args.yes:
                 raise ClusterError("--tier full takes hours and all CPUs of all members: say --yes")
-            floors = acceptance.read_floor_file(parsed_args.floors)
             own, words = acceptance.read_own_probes(parsed_args)
+            floors = acceptance.read_floor_file(parsed_args.floors, own)
             cloud = sdk_cloud_of(self.app)
             cluster = cloud.find(parsed_args.cluster)
             wanted = parsed_args.wait or sys.stderr.isatty()

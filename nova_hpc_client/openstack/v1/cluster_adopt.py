@@ -22,7 +22,7 @@ from nova_hpc_common.wire import cluster_wish
 
 
 class AdoptCluster(HeardOutput, ClusterChange, InertOutput, command.ShowOne):
-    """Make the servers of a server group a virtual cluster, whatever tool made them
+    """Make the servers of a server group a virtual cluster, whatever tool made them.
 
     The servers are called NAME-1, NAME-2 and so on, or from 0 on, and are alike. They get a tag and
     items of metadata, and nothing else changes. Give the command again when the other tool has

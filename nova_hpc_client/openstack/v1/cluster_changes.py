@@ -118,7 +118,7 @@ def delete_each(names: Sequence[str], delete: Callable[[str], None]) -> None:
 
 
 class CreateCluster(HeardOutput, ClusterChange, InertOutput, command.ShowOne):
-    """Create a virtual cluster: every member becomes active, or nothing is left
+    """Create a virtual cluster: every member becomes active, or nothing is left.
 
     With --resume, finish a cluster that another client has left half-way.
 
@@ -233,7 +233,7 @@ def _settle_with(
 
 
 class DeleteCluster(HeardOutput, ClusterChange, command.Command):
-    """Delete virtual clusters: their servers, ports and server groups
+    """Delete virtual clusters: their servers, ports and server groups.
 
     Of adopted clusters, the server group stays, and so do ports that another tool made.
 
@@ -267,7 +267,7 @@ class DeleteCluster(HeardOutput, ClusterChange, command.Command):
 
 
 class ScaleCluster(HeardOutput, ClusterChange, InertOutput, command.ShowOne):
-    """Give a virtual cluster more members, or fewer
+    """Give a virtual cluster more members, or fewer.
 
     Of those that could go, the ones go whose going brings the others nearest; failed ones
     go first, then those that accept has rejected.
@@ -331,7 +331,7 @@ class ScaleCluster(HeardOutput, ClusterChange, InertOutput, command.ShowOne):
 
 
 class ReplaceMember(HeardOutput, ClusterChange, InertOutput, command.ShowOne):
-    """Replace members of a virtual cluster, which keep their names and ports
+    """Replace members of a virtual cluster, which keep their names and ports.
 
     The new server comes where the cluster is. Without members, those that failed or that
     accept has rejected. The head is called NAME-head; it gets a new disk, and new ports.

@@ -47,7 +47,7 @@ _WORDS: Final = "HPC_FAULTS"
 
 
 class HealCluster(HeardOutput, cluster_changes.ClusterChange, command.Command):
-    """Replace the faulty members of a virtual cluster, which keep their names and ports
+    """Replace the faulty members of a virtual cluster, which keep their names and ports.
 
     A member is faulty if it failed, or if show has a word for it under faults; the words partition
     and firmware need no other devices. Members that run are replaced if --drain has drained them,

@@ -22,7 +22,7 @@ from nova_hpc_common.wire.server_faults import OWNER_WORDS, FaultWord
 
 
 class ReportMember(HeardOutput, cluster_changes.ClusterChange, InertOutput, command.ShowOne):
-    """Report a fault of a member's devices to the operators of the cloud
+    """Report a fault of a member's devices to the operators of the cloud.
 
     The devices are checked after the member's end, and the check decides. A report is no fault:
     heal does not replace the member.
@@ -39,7 +39,8 @@ class ReportMember(HeardOutput, cluster_changes.ClusterChange, InertOutput, comm
         action.add_argument(
             "--why",
             choices=[word.value for word in OWNER_WORDS],
-            help="the fault: " + "; ".join(f"{word.value}: {word.meaning}" for word in OWNER_WORDS),
+            help="the fault: "
+            + ", ".join(f"{word.value} ({word.meaning})" for word in OWNER_WORDS),
         )
         action.add_argument(
             "--withdraw", action="store_true", help="take all reports of the member back"

@@ -26,7 +26,7 @@ _COLUMNS = ("ID", "Cluster", "State", "Members", "Size", "Created")
 
 
 class SnapshotCluster(HeardOutput, ClusterChange, InertOutput, command.ShowOne):
-    """Make images of the disks of all members while all of them rest
+    """Make images of the disks of all members while all of them rest.
 
     A cluster that runs is stopped for that time and started again. If the command is interrupted,
     the same command goes on. create --from-snapshot makes a cluster from the images.
@@ -58,7 +58,7 @@ class SnapshotCluster(HeardOutput, ClusterChange, InertOutput, command.ShowOne):
 
 
 class ListClusterSnapshot(HeardOutput, InertOutput, command.Lister):
-    """List the snapshots of clusters in the project, also those that are not whole
+    """List the snapshots of clusters in the project, also those that are not whole.
 
     Example: openstack hpc snapshot list --long
     """
@@ -87,7 +87,7 @@ class ListClusterSnapshot(HeardOutput, InertOutput, command.Lister):
 
 
 class DeleteClusterSnapshot(HeardOutput, ClusterChange, command.Command):
-    """Delete snapshots of clusters, with all their images
+    """Delete snapshots of clusters, with all their images.
 
     If one is not finished, the members of its cluster start again if they ran before.
 

@@ -54,7 +54,7 @@ class _VerbCommand(_WholeCommand):
 
 
 class StopCluster(_VerbCommand):
-    """Stop all members of a virtual cluster, which keep their hosts and devices
+    """Stop all members of a virtual cluster, which keep their hosts and devices.
 
     start lets the cluster run again, in the same place.
 
@@ -66,7 +66,7 @@ class StopCluster(_VerbCommand):
 
 
 class StartCluster(_VerbCommand):
-    """Start the members of a virtual cluster that are stopped
+    """Start the members of a virtual cluster that are stopped.
 
     Example: openstack hpc cluster start train
     """
@@ -76,7 +76,7 @@ class StartCluster(_VerbCommand):
 
 
 class ShelveCluster(_VerbCommand):
-    """Shelve all members of a virtual cluster, whose place others can have meanwhile
+    """Shelve all members of a virtual cluster, whose place others can have meanwhile.
 
     Their disks and ports are kept. Use --keep-place to be sure of the place, too.
 
@@ -102,7 +102,7 @@ class ShelveCluster(_VerbCommand):
 
 
 class UnshelveCluster(_VerbCommand):
-    """Unshelve all members of a virtual cluster, or none
+    """Unshelve all members of a virtual cluster, or none.
 
     If one of them finds no place, those that had come back are shelved again.
 
@@ -134,7 +134,7 @@ class _TurnCommand(_WholeCommand):
 
 
 class RebootCluster(_TurnCommand):
-    """Stop and start each member of a virtual cluster once; all of them run in the end
+    """Stop and start each member of a virtual cluster once; all of them run in the end.
 
     If the command is interrupted, reboot goes on with the members that are left.
 
@@ -146,7 +146,7 @@ class RebootCluster(_TurnCommand):
 
 
 class RebuildCluster(_TurnCommand):
-    """Give each member of a virtual cluster a new disk; what is on the old ones is lost
+    """Give each member of a virtual cluster a new disk; what is on the old ones is lost.
 
     Members keep names, ports, hosts and devices. The first member is rebuilt before the others. If
     the command is interrupted, rebuild goes on with the members that are left.

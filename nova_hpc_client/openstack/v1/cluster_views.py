@@ -110,7 +110,7 @@ def cluster_record_of(cluster: Cluster) -> tuple[Sequence[str], Sequence[Any]]:
 
 
 class ListCluster(HeardOutput, InertOutput, command.Lister):
-    """List the virtual clusters of the project, also those that were left half-way
+    """List the virtual clusters of the project, also those that were left half-way.
 
     Example: openstack hpc cluster list
     """
@@ -153,7 +153,7 @@ def _format_cluster_row(cluster: Cluster, long: bool) -> Sequence[Any]:
 
 
 class ShowCluster(HeardOutput, InertOutput, command.ShowOne):
-    """Show one virtual cluster
+    """Show one virtual cluster.
 
     Example: openstack hpc cluster show train
     """
@@ -239,7 +239,7 @@ class ListWithTexts(HeardOutput, InertOutput, command.Lister):
 
 
 class ListHosts(ListWithTexts):
-    """List the members of a virtual cluster, those that are near each other together
+    """List the members of a virtual cluster, those that are near each other together.
 
     Further formats: openmpi (a host file), slurm (lines of slurm.conf), pdsh (one host a
     line), ansible (an inventory). The head computes nothing: in slurm it is SlurmctldHost, in
@@ -287,7 +287,7 @@ class ListHosts(ListWithTexts):
 
 
 class ShowTopology(ListWithTexts):
-    """Show which members of a virtual cluster are beside each other
+    """Show which members of a virtual cluster are beside each other.
 
     Formats beside the usual ones: tree (the default), matrix, svg, slurm (topology.conf).
     Names of hosts and domains are the project's own: they say who shares one, and nothing else.

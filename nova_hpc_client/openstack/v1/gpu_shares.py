@@ -81,7 +81,7 @@ def clean_before(cloud: SdkShareCloud, pace: Pace) -> None:
 
 
 class CreateShare(HeardOutput, InertOutput, command.ShowOne):
-    """Create a GPU server that serves servers of its project which have no GPU
+    """Create a GPU server that serves servers of its project which have no GPU.
 
     It is a server of any flavor with a GPU, and of an image with an engine and
     nova-hpc-guest. If the command was interrupted, the same command goes on.
@@ -120,8 +120,8 @@ class CreateShare(HeardOutput, InertOutput, command.ShowOne):
             type=parse_memory,
             default=0,
             metavar="<size>",
-            help="memory of the GPU for each process of a slot, as in 16G; it needs NVIDIA's MPS "
-            "in the image; default: no limit",
+            help="memory of the GPU for each process of a slot, as in 16G, default: no limit; it "
+            "needs NVIDIA's MPS in the image",
         )
         parser.add_argument(
             "--engine",
@@ -210,7 +210,7 @@ def _wish_of_options(
 
 
 class DeleteShare(HeardOutput, command.Command):
-    """Delete shares: their slots, servers and security groups
+    """Delete shares: their slots, servers and security groups.
 
     Example: openstack hpc gpu share delete left
     """
@@ -243,7 +243,7 @@ class DeleteShare(HeardOutput, command.Command):
 
 
 class ListShare(HeardOutput, InertOutput, command.Lister):
-    """List the shares of the project, and what is left of those that are gone
+    """List the shares of the project, and what is left of those that are gone.
 
     Example: openstack hpc gpu share list --long
     """
@@ -310,7 +310,7 @@ def format_next(share: SharedGpu) -> str:
 
 
 class ShowShare(HeardOutput, InertOutput, command.ShowOne):
-    """Show who uses a share, since when, and what is wrong
+    """Show who uses a share, since when, and what is wrong.
 
     Example: openstack hpc gpu share show left
     """

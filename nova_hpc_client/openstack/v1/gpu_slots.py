@@ -19,7 +19,7 @@ from nova_hpc_common.outside.text import printable_lines
 
 
 class AttachShare(HeardOutput, command.Command):
-    """Give servers a slot of a share each
+    """Give servers a slot of a share each.
 
     In a client, nova-hpc-guest gpu run -- COMMAND then uses the share's GPU.
 
@@ -36,8 +36,8 @@ class AttachShare(HeardOutput, command.Command):
             type=gpu_shares.parse_memory,
             default=0,
             metavar="<size>",
-            help="memory of the GPU for each process of a slot, as in 16G; it needs NVIDIA's MPS "
-            "in the image; default: as the share says",
+            help="memory of the GPU for each process of a slot, as in 16G, default: as the share "
+            "says; it needs NVIDIA's MPS in the image",
         )
         parser.add_argument(
             "--encrypt",
@@ -71,7 +71,7 @@ class AttachShare(HeardOutput, command.Command):
 
 
 class DetachShare(HeardOutput, command.Command):
-    """Take slots of a share back: their jobs end within 30 seconds
+    """Take slots of a share back: their jobs end within 30 seconds.
 
     Example: openstack hpc gpu detach left my-server
     """

@@ -19,7 +19,7 @@ from nova_hpc_common.wire.server_devices import ServerDevices
 
 
 class ShowServer(HeardOutput, InertOutput, command.ShowOne):
-    """Show which devices a server was given, how close they are, and where it is
+    """Show which devices a server was given, how close they are, and where it is.
 
     It is what the node wrote into the server's metadata when it started last: the level that
     the flavor asks for and the one that was reached, devices by role and by group, and the

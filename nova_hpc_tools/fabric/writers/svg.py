@@ -11,7 +11,14 @@ from xml.etree.ElementTree import Element
 import attrs
 
 from nova_hpc.fabric.model import TREE, FabricLevel, FabricMap, FabricPlace, FabricSwitch
-from nova_hpc_common.output.canvas import add_element, add_tooltip, format_svg, make_plain_root
+from nova_hpc_common.output.canvas import (
+    add_element,
+    add_tooltip,
+    estimate_text_width,
+    format_svg,
+    make_plain_root,
+    shorten_to_room,
+)
 from nova_hpc_tools.fabric.map_outline import outline_map
 from nova_hpc_tools.fabric.writers.text import summarise_fabric
 
@@ -21,7 +28,8 @@ _COLUMNS: Final = 6
 _CHIP: Final = 12
 _LINE: Final = 16
 _PAD: Final = 8
-_LETTER: Final = 6.6
+#: Widest name of a domain in pixels; a longer one is cut, and its tooltip has all of it.
+_LABEL: Final = 260
 #: Gap between the switches of a domain and the boxes below it: room for the lines.
 _ROOM: Final = 70
 _WIDEST: Final = 1240
@@ -68,20 +76,18 @@ class _FabricDrawing:
     chips: dict[str, tuple[int, int]] = attrs.Factory(dict)
 
 
-def draw_fabric_svg(
-    fabric: FabricMap, members: Mapping[str, int] | None = None, title: str = ""
-) -> str:
+def draw_fabric_svg(fabric: FabricMap, members: Mapping[str, int] | None = None) -> str:
     """Draw *fabric* as an SVG picture.
 
     :param members: host -> how many members of a cluster are on it; those hosts stand out.
-    :param title: heading of the picture; "" for the map's name.
     """
     boxes = _outermost_boxes(fabric)
     for box in boxes:
         _measure_box(box)
     drawing = _FabricDrawing(members or {}, _colours_of_domains(fabric))
+    heading = f"{fabric.name}: {', '.join(summarise_fabric(fabric))}"
     y = 1.5 * _LINE
-    width = 400.0
+    width = 2 * _PAD + estimate_text_width(heading, 13)
     for row in _arrange_in_rows(boxes, _WIDEST):
         x = float(_PAD)
         for box in row:
@@ -89,7 +95,6 @@ def draw_fabric_svg(
             x += box.width + _PAD
         width = max(width, x)
         y += max(box.height for box in row) + _PAD
-    heading = title or f"fabric {fabric.name}: {', '.join(summarise_fabric(fabric))}"
     root = make_plain_root(round(width), round(y), heading)
     add_element(root, "text", heading, x=_PAD, y=_LINE, font_size=13)
     root.append(drawing.boxes)
@@ -130,7 +135,7 @@ def _measure_box(box: _DomainBox) -> None:
     rows = _arrange_in_rows(box.below, _WIDEST - 2 * _PAD)
     inner = max((sum(child.width + _PAD for child in row) for row in rows), default=0.0) - _PAD
     columns = max(1, min(_COLUMNS, len(box.hosts)))
-    label = _LETTER * len(box.name) if len(box.name) <= 40 else 40 * _LETTER
+    label = min(_LABEL, estimate_text_width(box.name))
     chips = len(box.switches) * (_CHIP + _GAP)
     box.width = 2 * _PAD + max(inner, columns * (_HOST + _GAP), label, chips)
     box.height = _LINE + _PAD + (_CHIP + _GAP if box.switches else 0)
@@ -163,20 +168,21 @@ def _draw_box(box: _DomainBox, x: float, y: float, drawing: _FabricDrawing) -> N
     word = f"{box.level.word} " if box.level else ""
     frame = _draw_rect(drawing.boxes, x, y, box.width, box.height, rx=4, fill=fill)
     frame.set("stroke", "#9aa4b8")
-    name = box.name if len(box.name) <= 40 else box.name[:37] + "..."
+    chips_high = _CHIP + _GAP if box.switches else 0
+    # Cables reach a leaf from above and leave others below, so they cross no name.
+    name_top, chips_top = (y, y + _LINE) if box.below else (y + chips_high, y + _GAP)
+    name = shorten_to_room(box.name, _LABEL)
     label = add_element(
-        drawing.signs, "text", name, x=round(x + _PAD), y=round(y + _LINE - 3), fill="#333"
+        drawing.signs, "text", name, x=round(x + _PAD), y=round(name_top + _LINE - 3)
     )
     add_tooltip(label, [word + box.name])
-    top = y + _LINE
-    if box.switches:
-        start = x + (box.width - len(box.switches) * (_CHIP + _GAP)) / 2
-        for number, switch in enumerate(sorted(box.switches, key=lambda switch: switch.name)):
-            left = start + number * (_CHIP + _GAP)
-            drawing.chips[switch.name] = round(left + _CHIP / 2), round(top + _CHIP / 2)
-            chip = _draw_rect(drawing.signs, left, top, _CHIP, _CHIP, rx=2, fill="#4a5a7a")
-            add_tooltip(chip, [f"switch {switch.name}"])
-        top += _CHIP + _GAP
+    start = x + (box.width - len(box.switches) * (_CHIP + _GAP)) / 2
+    for number, switch in enumerate(sorted(box.switches, key=lambda switch: switch.name)):
+        left = start + number * (_CHIP + _GAP)
+        drawing.chips[switch.name] = round(left + _CHIP / 2), round(chips_top + _CHIP / 2)
+        chip = _draw_rect(drawing.signs, left, chips_top, _CHIP, _CHIP, rx=2, fill="#4a5a7a")
+        add_tooltip(chip, [f"switch {switch.name}"])
+    top = y + _LINE + chips_high
     if box.below:
         top += _room_for_links(box)
         for row in _arrange_in_rows(box.below, _WIDEST - 2 * _PAD):
@@ -203,7 +209,7 @@ def _draw_host(place: FabricPlace, x: float, y: float, drawing: _FabricDrawing) 
     if count:
         add_element(
             group, "text", str(count), x=round(x + _HOST / 2), y=round(y + _HOST - 4),
-            font_size=9, fill="white", text_anchor="middle",
+            font_size=11, fill="#ffffff", text_anchor="middle",
         )  # fmt: skip
 
 

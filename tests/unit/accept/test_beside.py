@@ -22,7 +22,7 @@ from nova_hpc_tools.accept.guest_place import GuestPlaceError, read_guest_place
 from nova_hpc_tools.accept.host_watch import HostWatch
 from nova_hpc_tools.doctor import facts_quiet
 from tests.unit.accept.cluster_world import ClusterWorld
-from tests.unit.doctor.quiet_tree import KCOMPACTD, NVME, QuietTree
+from tests.unit.doctor.quiet_tree import BOUND, KCOMPACTD, KTHREADD, NVME, QuietTree
 
 DOMAIN = """<domain type="{kind}"><name>instance-1</name><vcpu>{vcpus}</vcpu>
 <cputune>{pins}</cputune><numatune><memory mode="strict" nodeset="1"/>
@@ -197,8 +197,8 @@ class WatchedTurns:
         """Measure a guest whose timer is five times as late, and whose CPUs have this ratio."""
         self.world.lay_down(1, cpu_one=1000.0, cpu_all=2000.0, timer_p99=10.0)
         self.world.lay_down(2, cpu_one=1000 * cpu, cpu_all=2000 * cpu, timer_p99=50.0)
-        result = measure_beside(self.host, self.guest, self.terms, lambda _: None, self.watch)
-        return result.diagnosis
+        self.result = measure_beside(self.host, self.guest, self.terms, lambda _: None, self.watch)
+        return self.result.diagnosis
 
 
 @pytest.fixture
@@ -221,6 +221,7 @@ def test_the_hosts_own_work_is_named(turns: WatchedTurns, cause: str) -> None:
     turns.work[turns.guest] = lambda: make(turns.tree, 20)
     (named,) = turns.find_causes(cpu=0.9).causes
     assert named.explains == ("cpu_all", "cpu_one", "timer_p99")
+    assert not [note for note in turns.result.notes if "unknown" in note]
 
 
 @pytest.mark.parametrize("cause", WORKS)
@@ -254,6 +255,27 @@ def test_unreadable_work_of_the_host_is_no_cause(
     turns.tree.broken.add(path)
     turns.tree.put(path, "")
     assert turns.find_causes().unexplained == ("timer_p99",)
+
+
+@pytest.mark.parametrize(
+    ("name", "paths"),
+    [
+        ("interrupts", ("/proc/interrupts",)),
+        (
+            "kernel threads",
+            tuple(f"/proc/{pid}/schedstat" for pid in (KTHREADD, KCOMPACTD, BOUND)),
+        ),
+    ],
+)
+def test_unreadable_counters_of_the_host_are_named(
+    turns: WatchedTurns, name: str, paths: tuple[str, ...]
+) -> None:
+    for path in paths:
+        turns.tree.broken.add(path)
+        turns.tree.put(path, "")
+    turns.find_causes()
+    unknown = [note for note in turns.result.notes if "unknown" in note]
+    assert unknown == [f"the host's {name} in the guest's turns are unknown: unreadable"]
 
 
 # -- from a file -----------------------------------------------------------------------

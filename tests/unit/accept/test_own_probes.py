@@ -15,6 +15,7 @@ from nova_hpc_guest.accept.own_probes import OwnProbes, parse_probes
 from nova_hpc_guest.accept.sample import Sample
 from tests.unit.accept.cluster_world import ClusterWorld
 from tests.unit.guest.accept_world import list_processes
+from tests.unit.pictures.faults import list_faults
 
 MINE = parse_probes(
     "[mine]\ncommand = mine 'a; b' --fast\nfigure = rate: (\\S+)\nunit = x/s\nbetter = higher\n"
@@ -56,7 +57,7 @@ def test_a_member_on_which_the_program_is_slow_is_named(tmp_path: Path) -> None:
     assert "  mine          0.500 (0.500-0.500) of the rest, floor 0.9: slow\n" in text
     assert "  no cause found for mine\n" in text
     assert "mine 0.50" in str(cluster_views.list_member_rows(measured))
-    ElementTree.fromstring(cluster_views.draw_cluster(measured))
+    assert list_faults(cluster_views.draw_cluster(measured)) == []
     assert "0.50 slow" in cluster_views.draw_cluster(measured)
     suites = ElementTree.fromstring(cluster_views.format_cluster_junit(measured))
     assert [case.get("classname") for case in suites.iter("testcase")] == ["mine", "mine"]

@@ -235,6 +235,19 @@ def test_of_two_heads_the_older_one_stays() -> None:
     assert [head.id for head in made_again.heads] == [first.id]
 
 
+def test_a_cluster_is_changing_while_surplus_servers_are_deleted() -> None:
+    cloud = made()
+    cluster = found(cloud)
+    assert cluster.wish is not None
+    cloud.make_head(cluster.wish, cluster.id, Secrets())
+    for _ in range(3):
+        cloud.tick()
+    second = max(found(cloud).heads, key=lambda head: head.created)
+    cloud.servers[second.id]["OS-EXT-STS:task_state"] = "deleting"
+    going = found(cloud)
+    assert (going.state.value, going.reason) == ("CHANGING", "1 servers are being deleted")
+
+
 @pytest.mark.parametrize("values", [{"name": "login"}, {"role": ""}])
 def test_a_head_that_its_user_has_changed_stays_the_head(values: dict[str, str]) -> None:
     cloud = made()

@@ -337,7 +337,7 @@ def test_topology(shell: Shell, form: str) -> None:
         assert hostile.obeyed(out) == []
         if form == "svg":
             elements = {each.tag.rpartition("}")[2] for each in ElementTree.fromstring(out).iter()}
-            assert elements <= {"svg", "title", "text", "g", "rect"}
+            assert elements <= {"svg", "title", "style", "text", "g", "rect"}
         elif form == "tree":
             assert {line[0] for line in out.splitlines()} <= {"c", " ", "├", "└", "│"}
         elif form == "matrix":

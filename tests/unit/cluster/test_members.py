@@ -20,6 +20,7 @@ from nova_hpc_client.cluster.members.model import Cluster, ClusterMember, read_m
 from nova_hpc_common.wire.cluster_wish import ClusterWish
 from nova_hpc_common.wire.member_verdict import MemberVerdict
 from nova_hpc_common.wire.position import Position
+from tests.unit.pictures.faults import list_faults
 
 
 def member(number: int, leaf: str, host: str, **more: object) -> ClusterMember:
@@ -251,6 +252,7 @@ def test_the_picture_has_every_member_and_is_xml() -> None:
         member(200, "l-1", "<h&1>", status="ERROR"),
     )
     text = picture.draw_cluster_picture(some)
+    assert list_faults(text) == []
     root = ElementTree.fromstring(text)
     shown = [each.text for each in root.iter("{http://www.w3.org/2000/svg}text")]
     assert {f"t-{n}" for n in range(1, 120)} <= set(shown)

@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 
+from nova_hpc_guest import command as guest
 from nova_hpc_tools import command_help
 from nova_hpc_tools.command_index import CommandIndex, summarise_command
 from nova_hpc_tools.main import NAMESPACE, NovaHpc, main
@@ -176,12 +180,64 @@ def test_summaries_are_those_of_the_classes() -> None:
 def test_completion_offers_commands_alone(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = shown(capsys, "complete")
     assert status == 0
-    (line,) = [line for line in out.splitlines() if line.startswith("  cmds='")]
-    words = set(line.partition("'")[2].rstrip("'").split())
-    known = {name.split()[0] for name, _ in NovaHpc().command_manager}
-    assert words == known
-    done = subprocess.run(["bash", "-n"], input=out, text=True, capture_output=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+    words = set(out.partition("names='")[2].partition("'")[0].split())
+    assert words == {name.split()[0] for name, _ in NovaHpc().command_manager}
+
+
+@pytest.mark.parametrize(
+    ("words", "near"),
+    [
+        (("foo",), None),
+        (("devise", "list"), "device list"),
+        (("device", "shwo"), "device show"),
+        (("help", "docter"), "doctor"),
+        (("--xx",), None),
+    ],
+)
+def test_an_unknown_command_is_one_line(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], near: str | None
+) -> None:
+    status, out, err = shown(capsys, *words)
+    assert (status, out, len(err.splitlines())) == (2, "", 1)
+    typed = " ".join(words).removeprefix("help ")
+    assert err.startswith(f"nova-hpc: there is no command '{typed}'")
+    assert (f"near it: {near}" in err) == (near is not None)
+    assert err.endswith("see nova-hpc --help\n")
+
+
+@pytest.mark.parametrize("words", [(), ("foo",), ("gpu", "foo"), ("check", "--foo")])
+def test_a_mistake_in_the_guest_is_one_line(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    with pytest.raises(SystemExit) as error:
+        guest.main(list(words))
+    out = capsys.readouterr()
+    assert (error.value.code, out.out, len(out.err.splitlines())) == (2, "", 1)
+    assert out.err.endswith(" --help\n")
+
+
+def list_texts(parser: argparse.ArgumentParser) -> Iterator[str]:
+    """The description of a parser, and the helps of its options and of those below it."""
+    yield parser.description or ""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for below in action.choices.values():
+                yield from list_texts(below)
+        elif action.help != argparse.SUPPRESS:
+            yield action.help or ""
+
+
+@pytest.mark.parametrize("words", [*entry_points(), ("nova-hpc-guest",)], ids=" ".join)
+def test_no_help_joins_sentences(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A paragraph ends with a mark, as a help fills lines; no sentence is a chain of three."""
+    if words == ("nova-hpc-guest",):
+        texts = [*list_texts(guest.build_parser()[0])]
+    else:
+        texts = [*list_texts(parser_of(words)[0])]
+    description, *helps = texts
+    paragraphs = [part.strip() for part in description.split("\n\n")]
+    assert [part for part in paragraphs[:-1] if part[-1:] not in ".:"] == []
+    assert [text for text in helps if re.search(r"[^.]*; [^.]*; ", text)] == []
 
 
 OF_USERS = [words for words in entry_points() if words[:2] == ("openstack", "hpc")]

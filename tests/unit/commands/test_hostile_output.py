@@ -120,7 +120,7 @@ def sound(form: str, out: str) -> None:
         assert set(json.loads(out)) == {"instances"}
     elif form == "svg":
         elements = {each.tag.rpartition("}")[2] for each in ElementTree.fromstring(out).iter()}
-        assert elements <= {"svg", "title", "text", "g", "rect", "line", "circle"}
+        assert elements <= {"svg", "title", "style", "text", "g", "rect", "line", "circle"}
     elif form == "slurm-yaml":
         for topology in yaml.safe_load(out):
             for switch in topology.get("tree", {}).get("switches", ()):

@@ -36,6 +36,8 @@ def entry_points() -> dict[tuple[str, ...], str]:
         (first, *name.split("_")): place
         for group, first in (("nova_hpc.command", "nova-hpc"), ("openstack.hpc.v1", "openstack"))
         for name, place in points[group].items()
+        # It takes all words below hpc, and refuses them.
+        if name != "hpc"
     }
 
 

@@ -15,6 +15,7 @@ from nova_hpc_tools.fabric.readers import reader_choice as readers
 from nova_hpc_tools.fabric.readers.reader_choice import ReaderOptions
 from nova_hpc_tools.fabric.writers import slurm, svg, text, topograph
 from tests.unit.fabric.strategies import fabrics
+from tests.unit.pictures.faults import list_faults
 
 LEAF, SPINE = FabricLevel.LEAF, FabricLevel.SPINE
 BLOCKS = FabricMap(
@@ -131,10 +132,29 @@ def test_a_picture_shows_dead_cables():
         ],
         links=[FabricLink("l1", "s1", 2), FabricLink("l2", "s1", 0, 2)],
     )
+    assert list_faults(svg.draw_fabric_svg(fabric, {"a": 2})) == []
     picture = etree.fromstring(svg.draw_fabric_svg(fabric).encode())
     cables = picture.findall("{http://www.w3.org/2000/svg}line")
     assert len(cables) == 2
     assert sum(each.get("stroke-dasharray") is not None for each in cables) == 1
+
+
+def test_cables_of_a_picture_cross_no_name_of_a_leaf():
+    fabric = FabricMap(
+        [FabricPlace("a", leaf="l1", spine="s1"), FabricPlace("b", leaf="l2" * 40, spine="s1")],
+        switches=[FabricSwitch("l1", LEAF, "l1"), FabricSwitch("s1", SPINE, "s1")],
+        links=[FabricLink("l1", "s1", 2)],
+    )
+    root = etree.fromstring(svg.draw_fabric_svg(fabric).encode())
+    (cable,) = root.findall("{http://www.w3.org/2000/svg}line")
+    names = {
+        (each.text or each[0].tail): each for each in root.iter("{http://www.w3.org/2000/svg}text")
+    }
+    assert float(names["l1"].get("y")) - 11 > float(cable.get("y1")) > float(cable.get("y2"))
+    # A long name is cut in its middle, and the picture is as wide as the heading.
+    assert any("…" in name and len(name) < 45 for name in names)
+    heading = max(names, key=len)
+    assert float(root.get("width")) > len(heading) * 13 * 0.5
 
 
 def test_a_map_is_a_tree_for_people():

@@ -21,6 +21,7 @@ from nova_hpc_guest.accept.probes import PROBES
 from nova_hpc_guest.files import Root
 from tests.unit.guest.accept_world import FAST, SLOW, AcceptWorld, list_processes, read_result
 from tests.unit.guest.servers import run as run_on_guest
+from tests.unit.pictures.faults import list_faults
 
 # -- verdicts ---------------------------------------------------------------------------
 
@@ -252,6 +253,7 @@ def test_a_picture(world: AcceptWorld) -> None:
     world.rate("memory-large", FAST)
     status, out, _ = world.run("--format", "svg", only="mem_stream,cpu_all")
     assert status == 1
+    assert list_faults(out) == []
     picture = ElementTree.fromstring(out)
     texts = "".join(picture.itertext())
     assert "mem_stream" in texts

@@ -28,6 +28,7 @@ from nova_hpc_guest.accept.sample import (
 )
 from tests.unit.guest.accept_cases import DATA
 from tests.unit.guest.accept_world import AcceptWorld
+from tests.unit.pictures.faults import list_faults
 
 #: Wakes of one run: how late each was.
 WAKES = st.lists(st.integers(0, 2 * HISTOGRAM_US), min_size=1, max_size=400)
@@ -201,7 +202,9 @@ def test_a_level_timer_shows_none_and_documents_have_it(world: AcceptWorld, save
         list(EDGES["timer_p99"]),
     )
     assert (shown["here"], shown["baseline"]) == (bins, bins)
-    picture = ElementTree.fromstring(measure(world, LATE, "--baseline", saved, "--format", "svg"))
+    drawn = measure(world, LATE, "--baseline", saved, "--format", "svg")
+    assert list_faults(drawn) == []
+    picture = ElementTree.fromstring(drawn)
     assert [title.text for title in picture.iter("{http://www.w3.org/2000/svg}title")][:4] == [
         *("540", "480", "60", "0"),
     ]

@@ -382,6 +382,17 @@ def test_it_is_judged_against_another_machine(mine: AcceptWorld, rate, verdict) 
     assert data["unexplained"] == (["mine"] if verdict == "slow" else [])
 
 
+def test_a_file_of_floors_may_name_it(mine: AcceptWorld) -> None:
+    floors = mine.folder / "floors"
+    floors.write_text('{"mine": 0.45}')
+    data = run(mine, "--beside", beside(mine, "10"), "--floors", str(floors))
+    assert (data["verdict"], data["rows"][0]["floor"]) == ("accepted", 0.45)
+    floors.write_text('{"yours": 0.45}')
+    words = ("--probe", str(mine.folder / "mine.ini"), "--floors", str(floors))
+    status, out, _ = mine.run(*words, only="mine")
+    assert (status, "'yours' is no probe" in out) == (2, True)
+
+
 def test_a_program_that_fails_at_the_baseline_is_named(mine: AcceptWorld) -> None:
     data = run(mine, "--beside", beside(mine, "n/a"))
     assert (data["verdict"], data["rounds"], data["rows"]) == ("not measurable", 1, [])

@@ -9,6 +9,7 @@ import pytest
 
 from nova_hpc_common.output import canvas
 from tests.unit import hostile
+from tests.unit.pictures.faults import list_faults
 from tools.wheels import TOP, list_production_folders
 
 #: The guest's wheel imports no other wheel.
@@ -37,7 +38,7 @@ def test_texts_of_others_are_texts(name: str) -> None:
     drawn = canvas.format_svg(root)
     assert hostile.obeyed(drawn) == []
     tags = [element.tag.rpartition("}")[2] for element in ElementTree.fromstring(drawn).iter()]
-    assert tags == ["svg", "title", "rect", "g", "text", "title", "text", "title"]
+    assert tags == ["svg", "title", "style", "rect", "g", "text", "title", "text", "title"]
     # The whole text stands in the five places that show it, and only its ends in the room of 30.
     assert drawn.count("&lt;b x=") == 5
 
@@ -59,3 +60,23 @@ def test_a_tooltip_comes_before_the_text_of_its_element() -> None:
     assert canvas.format_svg(root).endswith(
         "<text><title>the whole\nin two lines</title>short</text></svg>\n"
     )
+
+
+def test_colours_of_a_plain_picture_have_dark_forms() -> None:
+    root = canvas.make_plain_root(200, 40, "cloud")
+    canvas.add_element(root, "rect", width=90, height=30, fill="#f2b8b5", stroke="#7f8c8d")
+    canvas.add_text(root, "slow", 8, 20)
+    assert list_faults(canvas.format_svg(root)) == []
+
+
+@pytest.mark.parametrize(
+    ("light", "dark"),
+    [
+        ("#ffffff", "#171717"),
+        ("#000000", "#f2f2f2"),
+        ("#d62728", "#dd2e2f"),
+        ("#555555", "#a9a9a9"),
+    ],
+)
+def test_the_dark_form_of_a_colour_has_its_hue(light: str, dark: str) -> None:
+    assert canvas.reverse_lightness(light) == dark

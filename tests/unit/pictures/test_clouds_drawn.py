@@ -43,6 +43,27 @@ def test_hosts_are_in_their_leaves() -> None:
     assert len(root.findall(f".//{SVG}g[@class='host']")) == 40
 
 
+def test_a_lone_leaf_takes_the_whole_width() -> None:
+    picture = picture_of(fleet(12))
+    text = page.draw_cloud_page(picture)
+    assert "spine spine0 · leaf leaf0 · 12 hosts" in text
+    assert (text.count('class="leaf"'), text.count('class="host"')) == (0, 12)
+    root = etree.fromstring(page.draw_cloud_svg(picture).encode())
+    places = {
+        host.get("transform").partition(",")[0]
+        for host in root.findall(f".//{SVG}g[@class='host']")
+    }
+    assert len(places) == 4
+
+
+def test_each_letter_has_one_place() -> None:
+    """Not every viewer knows a list of places in one text."""
+    root = etree.fromstring(page.draw_cloud_svg(picture_of(fleet(40))).encode())
+    letters = root.findall(f".//{SVG}text[@class='on m']")
+    assert {letter.text for letter in letters} >= {"A", "B", "!"}
+    assert {len(letter.text) for letter in letters} == {1}
+
+
 def test_hosts_without_a_place_are_last() -> None:
     placed, lost = fleet(3), fleet(6, placed=False)
     cloud = attrs.evolve(lost, hosts=(*lost.hosts[3:], *placed.hosts))

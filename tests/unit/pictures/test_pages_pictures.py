@@ -45,7 +45,7 @@ def _draw_cloud() -> str:
 
 
 def _draw_small_cloud() -> str:
-    """That of the readme."""
+    """A cloud of one leaf."""
     cloud = fleet(12)
     fabric, _ = read_synced_map(cloud)
     return page.draw_cloud_svg(snapshot_view.view_cloud(cloud, fabric, ()))

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from lxml import etree
 
+from tests.unit.pictures.faults import list_faults
+
 TOP = Path(__file__).resolve().parents[3]
 
 
@@ -54,6 +56,24 @@ def test_every_room_says_what_it_is(architecture):
     assert [name for name, room in architecture.read_rooms().items() if len(room.says) < 15] == []
 
 
+def test_arrows_lead_to_all_uses_on_the_shortest_list(architecture):
+    rooms = architecture.read_rooms()
+    direct = architecture.find_direct_uses(rooms)
+
+    def reach(name, *, without=None):
+        found, left = set(), [use for use in direct[name] if use != without]
+        while left:
+            use = left.pop()
+            found.add(use)
+            left += direct[use]
+        return found
+
+    for name, room in rooms.items():
+        assert room.uses & rooms.keys() <= reach(name)
+        assert direct[name] <= room.uses
+        assert [use for use in direct[name] if use in reach(name, without=use)] == []
+
+
 def test_a_circle_is_named(architecture):
     def room(name, *uses):
         return architecture.Room(name, "A room.", 1, 10, frozenset(uses))
@@ -69,6 +89,7 @@ def test_the_picture_has_every_room_and_is_well_formed(architecture, tmp_path):
     for name in architecture.read_rooms():
         assert name.removeprefix("nova_hpc.") in texts
         assert f"``{name}``" in (tmp_path / "architecture.txt").read_text()
+    assert list_faults((tmp_path / "architecture.svg").read_text()) == []
     fills = {node.get("fill") for node in picture.iter("{http://www.w3.org/2000/svg}rect")}
     assert fills == {"#ffffff", *architecture._LEGEND}
     assert set(architecture._LEGEND.values()) <= texts

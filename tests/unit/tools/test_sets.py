@@ -94,6 +94,15 @@ def test_table_of_a_set_that_passes(command):
     assert all(line.endswith("7 passed, 2 deselected in 0.20s") for line in table[1:-2])
 
 
+def test_jobs_are_counted_while_others_run(command):
+    words = ("--only", "lint", "docs", "unit", "--every", "0.2")
+    process = command(*words, fails="docs", sleeps="py311")
+    counts = "jobs: 1 passed, 1 failed, 1 left; running: unit 0:"
+    assert any(counts in line for line in iter(process.stdout.readline, ""))
+    process.send_signal(signal.SIGTERM)
+    process.wait(timeout=45)
+
+
 def test_the_table_has_the_processor_time_of_each_job(command):
     out, _ = command("--only", "lint", "unit", works="py311").communicate(timeout=60)
     rows = {line.split()[0]: line.split()[1:3] for line in out.splitlines() if "  0:0" in line}

@@ -36,9 +36,22 @@ def test_pictures_show_what_was_recorded(terminal):
 def test_a_line_that_was_written_over_is_the_last(terminal):
     recording = "Script started on x\n\x1b[2Kone\rtwo\r\n\x1b[1mb\x1b[0m\r\nScript done on x\n"
     assert terminal.read_lines(recording) == "two\n\x1b[1mb\x1b[0m"
-    drawn = terminal.draw_terminal("first\nEnd of it\nlast", "t", "End")
-    assert "first" in drawn
-    assert "last" not in _words_of(drawn)
+    drawn = terminal.draw_terminal("zero\nfirst\nEnd of it\nlast", "t", "fir", "End")
+    assert _words_of(drawn) == ["t", "first"]
+
+
+def test_the_picture_of_the_lab_begins_with_the_accounts(terminal):
+    """They are lines of the recording that follow each other, and no other line comes first."""
+    recording = (terminal.HERE / "recordings/lab-demo.ansi").read_text(encoding="utf-8")
+    recorded = re.sub(r"\x1b\[[0-9;]*m", "", terminal.read_lines(recording)).split()
+    (drawn,) = terminal.draw_all().values()
+    words = _words_of(drawn)
+    title = terminal.RECORDINGS["lab-demo.ansi"][1].split()
+    assert words[: len(title) + 4] == [*title, "Server", "hpc-demo", "on", "node"]
+    shown = words[len(title) :]
+    start = recorded.index("Server")
+    assert recorded[start : start + len(shown)] == shown
+    assert "The guest reports" in " ".join(shown)
 
 
 def test_pictures_of_the_readme_are_there():
