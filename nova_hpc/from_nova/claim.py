@@ -197,6 +197,22 @@ class ServerClaim:
         )
 
     @classmethod
+    def of_arrival(
+        cls, instance: objects.Instance, devices: Iterable[objects.PciDevice]
+    ) -> ServerClaim:
+        """Read the claim of *instance* on the destination of its live migration.
+
+        :param devices: those that it has claimed there.
+        """
+        move = instance.migration_context  # Nova makes one for a guest with NUMA cells
+        topology = instance.numa_topology if move is None else move.new_numa_topology
+        claim = _read_claim(
+            instance.flavor, instance.image_meta, instance.pci_requests, devices, topology
+        )
+        # libvirt binds network devices itself.
+        return attrs.evolve(claim, managed=claim.managed | frozenset(claim.ports))
+
+    @classmethod
     def of_move(cls, instance: objects.Instance, flavor: objects.Flavor) -> ServerClaim | None:
         """Read the claim of *instance* on its destination; None if it does not move."""
         move = instance.migration_context
@@ -215,7 +231,7 @@ def _read_claim(
     flavor: objects.Flavor,
     image: objects.ImageMeta,
     requests: objects.InstancePCIRequests | None,
-    devices: objects.PciDeviceList | None,
+    devices: Iterable[objects.PciDevice] | None,
     topology: objects.InstanceNUMATopology | None,
 ) -> ServerClaim:
     """Read a claim from Nova's objects.

@@ -50,6 +50,7 @@ _PARAMETERS: Final[dict[str, tuple[Callable[..., Any] | None, frozenset[str]]]] 
 #: Functions that the scheduler or a node calls and does not wrap, but relies on beyond their
 #: parameters.
 RELIED_ON: Final = (
+    "nova.compute.manager:ComputeManager._flavor_based_pci_claim",
     "nova.db.main.api:compute_node_update",
     "nova.objects.compute_node:ComputeNode._from_db_object",
     "nova.objects.instance_group:InstanceGroup.get_by_instance_uuid",
@@ -63,6 +64,7 @@ RELIED_ON: Final = (
     "nova.scheduler.host_manager:HostManager._get_host_states",
     "nova.virt.hardware:_numa_fit_instance_cell",
     "nova.virt.hardware:_pack_instance_onto_cores",
+    "nova.virt.libvirt.migration:_update_pci_dev_xml",
 )
 
 

@@ -1,17 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Servers with direct ports and no ``hpc:`` keys, migrated live between HPC nodes."""
+"""Servers that move live between HPC nodes: with direct ports, and with devices of their flavor."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
 from urllib import parse
 
+import pytest
 from lxml import etree
+from nova import exception
+from nova.tests.fixtures import libvirt as fakelibvirt
 
 from tests.functional import fixtures
+from tests.functional.driver_base import DriverTest
 from tests.functional.fixtures import Shape, Switch
 from tests.functional.ports_base import PortsTest
 
 SHAPE = Shape((Switch(gpus=1, pfs=1, vfs=2),))
+GPU = {"pci_passthrough:alias": "gpu:1"}
+TWO = {"pci_passthrough:alias": "gpu:2"}
+TOGETHER, APART = Shape((Switch(gpus=4),)), fixtures.two_switches(gpus=1)
 
 
 class LiveMigrationTest(PortsTest):
@@ -78,3 +88,281 @@ class LiveMigrationTest(PortsTest):
         for each in self.functions:
             (self.sysfs["beta"].devices / each / "vendor").write_text("0x1af4\n")
         self.assertIn("did not pass the check before it starts", self._refused())
+
+
+class AliasMigrationTest(DriverTest):
+    """Devices of the flavor that the operator has declared ``live_migratable``."""
+
+    CAST_AS_CALL = False
+    PCI_ALIAS: ClassVar = [
+        json.dumps({**each, "live_migratable": "yes"}) for each in fixtures.CLASS_ALIASES
+    ] + [json.dumps({"name": "fixed", "resource_class": fixtures.GPU_CLASS})]
+
+    def setUp(self) -> None:
+        super().setUp()
+        patch = fixtures.fixtures.MonkeyPatch
+        # Nova's fake libvirt is as old as Nova takes, and live_migratable wants a newer one.
+        for name in ("LIBVIRT", "QEMU"):
+            option = f"nova.virt.libvirt.driver.MIN_VFIO_PCI_VARIANT_{name}_VERSION"
+            self.useFixture(patch(option, (1, 0, 0)))
+        self.migrate = self._copy
+        self.useFixture(
+            patch(
+                "nova.tests.fixtures.libvirt.Domain.migrateToURI3",
+                lambda domain, destination, params, flags: self.migrate(
+                    domain, self.computes[parse.urlparse(destination).netloc], params
+                ),
+            )
+        )
+
+    @staticmethod
+    def _copy(domain: Any, there: Any, params: Mapping[str, str]) -> None:
+        """What libvirt and QEMU of both hosts do between them; the guest is gone here then."""
+        there.driver._host.get_connection().defineXML(params["destination_xml"]).create()
+        domain.complete_job()
+        domain.destroy()
+        domain.undefine()
+
+    @staticmethod
+    def _fail(domain: Any, there: Any, params: Mapping[str, str]) -> None:
+        domain.fail_job()
+
+    def place(self, name: str, shape: Shape, **options: object) -> None:
+        entries = [{**entry, "live_migratable": "yes"} for entry in shape.device_spec()]
+        self.host(name, shape, device_spec=entries, **options)
+
+    def alone(self, specs: Mapping[str, str], shape: Shape = TOGETHER, **more: Any) -> dict:
+        """A server on alpha, for which there is no other host yet."""
+        options = {"cpu_dedicated_set": "1-3,5-7"} if "hw:cpu_policy" in specs else {}
+        self.place("alpha", shape, **options)
+        return self.boot(self.make_flavor(specs, **more))
+
+    def moved(self, server: Mapping[str, Any]) -> None:
+        self._live_migrate(server, "completed")
+        self.assertEqual("beta", self.host_of(server))
+
+    def assert_held(self, host: str, *servers: Mapping[str, Any]) -> None:
+        """Nova's tracker, its records, Placement and the ledger agree about a host's devices."""
+        self.update(host)
+        uuids = {server["id"] for server in servers}
+        taken = {each for each, status in self.tracked(host).items() if status != "available"}
+        self.assertEqual(taken, {each for each in taken if self.tracked(host)[each] == "allocated"})
+        marked = self.ledger(host).marked
+        self.assertEqual(taken, set(marked))
+        self.assertEqual(uuids, set(marked.values()))
+        devices = [each for server in servers for each in self.devices_of(server)]
+        self.assertEqual(taken, {each.address for each in devices})
+        # Placement counts the functions of an adapter together.
+        providers = {
+            each.address if each.dev_type == "type-PCI" else each.parent_addr for each in devices
+        }
+        self.assertEqual(providers, self.used_in_placement(host))
+        self.assert_given_once()
+        self.assertEqual({}, self.stats_of(host).differs)
+
+    def used_in_placement(self, host: str) -> set[str]:
+        found = set()
+        for provider in self.placement.get("/resource_providers", version="1.14").body[
+            "resource_providers"
+        ]:
+            name, _, address = provider["name"].partition("_")
+            if name == host and address:
+                usages = self.placement.get(f"/resource_providers/{provider['uuid']}/usages")
+                if any(usages.body["usages"].values()):
+                    found.add(address.lower())
+        return found
+
+    def assert_in_guest(self, server: Mapping[str, Any]) -> None:
+        """The guest has Nova's devices, now and after its next start."""
+        devices = [each.address for each in self.devices_of(server)]
+        self.assertEqual(devices, self.domain_devices(server))
+        decision = self.decision(server)
+        self._reboot_server(server, hard=True)
+        self.assertEqual(devices, [each.address for each in self.devices_of(server)])
+        self.assertEqual(devices, self.domain_devices(server))
+        self.assertEqual(decision, self.decision(server))
+
+    def refused(self, server: Mapping[str, Any], text: str, others: Iterable[str] = ()) -> None:
+        """The server stays as it was, its user reads why, and nothing stays claimed."""
+        before = (self.devices_of(server), self.instance(server).system_metadata)
+        given = len(self.domains.given[server["id"]])
+        self.api.post_server_action(
+            server["id"], {"os-migrateLive": {"host": None, "block_migration": "auto"}}
+        )
+        self._wait_for_migration_status(server, ["error"])
+        self._wait_for_state_change(server, "ACTIVE")
+        self.assertEqual("alpha", self.host_of(server))
+        after = (self.devices_of(server), self.instance(server).system_metadata)
+        self.assertEqual(str(before), str(after))
+        self.assertEqual(given, len(self.domains.given[server["id"]]))
+        self.assert_held("alpha", server)
+        for each in self.computes.keys() - {"alpha"}:
+            self.assert_held(each)
+        newest = self.api.get_instance_actions(server["id"])[0]["request_id"]
+        events = self.api.get_instance_action_details(server["id"], newest)["events"]
+        told = [each["details"] for each in events if each["details"]]
+        self.assertTrue([each for each in told if text in each], told)
+
+    # -- where all is well ---------------------------------------------------------
+
+    def test_a_key_of_ours_takes_nothing_away(self) -> None:
+        """The server with an ``hpc:`` key moves as the one without."""
+        self.place("alpha", TOGETHER)
+        plain = self.boot(self.make_flavor(GPU))
+        ours = self.boot(self.make_flavor({**GPU, "hpc:affinity": "host"}))
+        self.place("beta", TOGETHER)
+        self.moved(plain)
+        self.assert_held("alpha", ours)
+        self.assert_held("beta", plain)
+        self.moved(ours)
+        self.assert_held("alpha")
+        self.assert_held("beta", plain, ours)
+        for each in (plain, ours):
+            self.assert_in_guest(each)
+        self.assertEqual("host", self.decision(ours).asked.word)
+
+    def test_several_devices_and_back(self) -> None:
+        server = self.alone({**TWO, "hpc:affinity": "switch"})
+        abi = self.instance(server).system_metadata["hpc_guest_abi"]
+        self.place("beta", TOGETHER)
+        for here, there in (("alpha", "beta"), ("beta", "alpha"), ("alpha", "beta")):
+            self._live_migrate(server, "completed")
+            self.assertEqual(there, self.host_of(server))
+            self.assert_held(here)
+            self.assert_held(there, server)
+            self.assertEqual("switch", self.decision(server).reached.word)
+        self.assertEqual(abi, self.instance(server).system_metadata["hpc_guest_abi"])
+        self.assert_in_guest(server)
+
+    def test_cells_and_groups(self) -> None:
+        """NUMA cells with CPUs of their own, and groups of a GPU and a function."""
+        shape = Shape(tuple(Switch(gpus=1, pfs=1, vfs=1, numa=numa) for numa in (0, 1)), cores=2)
+        specs = {
+            "pci_passthrough:alias": "gpu:2,vf:2",
+            "hw:numa_nodes": "2",
+            "hw:cpu_policy": "dedicated",
+            "hw:pci_numa_affinity_policy": "required",
+            "hpc:affinity": "switch",
+            "hpc:group": "gpu:1,vf:1",
+        }
+        server = self.alone(specs, shape, vcpu=2)
+        self.place("beta", shape, cpu_dedicated_set="1-3,5-7")
+        self.moved(server)
+        self.assert_held("alpha")
+        self.assert_held("beta", server)
+        requests = {each.request_id for each in self.instance(server).pci_requests.requests}
+        self.assertEqual(requests, {each.request_id for each in self.devices_of(server)})
+        (pinned,) = self.domain_of(server).findall("cputune/emulatorpin")
+        self.assertIn(pinned.get("cpuset"), ("0,4", "0", "4"))
+        self.assert_in_guest(server)
+
+    def test_preferred_may_become_worse(self) -> None:
+        server = self.alone({**TWO, "hpc:affinity": "switch", "hpc:affinity_policy": "preferred"})
+        self.place("beta", APART)
+        self.moved(server)
+        self.assert_held("beta", server)
+        self.assertNotEqual("switch", self.decision(server).reached.word)
+        self.assert_in_guest(server)
+
+    # -- refusals, with the reason -------------------------------------------------
+
+    def test_not_declared(self) -> None:
+        specs = {"pci_passthrough:alias": "fixed:1", "hpc:affinity": "host"}
+        server = self.alone(specs)
+        self.place("beta", TOGETHER)
+        self.refused(server, "has not declared them (and their aliases) live_migratable")
+
+    def test_a_tree(self) -> None:
+        self.flags(hw_machine_type=["x86_64=q35"], group="libvirt")
+        server = self.alone({**GPU, "hpc:affinity": "host", "hpc:guest_topology": "mirror"})
+        self.place("beta", TOGETHER)
+        self.refused(server, "it shows the places of its present devices")
+
+    def test_less_close_than_before(self) -> None:
+        server = self.alone({**TWO, "hpc:affinity": "host"})
+        self.place("beta", APART)
+        self.refused(server, "The server's devices share a switch, and those for its live")
+
+    def test_another_kind(self) -> None:
+        server = self.alone({**GPU, "hpc:affinity": "host"})
+        (device,) = self.devices_of(server)
+        device.product_id = "2330"  # a later one, of the same resource class
+        device.save()
+        self.place("beta", TOGETHER)
+        self.refused(server, "are not of the same kind as its own")
+
+    def test_ill_at_the_destination(self) -> None:
+        server = self.alone({**GPU, "hpc:affinity": "host"})
+        self.place("beta", Shape((Switch(gpus=1),)))
+        self.sysfs["beta"].bind("0000:40:00.0", "nvidia")
+        self.refused(server, "1 is in use by the host")
+
+    # -- steps that fail -----------------------------------------------------------
+
+    def _failing(self, specs: Mapping[str, str]) -> None:
+        server = self.alone({**specs, "hpc:affinity": "host"})
+        options = {"cpu_dedicated_set": "1-3,5-7"} if "hw:cpu_policy" in specs else {}
+        self.place("beta", TOGETHER, **options)
+        before = self.instance(server).system_metadata
+        driver = self.computes["beta"].driver
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(driver, "plug_vifs", self._raise)
+            self._live_migrate(server, "error")
+        self.assert_held("alpha", server)
+        self.assert_held("beta")
+        self.migrate = self._fail
+        self._live_migrate(server, "failed")
+        self.assert_held("alpha", server)
+        self.assert_held("beta")
+        self.assertEqual(before, self.instance(server).system_metadata)
+        self.migrate = self._copy
+        for domain in self.computes["alpha"].driver._host.get_connection()._vms.values():
+            domain._job_type = fakelibvirt.VIR_DOMAIN_JOB_NONE  # of the next job
+        self.moved(server)
+        self.assert_held("alpha")
+        self.assert_held("beta", server)
+
+    @staticmethod
+    def _raise(*arguments: Any, **keywords: Any) -> None:
+        raise exception.NovaException("the lights went out")
+
+    def test_failing_steps(self) -> None:
+        self._failing(GPU)
+
+    def test_failing_steps_with_cells(self) -> None:
+        policy = {"hw:pci_numa_affinity_policy": "preferred"}
+        self._failing({**GPU, **policy, "hw:cpu_policy": "dedicated"})
+
+    def test_libvirt_raises(self) -> None:
+        server = self.alone({**GPU, "hpc:affinity": "host"})
+        self.place("beta", TOGETHER)
+
+        def migrate(domain: Any, there: Any, params: Mapping[str, str]) -> None:
+            raise fakelibvirt.make_libvirtError(
+                fakelibvirt.libvirtError, "gone", error_code=fakelibvirt.VIR_ERR_INTERNAL_ERROR
+            )
+
+        self.migrate = migrate
+        self.api.post_server_action(
+            server["id"], {"os-migrateLive": {"host": None, "block_migration": "auto"}}
+        )
+        self._wait_for_migration_status(server, ["error", "failed"])
+        self._wait_for_server_parameter(server, {"OS-EXT-STS:task_state": None})
+        self.assert_held("alpha", server)
+        self.assert_held("beta")
+
+    def test_the_last_step_fails(self) -> None:
+        """The guest runs at the destination, so its devices there stay its own."""
+        server = self.alone({**GPU, "hpc:affinity": "host"})
+        self.place("beta", TOGETHER)
+        driver = self.computes["beta"].driver
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(driver, "_reattach_instance_vifs", self._raise)
+            self._live_migrate(server, "error", server_expected_state="ERROR")
+        self.assertEqual("beta", self.host_of(server))
+        self.update("alpha")
+        self.assertEqual({"available"}, set(self.tracked("alpha").values()))
+        self.assertEqual({}, self.ledger("alpha").marked)
+        (device,) = self.devices_of(server)
+        self.assertEqual({device.address: server["id"]}, self.ledger("beta").marked)
+        self.assertEqual("allocated", self.tracked("beta")[device.address])

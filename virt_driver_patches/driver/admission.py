@@ -14,6 +14,7 @@ import attrs
 import nova.conf
 from nova import context as nova_context
 from nova import objects
+from oslo_log import log as logging
 
 from nova_hpc.from_nova.claim import ServerClaim, instance_has_hpc_keys
 from nova_hpc.guest_tree import Abi
@@ -29,6 +30,7 @@ from virt_driver_patches.driver.reading import NodeReading
 from virt_driver_patches.errors import ClaimRefused
 
 CONF = nova.conf.CONF
+LOG = logging.getLogger(__name__)
 
 
 @attrs.frozen
@@ -112,6 +114,20 @@ class Admission:
             self.node.tenancy.keep(instance, claim, reading)
         if instance_has_hpc_keys(instance):
             guest_topology.check_restart(instance, self.node.source, self._limits())
+
+    def arrived(self, context: nova_context.RequestContext, instance: objects.Instance) -> None:
+        """Record the decision for a server that has moved here while it runs. Never raises.
+
+        Nova puts the new NUMA topology into the record only after this call.
+        """
+        try:
+            if instance.migration_context is not None:
+                instance.numa_topology = instance.migration_context.new_numa_topology
+            claim, reading = ServerClaim.of(instance), self.node.source.read()
+            decision = device_checks.check_claimed_flavor(context, instance, claim, reading)
+            _record_decision(instance, decision)
+        except Exception:
+            LOG.exception("The server has moved; its decision stays the former", instance=instance)
 
     def back(self, context: nova_context.RequestContext, instance: objects.Instance) -> None:
         """Check a server that got its former devices back, and record its former decision."""

@@ -1,57 +1,203 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Servers that arrive by live migration: checks of the devices that are claimed for their ports.
+"""Servers that move while they run: the checks of the source and of the destination.
 
-Nova claims them in ``check_can_live_migrate_destination`` (nova/compute/manager.py) from
-its pools, as of the last update, and then attaches them. This module applies the checks
-of a new server's devices. Refused devices are free again, and Nova tries
-another host, or reports that the server cannot be moved. It keeps running on the source.
+The destination's Nova claims devices in ``check_can_live_migrate_destination``
+(nova/compute/manager.py): those of the flavor from the scheduler's choice, those of ports from
+its pools, as of the last update. This module applies the checks of a new server's devices.
+Refused devices are free again, and Nova tries another host, or reports that the server cannot be
+moved. It keeps running on the source.
 
-The source refuses servers with ``hpc:`` keys and PCI devices.
+The guest keeps its hardware. So the new devices are of the same kind, in the same groups, and
+with ``required`` as close as the former ones; and a tree that shows their places is refused
+(:mod:`nova_hpc.from_nova.live_moves`).
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import attrs
 from nova import context as nova_context
 from nova import exception, objects
+from nova.objects import fields
 from oslo_log import log as logging
 
-from nova_hpc.from_nova.claim import ServerClaim
+from nova_hpc.from_nova import live_moves
+from nova_hpc.from_nova.claim import ServerClaim, instance_has_hpc_keys
+from nova_hpc.placement import live_pairs
 from nova_hpc.topology.model import normalise_address
+from nova_hpc.wire import decision as wire_decision
+from nova_hpc.wire.decision import Decision
+from nova_hpc_common.level import AffinityPolicy
 from virt_driver_patches.driver import device_checks
+from virt_driver_patches.driver.admission import Admission
 from virt_driver_patches.driver.node import HpcNode
+from virt_driver_patches.driver.reading import NodeReading
 from virt_driver_patches.errors import ClaimRefused, DeviceFault
 
 LOG = logging.getLogger(__name__)
 
 
+def check_departure(instance: objects.Instance, node: HpcNode) -> None:
+    """Refuse to move a server with ``hpc:`` keys that cannot move while it runs.
+
+    :raises ClaimRefused: with a text for the server's user.
+    """
+    if not instance_has_hpc_keys(instance) or not instance.pci_devices:
+        return
+    reason = live_moves.refusal_of(instance.flavor, instance.pci_requests)
+    claim = ServerClaim.of(instance)
+    if reason is None and claim.ports:
+        reason = live_moves.PORTS
+    if reason is not None:
+        raise ClaimRefused(reason)
+    groups = device_checks.claimed_groups_of(claim, node.source.lately())
+    if not live_pairs.is_in_order(claim.claimed, groups):
+        raise ClaimRefused(
+            "The server's groups of devices are mixed up in the order of their addresses, by which "
+            "Nova replaces them. Use a cold migration."
+        )
+
+
 def check_arriving_devices(
-    node: HpcNode, tracker: Any, context: nova_context.RequestContext, instance: objects.Instance
+    admission: Admission,
+    tracker: Any,
+    context: nova_context.RequestContext,
+    instance: objects.Instance,
+    migrate_data: Any,
 ) -> None:
     """Check the devices that *instance* has claimed on this node, and give them.
 
     :param tracker: Nova's resource tracker of the node.
+    :param migrate_data: Nova's data of the move; its pairs of devices are put in order.
     :raises nova.exception.MigrationPreCheckError: a device must not be given; all are free
         again.
     """
-    claimed = list(tracker.pci_tracker.claims.get(instance.uuid, ())) if tracker else []
+    # Nova's own list lacks those of the flavor if the server has ports, too.
+    claimed = [
+        device
+        for device in (tracker.pci_tracker.pci_devs if tracker else ())
+        if device.status == fields.PciDeviceStatus.CLAIMED and device.instance_uuid == instance.uuid
+    ]
     if not claimed:
         return
-    addresses = tuple(sorted(normalise_address(device.address) for device in claimed))
-    reading = node.source.read()
-    # Ignore its devices at the source: their addresses belong to another host.
-    claim = attrs.evolve(
-        ServerClaim.of(instance),
-        claimed={},
-        of_ports={"ports": addresses},
-        managed=frozenset(addresses),  # libvirt binds network devices itself
-    )
+    node, here = admission.node, claimed[0].compute_node_id
+    claim, reading = ServerClaim.of_arrival(instance, claimed), node.source.read()
     try:
-        device_checks.check_health(instance, claim, reading)
-        node.tenancy.give(instance, addresses, reading, addresses)
+        decision = admission.claim(context, instance, claim, reading)
+        if instance_has_hpc_keys(instance):
+            _check_level_kept(instance, decision)
+            pairs = _pairs_of(claim, reading, migrate_data.pci_dev_map_src_dst)
+            _check_kinds_kept(context, instance, claimed, pairs)
+            migrate_data.pci_dev_map_src_dst = pairs
+        name = next(name for name, each in tracker.compute_nodes.items() if each.id == here)
+        node.tenancy.give(instance, claim.addresses, reading, claim.ports, node=name)
     except (ClaimRefused, DeviceFault) as error:
         LOG.warning("The server cannot come here by live migration: %s", error, instance=instance)
         tracker.free_pci_device_claims_for_instance(context, instance)
         raise exception.MigrationPreCheckError(reason=str(error)) from error
+
+
+def free_left_claims(tracker: Any, host: str) -> None:
+    """Free devices that a failed live migration has left claimed on this node. Never raises.
+
+    Nova frees them only if the destination also has files or pinned CPUs to give back
+    (``_live_migration_cleanup_flags`` of nova/compute/manager.py), and its update keeps the
+    claims of each migration with the status error.
+
+    :param tracker: Nova's resource tracker of the node.
+    :param host: Nova's name of this service.
+    """
+    pci_tracker = getattr(tracker, "pci_tracker", None)
+    left: dict[str, list[objects.PciDevice]] = {}
+    for device in pci_tracker.pci_devs if pci_tracker else ():
+        if device.status == fields.PciDeviceStatus.CLAIMED:
+            left.setdefault(device.instance_uuid, []).append(device)
+    context = nova_context.get_admin_context(read_deleted="yes")
+    for uuid, devices in left.items():
+        try:
+            # Read after the devices: what a later move claims is not among them.
+            instance = objects.Instance.get_by_uuid(context, uuid, ["migration_context"])
+            if not _has_failed_to_come(context, instance, host):
+                continue
+            for device in devices:
+                tracker.unclaim_pci_devices(context, device, instance)
+                LOG.info("PCI device %s is free after a failed move", device.address)
+        except Exception:
+            LOG.exception("Devices claimed for server %s are left as they are", uuid)
+
+
+def _has_failed_to_come(
+    context: nova_context.RequestContext, instance: objects.Instance, host: str
+) -> bool:
+    """Whether a server that is elsewhere, and does not move, was to come here and did not."""
+    if (
+        instance.host == host
+        or instance.task_state is not None
+        or instance.migration_context is not None
+    ):
+        return False
+    moves = objects.MigrationList.get_by_filters(
+        context,
+        {
+            "instance_uuid": instance.uuid,
+            "migration_type": fields.MigrationType.LIVE_MIGRATION,
+            "status": ["error", "failed", "cancelled"],
+        },
+    )
+    return any(move.dest_compute == host for move in moves)
+
+
+def _check_level_kept(instance: objects.Instance, decision: Decision | None) -> None:
+    """Refuse devices that are less close than the server's present ones, if it requires a level.
+
+    :raises ClaimRefused: the level is worse.
+    """
+    before = wire_decision.read_decision(instance.system_metadata.get(wire_decision.KEY))
+    if decision is None or before is None or decision.policy is not AffinityPolicy.REQUIRED:
+        return
+    if decision.reached > before.reached:
+        raise ClaimRefused(
+            f"The server's devices share a {before.reached.word}, and those for its live "
+            f"migration only a {decision.reached.word}. Use a cold migration."
+        )
+
+
+def _check_kinds_kept(
+    context: nova_context.RequestContext,
+    instance: objects.Instance,
+    claimed: list[objects.PciDevice],
+    pairs: dict[str, str],
+) -> None:
+    """Refuse devices of other kinds than the server's: a running guest keeps its hardware.
+
+    :param pairs: former address -> new address.
+    :raises ClaimRefused: vendor or product of a device differs.
+    """
+    # Nova lists no devices that are only claimed: these are the former ones.
+    own = objects.PciDeviceList.get_by_instance_uuid(context, instance.uuid)
+    former, new_ones = (
+        {normalise_address(each.address): (each.vendor_id, each.product_id) for each in devices}
+        for devices in (own, claimed)
+    )
+    for old, new in pairs.items():
+        if former.get(normalise_address(old)) != new_ones[new]:
+            raise ClaimRefused(
+                "The devices for the server's live migration are not of the same kind as its own. "
+                "Use a cold migration."
+            )
+
+
+def _pairs_of(claim: ServerClaim, reading: NodeReading, pairs: dict[str, str]) -> dict[str, str]:
+    """Return Nova's *pairs* of former and new devices, by groups and in a safe order.
+
+    :raises ClaimRefused: there is no such order.
+    """
+    former = {
+        key: [old for old, new in pairs.items() if normalise_address(new) in addresses]
+        for key, addresses in claim.claimed.items()
+    }
+    try:
+        groups = device_checks.claimed_groups_of(claim, reading)
+        return live_pairs.pair_devices(former, claim.claimed, groups)
+    except live_pairs.PairsError as error:
+        raise ClaimRefused(f"{error} Use a cold migration.") from error

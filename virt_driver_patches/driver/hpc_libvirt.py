@@ -141,6 +141,8 @@ class HpcLibvirtDriver(LibvirtDriver):
 
     def get_available_resource(self, nodename: str) -> dict[str, Any]:
         """Return Nova's answer without the devices that must not be given."""
+        if self.hpc_node.active:
+            arrivals.free_left_claims(gate.manager_of(self.virtapi).rt, self.hpc_service)
         resources: dict[str, Any] = super().get_available_resource(nodename)
         self.hpc_node.report(resources, nodename)
         if self.hpc_node.active:
@@ -423,13 +425,9 @@ class HpcLibvirtDriver(LibvirtDriver):
     def check_can_live_migrate_source(
         self, context: RequestContext, instance: objects.Instance, *args: Any, **kwargs: Any
     ) -> Any:
-        """Refuse: the destination's devices cannot be checked before the move."""
-        if instance_has_hpc_keys(instance) and instance.pci_devices:
-            raise exception.MigrationPreCheckError(
-                reason="a server with hpc: keys in its flavor and PCI devices cannot be "
-                "live-migrated; use cold migration"
-            )
+        """Refuse a server that cannot move while it runs, with the reason."""
         try:
+            arrivals.check_departure(instance, self.hpc_node)
             self.hpc_segments.check_allowed(
                 "live-migration", instance, lambda: self._host.get_guest(instance)
             )
@@ -438,17 +436,44 @@ class HpcLibvirtDriver(LibvirtDriver):
         return super().check_can_live_migrate_source(context, instance, *args, **kwargs)
 
     def check_source_migrate_data_at_dest(
-        self, ctxt: RequestContext, instance: objects.Instance, *args: Any, **kwargs: Any
+        self,
+        ctxt: RequestContext,
+        instance: objects.Instance,
+        migrate_data: Any,
+        *args: Any,
+        **kwargs: Any,
     ) -> Any:
-        """Check the devices that the destination has claimed for the server's ports.
+        """Check the devices that the destination has claimed for the server.
 
         This is Nova's last check there, and the first at which the devices are claimed.
         """
         if self.hpc_node.active:
             arrivals.check_arriving_devices(
-                self.hpc_node, gate.manager_of(self.virtapi).rt, ctxt, instance
+                self.hpc_admission, gate.manager_of(self.virtapi).rt, ctxt, instance, migrate_data
             )
-        return super().check_source_migrate_data_at_dest(ctxt, instance, *args, **kwargs)
+        return super().check_source_migrate_data_at_dest(
+            ctxt, instance, migrate_data, *args, **kwargs
+        )
+
+    def post_claim_migrate_data(
+        self, context: RequestContext, instance: objects.Instance, migrate_data: Any, claim: Any
+    ) -> Any:
+        """Keep emulator threads off the vCPUs' CPUs on the destination, too."""
+        data = super().post_claim_migrate_data(context, instance, migrate_data, claim)
+        if instance_has_hpc_keys(instance) and "emulator_pins" in data.dst_numa_info:
+            cpus = self._hpc_housekeeping_cpus(instance.flavor, claim.claimed_numa_topology)
+            if cpus:
+                data.dst_numa_info.emulator_pins = set(cpus)
+        return data
+
+    def post_live_migration_at_destination(
+        self, context: RequestContext, instance: objects.Instance, *args: Any, **kwargs: Any
+    ) -> None:
+        """Write the server's records for this node; its guest runs here already."""
+        if instance_has_hpc_keys(instance):
+            self.hpc_admission.arrived(context, instance)
+            position.write_position_metadata(instance, self.hpc_node)
+        super().post_live_migration_at_destination(context, instance, *args, **kwargs)
 
     # -- the domain ---------------------------------------------------------------
 
@@ -482,17 +507,23 @@ class HpcLibvirtDriver(LibvirtDriver):
 
     def _hpc_keep_emulator_off(self, domain: GuestDomainXml, instance: objects.Instance) -> None:
         """Pin emulator threads to housekeeping CPUs of the guest's own NUMA nodes."""
-        if instance.numa_topology is None:
-            return
-        specs = instance.flavor.extra_specs
-        if specs.get("hw:emulator_threads_policy") or specs.get("hw:cpu_realtime"):
-            return  # the flavor itself places them
+        cpus = self._hpc_housekeeping_cpus(instance.flavor, instance.numa_topology)
+        emulator_threads.pin_emulator_threads(domain, cpus)
+
+    def _hpc_housekeeping_cpus(
+        self, flavor: objects.Flavor, topology: objects.InstanceNUMATopology | None
+    ) -> frozenset[int]:
+        """Return the CPUs for a guest's emulator threads; none if they stay as Nova pins them."""
+        specs = flavor.extra_specs
+        if topology is None or specs.get("hw:emulator_threads_policy"):
+            return frozenset()
+        if specs.get("hw:cpu_realtime"):
+            return frozenset()  # the flavor itself places them
         cells = self._host.get_capabilities().host.topology.cells
-        cpus = emulator_threads.choose_housekeeping_cpus(
+        return emulator_threads.choose_housekeeping_cpus(
             online=self._host.get_online_cpus(),
             dedicated=hardware.get_cpu_dedicated_set() or (),
             shared=hardware.get_cpu_shared_set() or (),
             cells={cell.id: {cpu.id for cpu in cell.cpus} for cell in cells},
-            nodes=[cell.id for cell in instance.numa_topology.cells],
+            nodes=[cell.id for cell in topology.cells],
         )
-        emulator_threads.pin_emulator_threads(domain, cpus)

@@ -115,15 +115,17 @@ class TenancySteps:
         addresses: Sequence[str],
         reading: NodeReading,
         ports: Collection[str],
+        node: str | None = None,
     ) -> None:
         """Prepare devices for a server, before its domain exists.
 
         :param ports: the *addresses* that belong to its ports.
+        :param node: Nova's name for this node, if the server is still on another.
         :raises ClaimRefused: other devices would work.
         :raises DeviceFault: the server must not get these devices.
         """
         if addresses:
-            tenant = self._tenant(instance, addresses, ports)
+            tenant = self._tenant(instance, addresses, ports, node)
             for step in self.steps:
                 self._ask(instance, step, step.before_start, tenant, reading)
 
@@ -137,7 +139,11 @@ class TenancySteps:
             self._ask(instance, step, step.before_restart, tenant, reading)
 
     def _tenant(
-        self, instance: objects.Instance, addresses: Sequence[str], ports: Collection[str]
+        self,
+        instance: objects.Instance,
+        addresses: Sequence[str],
+        ports: Collection[str],
+        node: str | None = None,
     ) -> DeviceTenant:
         asked = (instance.flavor.extra_specs or {}).get(flavor.NVLINK)
         return DeviceTenant(
@@ -145,7 +151,7 @@ class TenancySteps:
             devices=tuple(addresses),
             ports=frozenset(ports),
             linked=asked == Nvlink.REQUIRED.value,
-            owners=self.owners(instance.node),
+            owners=self.owners(node or instance.node),
         )
 
     def _ask(

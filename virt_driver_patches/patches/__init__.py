@@ -46,6 +46,7 @@ ALL: Final[tuple[Patch, ...]] = (
     moves.BIND,
     moves.RESIZE,
     moves.REBUILD,
+    moves.LIVE,
     moves.DROP,
     healing.HEAL,
     healing.OWNERS,
@@ -110,6 +111,7 @@ def install_all_wraps(
     tracker = getattr(manager, "rt", None)
     new_servers.serve_new_claims(tracker)
     moves.check_claims(tracker, check_move)
+    moves.serve_live_moves(manager)
     pci_devices.follow_pci_devices(tracker)
     same_host.count_resized_once(tracker)
     placement.install_placement_wraps(tracker, providers)

@@ -65,6 +65,14 @@ REBUILD: Final = Patch(
     why="As for resize_claim, of an evacuation.",
     until="drivers are asked about a claim when it is made",
 )
+LIVE: Final = Patch(
+    "nova.compute.manager:ComputeManager.check_can_live_migrate_destination",
+    parameters=("ctxt", "instance"),
+    lines={32: (9046, 9152), 33: (9213, 9319), 34: (8807, 8913)},
+    why="The claims of a live migration do not name the flavor for which NUMA nodes and devices "
+    "are claimed.",
+    until="numa_fit_instance_to_host is not wrapped any more",
+)
 DROP: Final = Patch(
     f"{_TRACKER}.drop_move_claim",
     parameters=("context", "instance", "nodename", "flavor"),
@@ -101,6 +109,7 @@ def _claim_chosen_devices(call: Call) -> None:
     flavor claims again without the binding.
     """
     given = call.given
+    _keep_requests_of_live_move(given)
     requests = _flavor_requests_of(given)
     if not requests:
         call()
@@ -119,9 +128,25 @@ def _claim_chosen_devices(call: Call) -> None:
         call()
 
 
+def _keep_requests_of_live_move(given: Mapping[str, Any]) -> None:
+    """Let a live migration keep the server's PCI requests, which the conductor has bound.
+
+    Nova makes new ones from the flavor, chooses the NUMA nodes by them, stores them with the
+    server, and claims the devices for the old ones: no device would belong to the server's
+    requests, and its next start would give it none.
+    """
+    own = given["instance"].pci_requests
+    if (
+        given["migration"].is_live_migration
+        and own is not None
+        and flavors.has_hpc_keys(given["flavor"].extra_specs or {})
+    ):
+        given["pci_requests"].requests = list(own.requests)
+
+
 def _flavor_requests_of(given: Mapping[str, Any]) -> list[objects.InstancePCIRequest]:
     """Return the requests with devices of the scheduler's choice: of the new flavor's aliases."""
-    # A live migration claims no devices here.
+    # A live migration claims its devices later.
     if not given["tracker"].pci_tracker or given["migration"].is_live_migration:
         return []
     return [
@@ -185,6 +210,20 @@ def _image_after_move(given: Mapping[str, Any]) -> objects.ImageMeta:
     if isinstance(image, dict) and image:
         return objects.ImageMeta.from_dict(image)
     return image or given["instance"].image_meta
+
+
+def serve_live_moves(manager: Any) -> None:
+    """Wrap the destination's check of a live migration, in which Nova claims.
+
+    :raises nova.exception.InvalidConfiguration: the method is not as expected.
+    """
+
+    def around(call: Call) -> Any:
+        instance = call.given["instance"]
+        with serve_flavor(instance.flavor, instance.image_meta):
+            return call()
+
+    wrap_method(manager, LIVE, around)
 
 
 def check_claims(tracker: Any, check: Check) -> None:

@@ -137,15 +137,28 @@ DRIVER: Final[tuple[MethodOverride, ...]] = (
         "nova.virt.libvirt.driver:LibvirtDriver.check_can_live_migrate_source",
         parameters=("context", "instance"),
         lines={32: (10708, 10795), 33: (10843, 10932), 34: (11027, 11116)},
-        why="Nobody could check the destination's devices before the move.",
+        why="A server that cannot move while it runs is refused with the reason.",
         ours=_DRIVER,
     ),
     MethodOverride(
         "nova.virt.libvirt.driver:LibvirtDriver.check_source_migrate_data_at_dest",
         parameters=("ctxt", "instance"),
         lines={32: (10548, 10604), 33: (10683, 10739), 34: (10867, 10923)},
-        why="The destination of a live migration has claimed devices for the ports; Nova looks "
-        "at them no more.",
+        why="The destination of a live migration has claimed devices; Nova looks at them no more.",
+        ours=_DRIVER,
+    ),
+    MethodOverride(
+        "nova.virt.libvirt.driver:LibvirtDriver.post_claim_migrate_data",
+        parameters=("context", "instance", "migrate_data", "claim"),
+        lines={32: (10606, 10609), 33: (10741, 10744), 34: (10925, 10928)},
+        why="Nova pins emulator threads to the CPUs of the guest's vCPUs.",
+        ours=_DRIVER,
+    ),
+    MethodOverride(
+        "nova.virt.libvirt.driver:LibvirtDriver.post_live_migration_at_destination",
+        parameters=("context", "instance"),
+        lines={32: (12096, 12117), 33: (12277, 12298), 34: (12467, 12488)},
+        why="The server's records follow it.",
         ours=_DRIVER,
     ),
     MethodOverride(

@@ -24,7 +24,14 @@ from oslo_config import cfg
 from oslo_log import log as logging
 from oslo_messaging.rpc.dispatcher import ExpectedException
 
-from nova_hpc.from_nova import hosts, placement_answer, server, shortage, withheld
+from nova_hpc.from_nova import (
+    hosts,
+    live_moves,
+    placement_answer,
+    server,
+    shortage,
+    withheld,
+)
 from nova_hpc.from_nova.full_collections import FULL_COLLECTIONS
 from nova_hpc.from_nova.gate import Call, Patch, wrap_method
 from nova_hpc.from_nova.log_throttle import LOG_THROTTLE, format_held_back
@@ -172,6 +179,9 @@ def _select_with_reason(call: Call) -> Any:
     try:
         if not _is_hpc_request(asked_spec):
             return call()
+        refusal = live_moves.refusal_of_request(call.given["context"], asked_spec)
+        if refusal is not None:
+            _raise_no_valid_host(refusal)
         with FULL_COLLECTIONS.put_off(), candidate_question.serve_question(asked_spec):
             return call()
     except ExpectedException as expected:
