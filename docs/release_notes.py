@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes the page of release notes from reno's files, without git.
 
-``release-0.1.0-UID.yaml`` is the note of 0.1.0; all other notes belong to the next release.
+``release-VERSION-UID.yaml`` is the note of a release; all other notes belong to the next release.
 """
 
 import re
@@ -12,11 +12,11 @@ import yaml
 
 #: reno's sections, in the order of the page.
 SECTIONS = {
-    "features": "What is new",
     "upgrade": "What an upgrade needs",
+    "features": "What is new",
     "security": "Security",
-    "issues": "Known limits",
     "fixes": "What was mended",
+    "issues": "Known limits",
     "deprecations": "What will go",
     "other": "Other",
 }

@@ -51,6 +51,7 @@ EXAMPLES: Final = {
     "simulate snapshot": "nova-hpc simulate snapshot cloud.json",
     "snapshot show": "nova-hpc snapshot show --format html",
     "status upgrade check": "nova-hpc status upgrade check",
+    "when": "nova-hpc when --flavor hpc.gpu8 --members 4 --level leaf",
 }
 
 

@@ -145,4 +145,16 @@ def register() -> list[base.ExtraSpecValidator]:
                 "enum": list(flavor.WORDS[flavor.SHARED_MEMORY_POLICY]),
             },
         ),
+        HpcExtraSpecValidator(
+            name=flavor.MOVABLE,
+            description=(
+                "Whether owners of servers agree that operators move them to make room for others "
+                "(``no`` is the default). The server's own metadata of this name outranks it."
+            ),
+            value={
+                "type": str,
+                "description": "The owner's consent.",
+                "enum": list(flavor.WORDS[flavor.MOVABLE]),
+            },
+        ),
     ]

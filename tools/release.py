@@ -2,12 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Build a release, check that it is complete, and test it beside Nova.
 
-    python tools/release.py build 0.1.0    all wheels and source archives, in dist/
+    python tools/release.py build 0.2.0    all wheels and source archives, in dist/
     python tools/release.py alone          install each wheel alone, and start it
     python tools/release.py try 34 33 32   install them in new environments beside Nova
 
-``build`` needs git, and the packages ``build`` and ``twine``; the others need pip and a package
-index. ``tox run -e release`` does both. The version is pbr's ``PBR_VERSION``: no tag is needed.
+``build`` needs git, the packages ``build`` and ``twine``, and those of the documentation; the
+others need pip and a package index. ``tox run -e release`` does both. The version is pbr's
+``PBR_VERSION``: no tag is needed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
@@ -33,7 +34,7 @@ from tools.wheels import Wheel, list_required_wheels, read_wheels  # noqa: E402
 #: Files that pbr omits from a source archive.
 LEFT_OUT: Final = {".gitignore"}
 #: Files in the folder of a package that its wheel does not contain.
-NOT_PACKED: Final = ("pyproject.toml", "README.rst")
+NOT_PACKED: Final = ("hatch_build.py", "pyproject.toml", "README.rst")
 #: Wheel -> the command that ``alone`` starts.
 ALONE: Final[Mapping[str, tuple[str, ...]]] = {
     "nova-hpc-guest": ("nova-hpc-guest", "--help"),
@@ -53,10 +54,10 @@ class ReleaseError(Exception):
 
 
 def list_expected_files(wheel: Wheel, tracked: Sequence[str], version: str) -> dict[str, str]:
-    """The files of the tree that a wheel must contain.
+    """The files of the tree, and the man pages, that a wheel must contain.
 
     :param tracked: the files of the repository.
-    :returns: name in the wheel -> name in the repository.
+    :returns: name in the wheel -> name in the tree.
     """
     expected = {
         f"{package}/{path.removeprefix(folder + '/')}": path
@@ -65,21 +66,27 @@ def list_expected_files(wheel: Wheel, tracked: Sequence[str], version: str) -> d
         if path.startswith(f"{folder}/")
         and path not in [f"{wheel.folder}/{name}" for name in NOT_PACKED]
     }
+    data = f"{wheel.file_stem}-{version}.data/data"
     if wheel.folder == ".":
-        data = f"{wheel.file_stem}-{version}.data/data/etc/nova-hpc/"
         expected |= {
-            data + path.removeprefix("etc/"): path for path in tracked if path.startswith("etc/")
+            f"{data}/etc/nova-hpc/{path.removeprefix('etc/')}": path
+            for path in tracked
+            if path.startswith("etc/")
         }
-    return expected
+    return expected | {
+        f"{data}/{target}": f"{wheel.folder}/{source}" for source, target in wheel.shared.items()
+    }
 
 
-def compare_wheel(contents: Mapping[str, bytes], expected: Mapping[str, str]) -> list[str]:
+def compare_wheel(
+    contents: Mapping[str, bytes], expected: Mapping[str, str], tree: Path
+) -> list[str]:
     """The files that a wheel lacks, or has with another content than the tree."""
     faults = []
     for name, source in sorted(expected.items()):
         if name not in contents:
             faults.append(f"{name} is missing")
-        elif contents[name] != (TOP / source).read_bytes():
+        elif contents[name] != (tree / source).read_bytes():
             faults.append(f"{name} is another file than {source}")
     return faults
 
@@ -129,6 +136,16 @@ def _run(
     return done.stdout
 
 
+def write_man_pages(wheels: Iterable[Wheel], version: str, tree: Path) -> None:
+    """Write the man pages into the folders of their wheels in a tree."""
+    with tempfile.TemporaryDirectory() as pages:
+        sphinx = (sys.executable, "-m", "sphinx", "-q", "-W", "-b", "man", "-D")
+        _run((*sphinx, f"version={version}", "docs/source", pages), cwd=tree)
+        for page in (tree / wheel.folder / source for wheel in wheels for source in wheel.shared):
+            page.parent.mkdir(exist_ok=True)
+            shutil.copyfile(Path(pages, page.name), page)
+
+
 def build_release(version: str, out: Path) -> list[Path]:
     """Build the files of a release, and compare them with the tree and each other."""
     wheels = read_wheels(TOP)
@@ -148,6 +165,7 @@ def build_release(version: str, out: Path) -> list[Path]:
         # A build writes files into the tree, which must not get into the next build.
         clone = Path(scratch, "clone")
         _run(("git", "clone", "-q", "--no-local", TOP, clone))
+        write_man_pages(wheels.values(), version, clone)
         for wheel in wheels.values():
             build = (sys.executable, "-m", "build")
             folder = clone / wheel.folder
@@ -158,7 +176,7 @@ def build_release(version: str, out: Path) -> list[Path]:
             )
             _run((*build, "--wheel", "-o", scratch, folder), environ)  # that of the tree
             contents = read_wheel(packed)
-            faults = compare_wheel(contents, list_expected_files(wheel, tracked, version))
+            faults = compare_wheel(contents, list_expected_files(wheel, tracked, version), clone)
             faults += [
                 f"{path}: the source archive makes another one than the tree"
                 for path in compare_wheels(contents, read_wheel(Path(scratch, packed.name)))

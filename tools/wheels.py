@@ -44,6 +44,8 @@ class Wheel(NamedTuple):
     extra_requirements: tuple[str, ...]
     #: None for the root, which takes its version from ``PBR_VERSION``.
     version: str | None
+    #: File, from the folder of the wheel -> its place below the prefix that pip installs into.
+    shared: dict[str, str]
 
     @property
     def file_stem(self) -> str:
@@ -147,6 +149,7 @@ def _read_root(top: Path) -> Wheel:
         tuple(line for line in lines if line and not line.startswith("#")),
         (),
         None,
+        {},
     )
 
 
@@ -168,6 +171,7 @@ def _read_project(top: Path, folder: str) -> Wheel:
         tuple(project["dependencies"]),
         tuple(text for extra in extras for text in extra),
         project["version"],
+        read["tool"]["hatch"]["build"]["targets"]["wheel"].get("shared-data", {}),
     )
 
 

@@ -31,6 +31,8 @@ FABRIC: Final = group_keys.FABRIC
 FABRIC_POLICY: Final = group_keys.FABRIC_POLICY
 SHARED_MEMORY: Final = group_keys.SHARED_MEMORY
 SHARED_MEMORY_POLICY: Final = group_keys.SHARED_MEMORY_POLICY
+MOVABLE: Final = "hpc:movable"
+YES: Final = "yes"
 
 #: Nova's own key, and the policy that Nova follows without it.
 NUMA_POLICY: Final = "hw:pci_numa_affinity_policy"
@@ -47,6 +49,7 @@ WORDS: Final[Mapping[str, tuple[str, ...]]] = {
     FABRIC: ("sub_domain", "nvlink_domain", "leaf", "block", "spine"),
     FABRIC_POLICY: tuple(policy.value for policy in AffinityPolicy),
     SHARED_MEMORY_POLICY: tuple(policy.value for policy in AffinityPolicy),
+    MOVABLE: (YES, "no"),
 }
 
 #: The shared memory is at most the server's memory divided by this number.
@@ -59,7 +62,7 @@ MAX_SIZES: Final = 8
 FABRIC_KEYS: Final = (FABRIC, FABRIC_POLICY)
 SHARED_MEMORY_KEYS: Final = (SHARED_MEMORY, SHARED_MEMORY_POLICY)
 #: Keys that a server without devices can have.
-_DEVICELESS: Final = (*FABRIC_KEYS, *SHARED_MEMORY_KEYS)
+_DEVICELESS: Final = (*FABRIC_KEYS, *SHARED_MEMORY_KEYS, MOVABLE)
 KEYS: Final = (AFFINITY, AFFINITY_POLICY, GROUP, NVLINK, GUEST_TOPOLOGY, *_DEVICELESS)
 
 
@@ -84,7 +87,8 @@ class SharedMemoryWish:
 def has_hpc_keys(extra_specs: Mapping[str, str]) -> bool:
     """Whether the flavor has keys for the arrangement of devices.
 
-    ``hpc:fabric`` and ``hpc:shared_memory`` do not count: a server without devices can have them.
+    ``hpc:fabric``, ``hpc:shared_memory`` and ``hpc:movable`` do not count: a server without devices
+    can have them.
     """
     return any(key.startswith(PREFIX) and key not in _DEVICELESS for key in extra_specs)
 

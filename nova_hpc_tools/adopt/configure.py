@@ -237,6 +237,7 @@ class NodeSetup:
         """Decide which devices this node will offer, and with which roles."""
         node, wishes, before = self.node, self.wishes, self.told.configured
         table = self.table()
+        nvlink_sets.check_nvlink_gpus(self.told.nvlink_gpus, node)
         sets = nvlink_sets.parse_nvlink_sets(wishes.nvlink_sets or self.told.nvlink_set)
         whole = frozenset(
             address

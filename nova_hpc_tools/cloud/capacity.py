@@ -85,14 +85,18 @@ def measure_flavor(cloud: Snapshot, flavor: Flavor) -> Capacity:
         raise SnapshotError(f"flavor {flavor.name}: {error}") from error
     chooser = Chooser(cloud.profile)
     rooms = (
-        _measure_node_capacity(node, flavor, request, chooser) for node in find_nodes(cloud, None)
+        measure_node_capacity(node, flavor, request, chooser) for node in find_nodes(cloud, None)
     )
     return Capacity(flavor, tuple(rooms), cloud.problems, request)
 
 
-def _measure_node_capacity(
+def measure_node_capacity(
     node: SnapshotNode, flavor: Flavor, request: Request, chooser: Chooser
 ) -> NodeCapacity:
+    """Count the servers that fit on one node.
+
+    :raises SnapshotError: the flavor takes no devices.
+    """
     fit = 0
     while True:
         answer = judge_node(node, flavor, request, chooser)

@@ -4,26 +4,32 @@
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any, Final
 
 import attrs
 
 from nova_hpc.cluster.plan.tree import natural_sort_key
 from nova_hpc.fabric.aggregates import read_aggregate_place
-from nova_hpc.fabric.model import FabricMap, FabricPlace
+from nova_hpc.fabric.model import FabricLevel, FabricMap, FabricPlace
 from nova_hpc_common.outside.name_lists import join_first
-from nova_hpc_tools.base import CommandAnswer, Count, ListCommand
+from nova_hpc_tools.base import CommandAnswer, CommandError, Count, ListCommand
 from nova_hpc_tools.cloud.capacity import Capacity, measure_capacity
 from nova_hpc_tools.cloud.cluster_capacity import AtLevel, count_clusters_by_level
 from nova_hpc_tools.cloud.explain_command import direct_ports
+from nova_hpc_tools.cloud.room import answers, end_times, moves
+from nova_hpc_tools.cloud.room.moves import RoomPlan
+from nova_hpc_tools.cloud.room.question import RoomQuestion
 from nova_hpc_tools.fabric import map_files
 from nova_hpc_tools.fabric.problems import FabricMapError
 from nova_hpc_tools.snapshot import Snapshot, SnapshotError, cloud_readers
 
 SCHEMA: Final = "nova-hpc/capacity"
+ROOM_SCHEMA: Final = "nova-hpc/make-room"
 VERSION: Final = 1
 _MISS: Final = 1
 _COLUMNS: Final = ("Host", "Node", "Fit", "Leaf", "Why not more")
@@ -60,6 +66,9 @@ class ShowCapacity(ListCommand):
     of hosts on the fabric come from Nova's aggregates (nova-hpc fabric sync), or from --map. The
     exit status is 0 if one more server (with --members: one more cluster) fits somewhere, 1 if not,
     and 2 if the question cannot be answered. Changes nothing.
+
+    With --make-room, the status is 0 if all servers fit already, and 1 if moves are needed or do
+    not help.
     """
 
     acts_with = ()
@@ -68,48 +77,34 @@ class ShowCapacity(ListCommand):
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Declare the options of the command on its argparse parser; return the parser."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
-        parser.add_argument(
-            "--flavor", required=True, metavar="FLAVOR", help="name or ID of a flavor"
-        )
+        add_question_arguments(parser)
         parser.add_argument(
             "--members", type=Count(1), metavar="N", help="also count whole clusters of N servers"
         )
         parser.add_argument(
-            "--image", metavar="IMAGE", help="name or ID of the image, whose properties count, too"
+            "--make-room",
+            action="store_true",
+            help="if they do not fit, show the fewest cold moves of other servers that make room",
         )
-        parser.add_argument(
-            "--port",
-            type=direct_ports,
-            action="append",
-            metavar="NETWORK[:COUNT]",
-            help="each server brings so many direct ports (default: 1) of this physical network; "
-            "may be repeated",
-        )
-        parser.add_argument(
-            "--map",
-            dest="fabric",
-            metavar="FILE",
-            help="the places of the hosts on the fabric (default: from Nova's aggregates)",
-        )
-        cloud_readers.add_snapshot_arguments(parser)
-        map_files.add_map_arguments(parser)
+        add_level_argument(parser)
+        add_cloud_arguments(parser)
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
         """Count the servers and clusters that still fit; status 0 if one more fits, 1 if not."""
         args = parsed_args
-        fabric = None if args.fabric is None else map_files.read_reported_map(args.fabric, args)
-        cloud = cloud_readers.obtain_snapshot(args.snapshot, args.config, args.image)
+        if args.level is not None and not args.make_room:
+            raise CommandError("--level needs --make-room: without it all levels are shown")
+        cloud, fabric, problems = read_cloud(args)
+        if args.make_room:
+            return _make_room(read_question(args, cloud, fabric), cloud, problems)
         capacity = measure_capacity(cloud, args.flavor, args.image, args.port or ())
-        problems: tuple[str, ...] = ()
-        if fabric is None:
-            fabric, problems = read_synced_map(cloud)
         report = _CapacityReport(
             capacity=capacity,
             fabric=fabric,
             members=args.members,
             levels=count_clusters_by_level(fabric, capacity.by_host, args.members or 1),
-            problems=(*capacity.problems, *problems),
+            problems=problems,
         )
         rows = [
             (
@@ -130,6 +125,98 @@ class ShowCapacity(ListCommand):
             show=lambda: _print_capacity_report(report),
             document=lambda: _dump_capacity_document(report),
         )
+
+
+def add_question_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options that describe one server."""
+    parser.add_argument("--flavor", required=True, metavar="FLAVOR", help="name or ID of a flavor")
+    parser.add_argument(
+        "--image", metavar="IMAGE", help="name or ID of the image, whose properties count, too"
+    )
+    parser.add_argument(
+        "--port",
+        type=direct_ports,
+        action="append",
+        metavar="NETWORK[:COUNT]",
+        help="each server brings so many direct ports (default: 1) of this physical network; "
+        "may be repeated",
+    )
+
+
+def add_level_argument(parser: argparse.ArgumentParser) -> None:
+    """Declare the option for the level that servers share."""
+    parser.add_argument(
+        "--level",
+        choices=[level.word for level in FabricLevel],
+        help="the servers have to be in one such domain (default: as the flavor requires)",
+    )
+
+
+def add_cloud_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options that choose the cloud and the fabric map."""
+    parser.add_argument(
+        "--map",
+        dest="fabric",
+        metavar="FILE",
+        help="the places of the hosts on the fabric (default: from Nova's aggregates)",
+    )
+    cloud_readers.add_snapshot_arguments(parser)
+    map_files.add_map_arguments(parser)
+
+
+def read_cloud(args: argparse.Namespace) -> tuple[Snapshot, FabricMap, tuple[str, ...]]:
+    """Read the chosen cloud and its fabric map; returns them with their problems.
+
+    :raises SnapshotError: the cloud cannot be read.
+    :raises nova_hpc_tools.fabric.problems.FabricMapError: the map cannot be read.
+    """
+    fabric = None if args.fabric is None else map_files.read_reported_map(args.fabric, args)
+    cloud = cloud_readers.obtain_snapshot(args.snapshot, args.config, args.image)
+    if fabric is not None:
+        return cloud, fabric, cloud.problems
+    fabric, problems = read_synced_map(cloud)
+    return cloud, fabric, (*cloud.problems, *problems)
+
+
+def read_question(args: argparse.Namespace, cloud: Snapshot, fabric: FabricMap) -> RoomQuestion:
+    """Build the request for room from the options.
+
+    :raises SnapshotError: no such server can be created, or no domain of the level is known.
+    """
+    return RoomQuestion.of(
+        cloud,
+        args.flavor,
+        fabric,
+        members=args.members or 1,
+        level=None if args.level is None else FabricLevel.from_word(args.level),
+        image=args.image,
+        ports=args.port or (),
+    )
+
+
+def _make_room(question: RoomQuestion, cloud: Snapshot, problems: Sequence[str]) -> CommandAnswer:
+    clock = end_times.find_clock_problem(
+        end_times.read_time_of_snapshot(cloud), datetime.datetime.now(datetime.UTC)
+    )
+    for problem in (*problems, *filter(None, [clock])):
+        print(f"nova-hpc capacity: warning: {problem}", file=sys.stderr)
+    answer = moves.find_room_moves(cloud, question)
+    fits = isinstance(answer, RoomPlan) and not answer.moves
+    document = {
+        "schema": ROOM_SCHEMA,
+        "version": VERSION,
+        **answers.describe_question(question),
+        "fits": fits,
+        **answers.describe_moves(answer),
+        "problems": list(problems),
+    }
+    return CommandAnswer(
+        answers.MOVE_COLUMNS,
+        answers.list_move_rows(answer),
+        status=0 if fits else _MISS,
+        show=lambda: answers.print_moves(question, answer),
+        document=lambda: json.dumps(document, indent=2) + "\n",
+    )
 
 
 def read_synced_map(cloud: Snapshot) -> tuple[FabricMap, tuple[str, ...]]:

@@ -23,7 +23,7 @@ from nova_hpc_common.level import AffinityPolicy
 from nova_hpc_tools import snapshot
 from nova_hpc_tools.cloud.explain import find_flavor, find_nodes, judge_node
 from nova_hpc_tools.cloud.explain.remedies import Chooser
-from nova_hpc_tools.snapshot import Flavor, Server, Snapshot, SnapshotError, SnapshotNode
+from nova_hpc_tools.snapshot import Flavor, Snapshot, SnapshotDevice, SnapshotError, SnapshotNode
 from nova_hpc_tools.snapshot.direct_ports import DirectPorts, merge_equal_ports
 
 #: The most verdicts of the engine in one search.
@@ -97,7 +97,7 @@ def plan_drain(cloud: Snapshot, host: str, movers: Iterable[DrainedServer]) -> D
         node.host: read_aggregate_place(node.host, node.aggregates.values()).place
         for node in cloud.hosts
     }
-    servers = {server.uuid: server for server in cloud.servers}
+    servers = {server.uuid for server in cloud.servers}
     wanted: list[_PlannedServer] = []
     free: list[Move] = []
     refusals: dict[str, str] = {}
@@ -107,9 +107,7 @@ def plan_drain(cloud: Snapshot, host: str, movers: Iterable[DrainedServer]) -> D
                 raise SnapshotError(mover.tied)
             domain, hosts = _find_allowed_hosts(mover, places, host)
             if mover.uuid in servers and has_hpc_keys(mover.extra_specs):
-                wanted.append(
-                    _build_planned_server(cloud, mover, servers[mover.uuid], domain, hosts)
-                )
+                wanted.append(_build_planned_server(cloud, mover, domain, hosts))
             else:
                 free.append(Move(mover.uuid, mover.name, None, domain=domain))
         except SnapshotError as error:
@@ -141,58 +139,79 @@ def plan_evacuation(cloud: Snapshot, host: str, movers: Iterable[DrainedServer])
     return DrainPlan(plan.moves, stay)
 
 
+@attrs.frozen
+class DomainRule:
+    """The domain that a server has, and whether ``hpc:fabric`` of its flavor lets it leave."""
+
+    #: None if the flavor has no ``hpc:fabric``.
+    level: FabricLevel | None = None
+    #: Level and name of the domain; None if unknown.
+    home: tuple[FabricLevel, str] | None = None
+    required: bool = False
+
+    @classmethod
+    def of(cls, extra_specs: Mapping[str, str], host: str, home: FabricPlace | None) -> DomainRule:
+        """Read the rule of a server's flavor.
+
+        :param host: the server's host, at the place *home*.
+        :raises SnapshotError: the server has to stay in a domain, and the domain is unknown.
+        """
+        word = extra_specs.get(FABRIC)
+        if word is None:
+            return cls()
+        policy = extra_specs.get(FABRIC_POLICY, AffinityPolicy.REQUIRED.value)
+        level = FabricLevel.from_word(word)
+        domain = None if home is None else home.enclosing(level)
+        rule = cls(level, domain, policy == AffinityPolicy.REQUIRED.value)
+        if rule.required and rule.home is None:
+            raise SnapshotError(
+                f"its flavor requests {FABRIC}={word}, and Nova has no {word} of {host}: write a "
+                "map into Nova with nova-hpc fabric sync"
+            )
+        return rule
+
+    @property
+    def domain(self) -> str:
+        """The domain for people, such as ``leaf l1``; "" if there is none."""
+        return f"{self.home[0].word} {self.home[1]}" if self.home else ""
+
+    def distance(self, place: FabricPlace) -> int | None:
+        """Return 0 for a host in the domain, 1 for one outside, None if the server may not go."""
+        if self.level is None or (self.home and place.enclosing(self.level) == self.home):
+            return 0
+        return None if self.required else 1
+
+
 def _find_allowed_hosts(
     mover: DrainedServer, places: Mapping[str, FabricPlace], host: str
 ) -> tuple[str, tuple[frozenset[str], ...]]:
     """The domain that the server stays in, and its hosts; then, if it may leave, all others."""
+    rule = DomainRule.of(mover.extra_specs, host, places.get(host))
     everywhere = frozenset(places) - {host} - mover.apart
-    word = mover.extra_specs.get(FABRIC)
-    if word is None:
-        return "", (everywhere,)
-    required = (
-        mover.extra_specs.get(FABRIC_POLICY, AffinityPolicy.REQUIRED.value)
-        == AffinityPolicy.REQUIRED.value
-    )
-    level = FabricLevel.from_word(word)
-    home = places[host].enclosing(level) if host in places else None
-    inside = frozenset(
-        name for name in everywhere if home and places[name].enclosing(level) == home
-    )
-    domain = f"{home[0].word} {home[1]}" if home else ""
-    if not required:
-        return domain, (inside, everywhere - inside)
-    if home is None:
-        raise SnapshotError(
-            f"its flavor requests {FABRIC}={word}, and Nova has no {word} of {host}: write a "
-            "map into Nova with nova-hpc fabric sync"
-        )
-    return domain, (inside,)
+    inside = frozenset(name for name in everywhere if rule.distance(places[name]) == 0)
+    if rule.level is None or rule.required:
+        return rule.domain, (inside,)
+    return rule.domain, (inside, everywhere - inside)
 
 
-def _build_planned_server(
+def read_server_needs(
     cloud: Snapshot,
-    mover: DrainedServer,
-    server: Server,
-    domain: str,
-    hosts: tuple[frozenset[str], ...],
-) -> _PlannedServer:
-    """The server in the engine's words.
+    name: str,
+    extra_specs: Mapping[str, str],
+    devices: Iterable[SnapshotDevice],
+) -> tuple[Flavor, Request]:
+    """Return a server's flavor with its direct ports, and its request to the engine.
 
+    :param name: of the flavor, with these extra specs when the server was created.
+    :param devices: the devices that it has, one for each function.
     :raises SnapshotError: it cannot be planned.
     """
-    flavor = find_flavor(cloud, mover.flavor)
-    if dict(flavor.extra_specs) != dict(mover.extra_specs):
+    flavor = find_flavor(cloud, name)
+    if dict(flavor.extra_specs) != dict(extra_specs):
         raise SnapshotError(
             f"its flavor {flavor.name} was changed since it was created, so its needs are "
             "unknown: resize it to an existing flavor"
         )
-    uses = [
-        device
-        for node in cloud.hosts
-        for device in node.devices
-        for use in device.used
-        if use.server == server.uuid
-    ]
     flavor = snapshot.flavor_with_ports(
         cloud,
         flavor,
@@ -203,15 +222,32 @@ def _build_planned_server(
                 trusted=device.ports.trusted,
                 remote=device.ports.remote,
             )
-            for device in uses
+            for device in devices
             if device.ports is not None
         ),
     )
     try:
-        request = snapshot.request_of_flavor(flavor, cloud.hosts)
+        return flavor, snapshot.request_of_flavor(flavor, cloud.hosts)
     except FlavorError as error:
         raise SnapshotError(f"flavor {flavor.name}: {error}") from error
-    return _PlannedServer(mover, flavor, request, len(uses), domain, hosts)
+
+
+def _build_planned_server(
+    cloud: Snapshot, mover: DrainedServer, domain: str, hosts: tuple[frozenset[str], ...]
+) -> _PlannedServer:
+    """The server in the engine's words.
+
+    :raises SnapshotError: it cannot be planned.
+    """
+    devices = [
+        device
+        for node in cloud.hosts
+        for device in node.devices
+        for use in device.used
+        if use.server == mover.uuid
+    ]
+    flavor, request = read_server_needs(cloud, mover.flavor, mover.extra_specs, devices)
+    return _PlannedServer(mover, flavor, request, len(devices), domain, hosts)
 
 
 class _DrainSearch:

@@ -40,6 +40,7 @@ from nova_hpc_tools.snapshot import (
     Snapshot,
     SnapshotAlias,
     SnapshotError,
+    SnapshotGroup,
     SnapshotNode,
     make_printable_text,
     mixed_aliases,
@@ -199,8 +200,35 @@ def take_cloud_snapshot(image: str | None = None) -> Snapshot:
         # The devices that were just read show the role of each alias.
         profile=CLOUD_PROFILES.current().profile,
         port_roles=tuple(CONF.hpc.port_roles),
+        groups=_read_binding_groups(context, manager.enabled_cells),
         problems=tuple(problems),
         complete=not unknown and all(cell.uuid in computes for cell in manager.enabled_cells),
+    )
+
+
+def _read_binding_groups(context: Any, cells: Iterable[Any]) -> tuple[SnapshotGroup, ...]:
+    """Read the server groups with hard policies, and the hosts of their servers."""
+    groups = [
+        group
+        for group in objects.InstanceGroupList.get_all(context)
+        if group.policy in ("affinity", "anti-affinity") and group.members
+    ]
+    uuids = sorted({uuid for group in groups for uuid in group.members})
+    hosts: dict[str, str] = {}
+    for cell in cells if uuids else ():
+        with nova_context.target_cell(context, cell) as cell_context:
+            found = objects.InstanceList.get_by_filters(
+                cell_context, {"uuid": uuids, "deleted": False}, expected_attrs=[]
+            )
+        hosts |= {instance.uuid: instance.host for instance in found if instance.host}
+    return tuple(
+        SnapshotGroup(
+            uuid=group.uuid,
+            policy=group.policy,
+            most=int(group.rules.get("max_server_per_host", 1)),
+            members={uuid: hosts[uuid] for uuid in group.members if uuid in hosts},
+        )
+        for group in sorted(groups, key=lambda group: str(group.uuid))
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 import attrs
 import nova.conf
 from nova import objects
+from nova.compute import vm_states
 from nova.objects import fields
 from nova.pci import stats as pci_stats
 from nova.scheduler import host_manager
@@ -34,6 +35,7 @@ from nova_hpc_tools.snapshot import (
     SnapshotNode,
     direct_ports,
     make_printable_text,
+    owner_words,
 )
 
 CONF = nova.conf.CONF
@@ -266,7 +268,7 @@ def _read_servers_with_devices(
     instances = objects.InstanceList.get_by_filters(
         context,
         {"uuid": sorted(owners), "deleted": False},
-        expected_attrs=["flavor", "system_metadata", "numa_topology"],
+        expected_attrs=["flavor", "metadata", "system_metadata", "numa_topology"],
     )
     servers_by_uuid = {
         instance.uuid: _read_snapshot_server(instance, state) for instance in instances
@@ -296,4 +298,21 @@ def _read_snapshot_server(instance: objects.Instance, state: host_manager.HostSt
             for cell in server.read_numa_cells(instance.numa_topology, claimed=True)
             if cell.host_node is not None
         ),
+        project=instance.project_id,
+        until=_owner_word_of(instance, owner_words.UNTIL),
+        movable=_owner_word_of(instance, owner_words.MOVABLE),
+        immobile=_why_immobile(instance),
     )
+
+
+def _owner_word_of(instance: objects.Instance, key: str) -> str | None:
+    text = instance.metadata.get(key)
+    return None if text is None else make_printable_text(text)
+
+
+def _why_immobile(instance: objects.Instance) -> str | None:
+    if instance.task_state:
+        return f"Nova is at it ({make_printable_text(instance.task_state)}): wait for it"
+    if instance.vm_state not in (vm_states.ACTIVE, vm_states.STOPPED):
+        return f"it is {instance.vm_state}, and Nova moves servers that are active or stopped"
+    return None

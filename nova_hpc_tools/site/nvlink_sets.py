@@ -102,6 +102,20 @@ def _parse_nvlink_set(number: int, text: str) -> NvlinkSet:
     return NvlinkSet(name, frozenset(addresses))
 
 
+def check_nvlink_gpus(gpus: Iterable[str], node: Node) -> None:
+    """Check that the node has every GPU of ``[hpc]nvlink_gpus``.
+
+    :raises NvlinkError: it lacks one, or a text is not an address.
+    """
+    for text in gpus:
+        try:
+            address = normalise_address(text)
+        except AddressError as error:
+            raise NvlinkError(f"[hpc]nvlink_gpus: {error}") from None
+        if node.function(address) is None:
+            raise NvlinkError(f"[hpc]nvlink_gpus: this node has no device {address}")
+
+
 def check_nvlink_sets(sets: Iterable[NvlinkSet], node: Node, roles: Roles) -> None:
     """Check that the node has the devices of every set, with one role, as whole devices.
 

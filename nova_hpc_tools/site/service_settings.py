@@ -194,6 +194,8 @@ class ServiceSettings:
     #: ``[hpc]nvlink_backend``: the manager of this node's NVSwitches.
     nvlink_backend: str
     configured: Configured
+    #: Addresses in ``[hpc]nvlink_gpus``.
+    nvlink_gpus: tuple[str, ...] = ()
     #: ``[hpc]device_role`` of files of others; () if they do not set it.
     other_roles: tuple[str, ...] = ()
     #: ``[hpc]offer_anyway``, in lower case.
@@ -269,6 +271,7 @@ def _read_settings_of_files(
         device_role=tuple(dict.fromkeys(other_roles or DEFAULT_ROLES)),
         nvlink_set=tuple(dict.fromkeys(all_of_it.hpc.nvlink_set)),
         nvlink_backend=all_of_it.hpc.nvlink_backend,
+        nvlink_gpus=tuple(all_of_it.hpc.nvlink_gpus.values()),
         configured=Configured(
             filters=_merge_list_option(theirs, our_options, "enabled_filters"),
             weighers=_merge_list_option(theirs, our_options, "weight_classes"),

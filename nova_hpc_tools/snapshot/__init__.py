@@ -204,6 +204,14 @@ class Server:
     #: The text of ``system_metadata['hpc_decision']``.
     decision: str | None = None
     cells: tuple[ServerCell, ...] = ()
+    #: Id of the project that owns it; None if unknown.
+    project: str | None = None
+    #: Its owner's metadata ``hpc:until`` and ``hpc:movable``, as they are; None without them. See
+    #: :mod:`nova_hpc_tools.snapshot.owner_words`.
+    until: str | None = None
+    movable: str | None = None
+    #: The reason why Nova does not move it now, as "it is paused"; None if it does, or is unknown.
+    immobile: str | None = None
 
     @property
     def decided(self) -> Decision | None:
@@ -211,6 +219,29 @@ class Server:
         it.
         """
         return read_decision(self.decision)
+
+
+@attrs.frozen
+class SnapshotGroup:
+    """A server group with a hard policy: ``affinity`` or ``anti-affinity``."""
+
+    uuid: str
+    policy: str
+    #: How many of its servers a host may have, by anti-affinity.
+    most: int = 1
+    #: UUID of a server that has a host -> the host, also of servers without devices.
+    members: Mapping[str, str] = attrs.field(factory=dict, converter=_sort_by_key, hash=False)
+
+
+@attrs.frozen
+class SnapshotLease:
+    """A lease of Blazar that ends servers at a known time."""
+
+    name: str
+    #: ISO 8601 with a time zone.
+    until: str
+    #: UUIDs of the servers that Blazar deletes at its end.
+    servers: tuple[str, ...] = ()
 
 
 @attrs.frozen
@@ -231,6 +262,9 @@ class Snapshot:
     servers: tuple[Server, ...] = ()
     #: The entries of ``[hpc]port_roles``.
     port_roles: tuple[str, ...] = ()
+    groups: tuple[SnapshotGroup, ...] = ()
+    #: Empty unless another program has added them: no reader of Blazar exists yet.
+    leases: tuple[SnapshotLease, ...] = ()
     #: All cells and Placement answered when it was taken. So it contains all hosts, and both Nova
     #: and Placement count its free devices as free. Not written to files.
     complete: bool = True
@@ -339,19 +373,20 @@ def take_from_node(
                 free=device.free - taken[device.provider],
                 used=device.used + (FunctionUse(device.address, server),) * taken[device.provider],
             )
+            if device.provider in taken
+            else device
             for device in node.devices
         ),
-        numa=_change_numa_amounts(
-            node.numa,
-            [
-                ServerCell(
-                    devices.cells[cell.id], cell.dedicated_cpus, cell.memory_kib, cell.page_kib
-                )
-                for cell in cells
-                if cell.id in devices.cells
-            ],
-            -1,
-        ),
+        numa=_change_numa_amounts(node.numa, cells_on_node(devices, cells), -1),
+    )
+
+
+def cells_on_node(devices: DeviceSet, cells: Iterable[WantedCell]) -> tuple[ServerCell, ...]:
+    """Return the shares of host NUMA nodes that a server with these devices gets."""
+    return tuple(
+        ServerCell(devices.cells[cell.id], cell.dedicated_cpus, cell.memory_kib, cell.page_kib)
+        for cell in cells
+        if cell.id in devices.cells
     )
 
 
@@ -365,7 +400,9 @@ def release_from_node(node: SnapshotNode, server: Server) -> SnapshotNode:
             use.server == server.uuid and not _is_ailing(node, device, use) for use in device.used
         )
         left = tuple(use for use in device.used if use.server != server.uuid)
-        devices.append(attrs.evolve(device, free=device.free + back, used=left))
+        if left != device.used:
+            device = attrs.evolve(device, free=device.free + back, used=left)
+        devices.append(device)
     return attrs.evolve(
         node,
         devices=tuple(devices),

@@ -39,12 +39,20 @@ _FIELDS: Final = {
     "weight": number_field(1, _MOST_KIB),
     "count": number_field(1, _MOST_DEVICES),
     "counts": number_field(1, _MOST_DEVICES),
+    "most": number_field(1, _MOST_DEVICES),
     "withheld_of": number_field(1, _MOST_DEVICES),
     "groups": number_field(1, _MOST_DEVICES),
     "extra_specs": ANY_TEXT,
     "aggregates": ANY_TEXT,
 }
-_SINGULAR: Final = {"aliases": "alias", "flavors": "flavor", "hosts": "host", "servers": "server"}
+_SINGULAR: Final = {
+    "aliases": "alias",
+    "flavors": "flavor",
+    "groups": "group",
+    "hosts": "host",
+    "leases": "lease",
+    "servers": "server",
+}
 #: Fields of a device in the document that the model has in the device's location.
 _PLACE: Final = tuple(field.name for field in attrs.fields(Location))
 
@@ -85,8 +93,8 @@ def load_cloud_snapshot(text: str) -> Snapshot:
     except WireError as error:
         raise SnapshotError(str(error)) from error
     body = {key: value for key, value in data.items() if key not in SNAPSHOT.head()}
-    if data[SNAPSHOT.key] < 3:
-        _add_withheld(body)
+    if data[SNAPSHOT.key] < 4:
+        _add_owner_words(body)
     try:
         snapshot = strict.structure_document(_CONVERTER, body, Snapshot, _SINGULAR)
     except WireError as error:
@@ -96,12 +104,15 @@ def load_cloud_snapshot(text: str) -> Snapshot:
     return snapshot
 
 
-def _add_withheld(body: dict[str, Any]) -> None:
-    """Add the field that version 2 did not have: the aliases that withheld devices would serve."""
-    hosts = body.get("hosts")
-    for host in hosts if isinstance(hosts, list) else ():
-        if isinstance(host, dict):
-            host.setdefault("withheld_of", {})
+def _add_owner_words(body: dict[str, Any]) -> None:
+    """Add the fields that version 3 did not have: owners' words, server groups and leases."""
+    body.setdefault("groups", [])
+    body.setdefault("leases", [])
+    servers = body.get("servers")
+    for server in servers if isinstance(servers, list) else ():
+        if isinstance(server, dict):
+            for key in ("project", "until", "movable", "immobile"):
+                server.setdefault(key, None)
 
 
 def _find_contradictions(snapshot: Snapshot) -> Iterator[str]:
@@ -117,6 +128,8 @@ def _find_contradictions(snapshot: Snapshot) -> Iterator[str]:
     )
     yield from _find_repeated_names("host ", (node.name for node in snapshot.hosts))
     yield from _find_repeated_names("server ", (server.uuid for server in snapshot.servers))
+    yield from _find_repeated_names("group ", (group.uuid for group in snapshot.groups))
+    yield from _find_repeated_names("lease ", (lease.name for lease in snapshot.leases))
     owners: dict[str, str] = {}
     servers = {server.uuid for server in snapshot.servers}
     for node in snapshot.hosts:

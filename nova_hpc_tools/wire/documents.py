@@ -31,9 +31,9 @@ SNAPSHOT: Final = WireDocument(
     lives="a file of the operator's",
     writer="nova_hpc_tools.snapshot.document:dump_cloud_snapshot",
     readers=("nova_hpc_tools.snapshot.document:load_cloud_snapshot",),
-    # 3: the number of devices that a node withholds and that would serve each alias.
-    version=3,
-    reads=(2, 3),
+    # 4: owners, end times, consents, server groups and leases.
+    version=4,
+    reads=(3, 4),
     schema="nova-hpc/snapshot",
     cure="take the snapshot again: nova-hpc simulate snapshot FILE",
 )

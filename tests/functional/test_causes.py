@@ -65,6 +65,22 @@ def _plain(text: str) -> str:
     return text if text.startswith("``") else re.sub(r"([*`_|\\])", r"\\\1", text)
 
 
+def test_page_has_all_causes() -> None:
+    """Each row of the docs has what user and ``explain`` read, as :data:`CAUSES` expects it.
+
+    Of the log a row has only the part that is the same in each cloud.
+    """
+    page = re.sub(r"\\(.)", r"\1", PAGE.read_text(encoding="utf-8"))
+    rows = re.findall(r"^   \* - (.*)\n     - (.*)\n     - .*\n     - (.*)$", page, re.MULTILINE)
+    said = {name: (user, explain) for name, user, explain in rows[1:]}
+    assert list(said) == [cause.name for cause in CAUSES]
+    for cause in CAUSES:
+        user, explain = said[cause.name]
+        assert (user.startswith(cause.user), explain.startswith(cause.explain)) == (True, True), (
+            cause.name
+        )
+
+
 class CausesTest(base.HpcServersTest):
     """One cloud: two hosts with GPUs, one of them in a zone of its own, and one without."""
 

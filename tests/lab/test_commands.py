@@ -67,6 +67,7 @@ READING = (
         "snapshot show --snapshot {folder}/cloud.json --format html", ("</html>",), configured=False
     ),
     Row("capacity --flavor {flavor} --members 2", ("4 more servers fit", "leaf")),
+    Row("when --flavor {flavor} --members 2", ("fits now",)),
     Row(
         "metrics cloud --flavor {flavor} --members 2",
         (

@@ -335,6 +335,22 @@ def test_a_bad_xml(configure, tmp_path, text):
     assert str(path) in err
 
 
+@pytest.mark.parametrize(
+    ("gpus", "says"),
+    [
+        ("1:0000:19:00.0,2:0000:bd:00.0", ""),
+        ("1:0000:19:00.0,2:0000:43:00.0", "[hpc]nvlink_gpus: this node has no device 0000:43:00.0"),
+        ("1:19:00.0", "[hpc]nvlink_gpus: '19:00.0' is not a PCI address"),
+    ],
+)
+def test_gpus_of_another_node(configure, synthetic, gpus, says):
+    text = f"[hpc]\nnvlink_backend = fabric-manager\nnvlink_gpus = {gpus}\n"
+    configure.nova_conf.write_text(configure.nova_conf.read_text() + text)
+    status, out, err = configure(root=synthetic("hgx-h100"))
+    assert (status, bool(out)) == ((2, False) if says else (0, True))
+    assert says in err
+
+
 def test_an_hgx_h100(configure, synthetic):
     status, out, err = configure(root=synthetic("hgx-h100"))
     assert (status, out) == (2, "")

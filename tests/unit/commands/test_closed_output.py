@@ -286,6 +286,7 @@ READS = {
     "doctor of a fleet": "doctor --fleet {}/n1.tar.xz {}/n2.tar.xz",
     "configure": "configure --root {}/machine",
     "capacity": "capacity --snapshot {}/cloud.json --flavor pair",
+    "when": "when --snapshot {}/cloud.json --flavor pair",
     "explain": "explain --snapshot {}/cloud.json --flavor pair",
     "explain a server": "explain --snapshot {}/cloud.json --server s1 -f yaml",
     "simulate": "simulate --nodes {}/nodes.csv --requests {}/requests.csv --jobs 1 --seeds 1 "

@@ -42,6 +42,7 @@ DEFAULTS: Final[Mapping[str, str]] = {
     flavor.FABRIC_POLICY: flavor.Fabric("leaf").policy.value,
     flavor.SHARED_MEMORY: "none",
     flavor.SHARED_MEMORY_POLICY: flavor.SharedMemoryWish(2).policy.value,
+    flavor.MOVABLE: "no",
 }
 _VALUES: Final[Mapping[str, str]] = {
     flavor.GROUP: "``name:count,name:count``",

@@ -40,6 +40,8 @@ def specs(**keys: str) -> dict[str, str]:
         ("hpc:nvlink", "preferred"),
         ("hpc:nvlink", "required"),
         ("hpc:guest_topology", "flat"),
+        ("hpc:movable", "yes"),
+        ("hpc:movable", "no"),
         ("hpc:guest_topology", "numa"),
         ("hpc:guest_topology", "mirror"),
         ("hpc:shared_memory", "2"),
@@ -70,6 +72,7 @@ def test_values_that_mean_something(key: str, value: str) -> None:
         ("hpc:affinity_policy", "", "must be one of required, preferred"),
         ("hpc:nvlink", "yes", "must be one of required, preferred, none"),
         ("hpc:guest_topology", "tree", "must be one of mirror, numa, flat"),
+        ("hpc:movable", "true", "must be one of yes, no"),
         ("hpc:affinty", "switch", "'hpc:affinty' is no known key; the hpc: keys are hpc:affinity"),
         ("hpc:", "switch", "'hpc:' is no known key"),
         ("hpc:group", "", "hpc:group is empty"),
@@ -104,6 +107,8 @@ def test_a_flavor_of_others() -> None:
     assert not flavor.has_hpc_keys({})
     assert not flavor.has_hpc_keys({"hw:cpu_policy": "dedicated", "xhpc:affinity": "numa"})
     assert flavor.has_hpc_keys({"hpc:affinty": "numa"})
+    # Nova alone schedules a server that has only this key.
+    assert not flavor.has_hpc_keys({"hpc:movable": "yes"})
 
 
 @pytest.mark.parametrize(

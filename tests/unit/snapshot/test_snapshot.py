@@ -140,7 +140,7 @@ def _set(path: str, value: Any) -> Any:
         ("profile.0.level", "rack", ["profile number 0", 'level is "rack", not one of']),
         ("profile.0.counts", {"gpu": 0}, ["profile number 0", "counts: gpu is 0"]),
         ("taken", None, ["taken is null, not a text"]),
-        ("version", 4, ["version 4", "newer", "update nova-hpc"]),
+        ("version", 5, ["version 5", "newer", "update nova-hpc"]),
         ("version", True, ["version true", "take the snapshot again"]),
         ("version", 0, ["version 0", "take the snapshot again"]),
         ("schema", "nova-hpc/inventory", ["no snapshot", "nova-hpc simulate snapshot"]),

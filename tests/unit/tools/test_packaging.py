@@ -17,6 +17,7 @@ from tools.wheels import (
 )
 
 TOP = Path(__file__).resolve().parents[3]
+CONF = TOP / "docs/source/conf.py"
 WHEELS = read_wheels()
 #: Of the cloud that the lab runs; whoever installs the core has them or does not need them.
 LAB_ONLY = {"glance", "keystone", "neutron", "openstack-placement", "waitress"}
@@ -54,6 +55,25 @@ def test_a_wheel_requires_the_wheels_that_it_imports(name):
     }
     requirements = (*wheel.requirements, *wheel.extra_requirements)
     assert imported <= {Requirement(text).name for text in requirements}
+
+
+def test_each_man_page_is_in_a_wheel():
+    """tools/release.py tests that the page is there."""
+    (pages,) = (
+        ast.literal_eval(node.value)
+        for node in ast.parse(re.sub(r"\[author\]", "[]", CONF.read_text())).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "man_pages"
+    )
+    shared = {place: name for wheel in WHEELS.values() for name, place in wheel.shared.items()}
+    names = [f"{name}.{section}" for _, name, _, _, section in pages]
+    assert shared == {f"share/man/man1/{name}": f"man/{name}" for name in names}
+
+
+def test_wheels_with_man_pages_have_the_same_hook():
+    folders = [TOP / wheel.folder for wheel in WHEELS.values() if wheel.shared]
+    hooks = {(folder / "hatch_build.py").read_text() for folder in folders}
+    assert len(folders) == 3
+    assert len(hooks) == 1
 
 
 def test_a_copy_for_the_guests_wheel_is_the_same():

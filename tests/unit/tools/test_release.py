@@ -36,7 +36,9 @@ def tracked():
 def test_each_package_and_each_sample_is_expected_in_the_wheel(release, tracked):
     guest = release.list_expected_files(WHEELS["nova-hpc-guest"], tracked, VERSION)
     assert guest["nova_hpc_guest/accept/published.json"]
-    assert not {"nova_hpc_guest/pyproject.toml", "nova_hpc_guest/README.rst"} & guest.keys()
+    assert not {f"nova_hpc_guest/{name}" for name in release.NOT_PACKED} & guest.keys()
+    page = f"nova_hpc_guest-{VERSION}.data/data/share/man/man1/nova-hpc-guest.1"
+    assert guest[page] == "nova_hpc_guest/man/nova-hpc-guest.1"
     expected = release.list_expected_files(WHEELS["nova-hpc"], tracked, VERSION)
     data = f"nova_hpc-{VERSION}.data/data/etc/nova-hpc"
     assert expected[f"{data}/metadefs/nova-hpc.json"] == "etc/metadefs/nova-hpc.json"
@@ -52,12 +54,12 @@ def test_each_package_and_each_sample_is_expected_in_the_wheel(release, tracked)
 def test_a_wheel_that_lacks_a_file_or_has_another_is_found(release):
     expected = {"a/__init__.py": "setup.py", "a/data.json": "setup.cfg"}
     whole = {name: (TOP / source).read_bytes() for name, source in expected.items()}
-    assert release.compare_wheel(whole, expected) == []
-    assert release.compare_wheel({**whole, "a/data.json": b""}, expected) == [
+    assert release.compare_wheel(whole, expected, TOP) == []
+    assert release.compare_wheel({**whole, "a/data.json": b""}, expected, TOP) == [
         "a/data.json is another file than setup.cfg"
     ]
     del whole["a/__init__.py"]
-    assert release.compare_wheel(whole, expected) == ["a/__init__.py is missing"]
+    assert release.compare_wheel(whole, expected, TOP) == ["a/__init__.py is missing"]
 
 
 def test_two_wheels_are_the_same_but_for_how_they_were_packed(release):

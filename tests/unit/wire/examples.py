@@ -205,6 +205,10 @@ SNAPSHOT: Final = Snapshot(
             extra_specs={"hpc:affinity": "switch"},
             decision=DECISION.dumps(),
             cells=(snapshot.ServerCell(0, 4, 4096, 2048), snapshot.ServerCell(1)),
+            project="5e0f0dd2a1c14d9b8a0a7b6c5d4e3f21",
+            until="2026-01-02T08:00Z",
+            movable="yes",
+            immobile="it is paused, and Nova moves servers that are active or stopped",
         ),
     ),
     profile=Profile(
@@ -215,6 +219,12 @@ SNAPSHOT: Final = Snapshot(
     ),
     problems=("Placement could not be asked",),
     port_roles=("rail:ib*",),
+    groups=(
+        snapshot.SnapshotGroup(
+            "7c7fd52e-7b62-4a84-b3a4-6e2c0e6ad001", "anti-affinity", 2, {SERVER: "node1"}
+        ),
+    ),
+    leases=(snapshot.SnapshotLease("atlas", "2026-01-03T08:00Z", (SERVER,)),),
 )
 
 LEDGER: Final = Ledger(
@@ -444,7 +454,7 @@ WRITERS: Final[dict[str, Callable[[], str]]] = {
     "unplug-mark/v1.json": UNPLUG.dumps,
     "guest-document/v1.json": lambda: GUEST[terms.DOCUMENT].decode("ascii"),
     "nccl-topology/v1.xml": lambda: GUEST[terms.NCCL].decode("ascii"),
-    "snapshot/v3.json": lambda: snapshot_document.dump_cloud_snapshot(SNAPSHOT),
+    "snapshot/v4.json": lambda: snapshot_document.dump_cloud_snapshot(SNAPSHOT),
     "ledger/v1.json": LEDGER.dumps,
     "inventory/v1.json": lambda: inventory.write_inventory(NODE),
     "capture-manifest/v1.json": lambda: capture.write_capture_note(REPLACED),

@@ -150,7 +150,7 @@ MEANING: dict[str, object] = {
 
 
 #: Documents of which this release does not write version 1.
-WRITTEN = {"guest-abi": 2, "snapshot": 3}
+WRITTEN = {"guest-abi": 2, "snapshot": 4}
 #: The versions after today's that are not the next one.
 LATER = {"guest-abi": 4, "cluster-label": 3, "cluster-wish": 3}
 
@@ -246,12 +246,13 @@ def test_texts_of_the_first_code_are_read() -> None:
     assert READERS["acceptance"](golden("acceptance/v1-first.json")) == MEANING["acceptance"]
     # Not a former one, and not one for every server.
     assert READERS["guest-abi"](golden("guest-abi/v3.json")) == examples.ABI_WITH_SEGMENT
-    node = attrs.evolve(examples.SNAPSHOT.hosts[0], withheld_of={})
-    assert READERS["snapshot"](golden("snapshot/v2.json")) == attrs.evolve(
-        examples.SNAPSHOT, hosts=(node,)
+    (server,) = examples.SNAPSHOT.servers
+    unknown = {"project": None, "until": None, "movable": None, "immobile": None}
+    assert READERS["snapshot"](golden("snapshot/v3.json")) == attrs.evolve(
+        examples.SNAPSHOT, servers=(attrs.evolve(server, **unknown),), groups=(), leases=()
     )
     with pytest.raises(UNKNOWN, match="take the snapshot again"):
-        READERS["snapshot"](golden("snapshot/v2.json").replace('"version": 2', '"version": 1'))
+        READERS["snapshot"](golden("snapshot/v3.json").replace('"version": 3', '"version": 2'))
     now = READERS["guest-document"](golden("guest-document/v1.json"))
     assert isinstance(now, guest.GuestDocument)
     # Of releases that did not say so: no place has got other hardware, and no device is watched

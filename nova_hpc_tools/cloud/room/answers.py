@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The answers of ``capacity --make-room`` and ``when``, for people and for programs."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from typing import Any, Final
+
+from nova_hpc.cluster.plan import GangPlan
+from nova_hpc_common.outside.name_lists import join_first
+from nova_hpc_common.outside.text import printable_text
+from nova_hpc_common.wire.planned_work import format_planned_time
+from nova_hpc_tools.cloud.room.earliest import RoomTime
+from nova_hpc_tools.cloud.room.moves import RoomMiss, RoomMove, RoomPlan
+from nova_hpc_tools.cloud.room.question import RoomQuestion
+
+MOVE_COLUMNS: Final = ("Server", "ID", "From", "To", "Level", "Takes", "Owner", "Agreed")
+_UNKNOWN: Final = "-"
+_CUT: Final = "The search was cut short: fewer moves may do."
+
+
+def list_move_rows(answer: RoomPlan | RoomMiss) -> list[tuple[object, ...]]:
+    """Return the moves as rows of MOVE_COLUMNS."""
+    return [
+        (
+            printable_text(move.server.name),
+            move.server.uuid,
+            move.server.host,
+            move.target,
+            _format_level(move),
+            _UNKNOWN,
+            move.server.project or _UNKNOWN,
+            "yes" if move.agreed else "ask",
+        )
+        for move in (answer.moves if isinstance(answer, RoomPlan) else ())
+    ]
+
+
+def _format_level(move: RoomMove) -> str:
+    changed = move.before not in ("", move.level)
+    level = f"{move.level} (was {move.before})" if changed else move.level
+    return f"{level}, {move.domain}" if move.domain else level
+
+
+def print_moves(question: RoomQuestion, answer: RoomPlan | RoomMiss) -> None:
+    """Print the moves that make room, or why none do."""
+    if isinstance(answer, RoomMiss):
+        if answer.proven:
+            print(f"no moves make room for {question.text}: {answer.reason}")
+        else:
+            print(f"no moves were found that make room for {question.text}: {answer.reason}")
+            print("The search was cut short: there may be some.")
+        return
+    if not answer.moves:
+        print(f"{question.text}: fits already{_format_place(answer.gang)}; no move is needed")
+        return
+    count = len(answer.moves)
+    print(
+        f"{count} move{' makes' if count == 1 else 's make'} room for {question.text}"
+        f"{_format_place(answer.gang)}"
+    )
+    print()
+    _print_table((MOVE_COLUMNS, *list_move_rows(answer)))
+    print()
+    if not answer.proven:
+        print(_CUT)
+    ask = sum(not move.agreed for move in answer.moves)
+    print(
+        "Nothing was changed. The moves are cold, in this order"
+        + (f"; the owners' consent is missing for {ask} of them." if ask else ".")
+    )
+
+
+def print_time(question: RoomQuestion, found: RoomTime, taken: datetime.datetime) -> None:
+    """Print the time from which on a request fits, and the servers that end until then."""
+    where = _format_place(found.gang)
+    if found.time is None:
+        print(f"{question.text}: fits now{where}")
+        return
+    print(
+        f"{question.text}: fits from {format_planned_time(found.time)} on, in "
+        f"{_format_wait(found.time - taken)}{where}"
+    )
+    print()
+    rows = (
+        (
+            *(printable_text(end.server.name), end.server.uuid, end.server.host),
+            *(format_planned_time(end.time), printable_text(end.source)),
+        )
+        for end in found.leaving
+    )
+    _print_table((("Server that ends", "ID", "Host", "Time", "Known from"), *rows))
+
+
+def describe_moves(answer: RoomPlan | RoomMiss) -> dict[str, Any]:
+    """Return the moves as a JSON object."""
+    if isinstance(answer, RoomMiss):
+        return {"moves": None, "proven": answer.proven, "reason": answer.reason}
+    return {
+        "moves": [
+            {
+                "server": move.server.uuid,
+                "name": move.server.name,
+                "project": move.server.project,
+                "from": move.server.host,
+                "to": move.target,
+                "level": move.level,
+                "level_before": move.before or None,
+                "domain": move.domain or None,
+                "seconds": None,
+                "agreed": move.agreed,
+            }
+            for move in answer.moves
+        ],
+        "proven": answer.proven,
+        "hosts": dict(answer.gang.hosts),
+    }
+
+
+def describe_time(found: RoomTime | None) -> dict[str, Any]:
+    """Return the time and the ends before it as a JSON object."""
+    if found is None:
+        return {"fits": False, "time": None}
+    return {
+        "fits": found.time is None,
+        "time": None if found.time is None else format_planned_time(found.time),
+        "hosts": dict(found.gang.hosts),
+        "ends": [
+            {
+                "server": end.server.uuid,
+                "name": end.server.name,
+                "host": end.server.host,
+                "time": format_planned_time(end.time),
+                "source": end.source,
+            }
+            for end in found.leaving
+        ],
+    }
+
+
+def describe_question(question: RoomQuestion) -> dict[str, Any]:
+    """Return the request as a JSON object."""
+    return {
+        "flavor": question.flavor.name,
+        "image": question.flavor.image,
+        "members": question.members,
+        "level": None if question.level is None else question.level.word,
+    }
+
+
+def _format_place(gang: GangPlan) -> str:
+    return f", on {join_first(list(gang.hosts), 5)}"
+
+
+def _format_wait(wait: datetime.timedelta) -> str:
+    hours, minutes = divmod(int(wait.total_seconds()) // 60, 60)
+    if hours >= 48:
+        return f"{hours // 24} days"
+    return f"{hours} hours" if hours else f"{minutes} minutes"
+
+
+def _print_table(rows: Sequence[Sequence[object]]) -> None:
+    wide = [max(len(str(cell)) for cell in column) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (str(cell).ljust(width) for cell, width in zip(row, wide, strict=True))
+        print("  ".join(cells).rstrip())

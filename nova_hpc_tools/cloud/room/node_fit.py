@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The number of servers that fit on a node, counted once for all nodes of equal content.
+
+A search asks for thousands of states of nodes. Most of them are alike: their devices are at equal
+addresses, and as many are free. The engine itself decides about each kind of state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from typing import Final
+
+import attrs
+
+from nova_hpc.placement.model import Request
+from nova_hpc_tools import snapshot
+from nova_hpc_tools.cloud import capacity
+from nova_hpc_tools.cloud.explain import judge_node
+from nova_hpc_tools.cloud.explain.remedies import Chooser
+from nova_hpc_tools.snapshot import Flavor, Server, SnapshotNode
+
+#: A number of devices that no node has.
+_MANY: Final = 1 << 30
+
+
+class NodeContents:
+    """Keys of nodes: equal for nodes that the engine judges alike.
+
+    The devices of a node stay at their places, so that part of its key is built once.
+    """
+
+    def __init__(self) -> None:
+        self._kinds: dict[Hashable, int] = {}
+        self._kind_of_node: dict[str, int] = {}
+
+    def key(self, node: SnapshotNode) -> Hashable:
+        """Return the key of a node in its present state."""
+        kind = self._kind_of_node.get(node.name)
+        if kind is None:
+            kind = self._kinds.setdefault(self._describe(node), len(self._kinds))
+            self._kind_of_node[node.name] = kind
+        return (
+            kind,
+            tuple([device.free for device in node.devices]),
+            tuple([(numa.dedicated_cpus, _sort_pages(numa.pages)) for numa in node.numa]),
+        )
+
+    def _describe(self, node: SnapshotNode) -> Hashable:
+        names = {device.provider: device.address for device in node.devices}
+        return (
+            node.out,
+            tuple(
+                (each.address, each.location, each.aliases, each.role, each.unit, each.ports)
+                for each in node.devices
+            ),
+            tuple((numa.id, numa.socket) for numa in node.numa),
+            frozenset(frozenset(names[each] for each in members) for members in node.nvlink),
+        )
+
+
+def _sort_pages(pages: object) -> Hashable:
+    return tuple(sorted(pages.items())) if isinstance(pages, dict) else None
+
+
+@attrs.define
+class FitCounter:
+    """Counts the servers of one flavor that fit on nodes."""
+
+    flavor: Flavor
+    request: Request
+    chooser: Chooser
+    contents: NodeContents
+    _counts: dict[Hashable, int] = attrs.field(factory=dict, init=False)
+    _accepted: dict[Hashable, bool] = attrs.field(factory=dict, init=False)
+
+    def count(self, node: SnapshotNode) -> int:
+        """Count the servers that fit on a node."""
+        if node.out is not None or not self.bound(node):
+            return 0
+        key = self.contents.key(node)
+        if key not in self._counts:
+            self._counts[key] = capacity.measure_node_capacity(
+                node, self.flavor, self.request, self.chooser
+            ).fit
+        return self._counts[key]
+
+    def accepts(self, node: SnapshotNode) -> bool:
+        """Whether one server fits on a node."""
+        if node.out is not None or not self.bound(node):
+            return False
+        key = self.contents.key(node)
+        if key not in self._accepted:
+            verdict = judge_node(node, self.flavor, self.request, self.chooser)
+            self._accepted[key] = verdict.choice is not None
+        return self._accepted[key]
+
+    def bound(self, node: SnapshotNode, leaving: Iterable[str] = ()) -> int:
+        """Return a number of servers that are not exceeded, by the free devices alone.
+
+        :param leaving: UUIDs of servers on the node whose devices count as free.
+        """
+        free, used = self.count_wanted_devices(node)
+        freed = [free, *(used[uuid] for uuid in leaving)]
+        return self.bound_by(map(sum, zip(*freed, strict=True)))
+
+    def bound_by(self, free: Iterable[int]) -> int:
+        """Return the bound for these numbers of free devices, one for each want."""
+        wants = self.flavor.wants
+        return min(
+            (number // want.count for number, want in zip(free, wants, strict=True)), default=_MANY
+        )
+
+    def count_wanted_devices(self, node: SnapshotNode) -> tuple[list[int], dict[str, list[int]]]:
+        """Count the devices that serve each want: the free ones, and those of each server."""
+        wants = self.flavor.wants
+        free = [0] * len(wants)
+        used: dict[str, list[int]] = {}
+        for device in node.devices:
+            serves = [want.alias in device.aliases for want in wants]
+            if device.ports is not None:
+                serves = [False] * len(wants)
+            for use in device.used:
+                counts = used.setdefault(use.server, [0] * len(wants))
+                for number, one in enumerate(serves):
+                    counts[number] += one
+            for number, one in enumerate(serves):
+                free[number] += device.free if one else 0
+        return free, used
+
+
+def release_servers(node: SnapshotNode, servers: Iterable[Server]) -> SnapshotNode:
+    """Return a copy of the node after these servers left it."""
+    for server in servers:
+        node = snapshot.release_from_node(node, server)
+    return node

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``nova-hpc when``: the earliest time at which servers fit, or the moves that make room."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import sys
+from typing import Final
+
+from nova_hpc_tools.base import CommandAnswer, Count, ListCommand
+from nova_hpc_tools.cloud import capacity_command
+from nova_hpc_tools.cloud.room import answers, earliest, end_times, moves
+from nova_hpc_tools.cloud.room.earliest import RoomTime
+from nova_hpc_tools.cloud.room.end_times import EndTimes
+from nova_hpc_tools.cloud.room.moves import RoomMiss, RoomPlan
+from nova_hpc_tools.cloud.room.question import RoomQuestion
+from nova_hpc_tools.fabric.problems import FabricMapError
+from nova_hpc_tools.snapshot import SnapshotError
+
+SCHEMA: Final = "nova-hpc/when"
+VERSION: Final = 1
+_NO_TIME: Final = 1
+
+
+class ShowWhen(ListCommand):
+    """Show the earliest time at which servers of a flavor fit.
+
+    Known are the times in the metadata hpc:until of servers, which their owners set, and leases in
+    a snapshot. A time without a time zone, or in the past, is unknown, and a warning names the
+    server. If the known times are not enough, the fewest moves are shown that make room. The exit
+    status is 0 if the servers fit now or at a known time, 1 if not, and 2 if the question cannot be
+    answered. Changes nothing.
+    """
+
+    acts_with = ()
+    errors = (SnapshotError, FabricMapError)
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Declare the options of the command on its argparse parser; return the parser."""
+        parser: argparse.ArgumentParser = super().get_parser(prog_name)
+        capacity_command.add_question_arguments(parser)
+        parser.add_argument(
+            "--members",
+            type=Count(1),
+            default=1,
+            metavar="N",
+            help="so many servers at the same time, default: %(default)s",
+        )
+        capacity_command.add_level_argument(parser)
+        capacity_command.add_cloud_arguments(parser)
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
+        """Find the earliest time, or the moves; status 0 if a time is known."""
+        cloud, fabric, problems = capacity_command.read_cloud(parsed_args)
+        question = capacity_command.read_question(parsed_args, cloud, fabric)
+        taken = end_times.read_time_of_snapshot(cloud)
+        known = end_times.read_end_times(cloud)
+        clock = end_times.find_clock_problem(taken, datetime.datetime.now(datetime.UTC))
+        for problem in (*problems, *known.problems, *filter(None, [clock])):
+            print(f"nova-hpc when: warning: {problem}", file=sys.stderr)
+        found = earliest.find_earliest_time(cloud, question, known.ends)
+        plan = None if found is not None else moves.find_room_moves(cloud, question)
+        return CommandAnswer(
+            answers.MOVE_COLUMNS,
+            [] if plan is None else answers.list_move_rows(plan),
+            status=0 if found is not None else _NO_TIME,
+            show=lambda: _print_answer(question, found, plan, known, taken),
+            document=lambda: _dump_document(question, found, plan, known),
+        )
+
+
+def _print_answer(
+    question: RoomQuestion,
+    found: RoomTime | None,
+    plan: RoomPlan | RoomMiss | None,
+    known: EndTimes,
+    taken: datetime.datetime,
+) -> None:
+    if found is not None:
+        answers.print_time(question, found, taken)
+    if plan is None:
+        return
+    if known.ends:
+        print(f"{question.text}: does not fit after the {len(known.ends)} known ends of servers")
+    else:
+        print(f"{question.text}: no end time is known")
+    answers.print_moves(question, plan)
+
+
+def _dump_document(
+    question: RoomQuestion,
+    found: RoomTime | None,
+    plan: RoomPlan | RoomMiss | None,
+    known: EndTimes,
+) -> str:
+    document = {
+        "schema": SCHEMA,
+        "version": VERSION,
+        **answers.describe_question(question),
+        **answers.describe_time(found),
+        "known_ends": len(known.ends),
+        "make_room": None if plan is None else answers.describe_moves(plan),
+        "problems": list(known.problems),
+    }
+    return json.dumps(document, indent=2) + "\n"
