@@ -13,6 +13,8 @@ ELSEWHERE = {"hpc cluster create", "lab up", "lab ssh", "lab down", "lab demo"}
 ELSEWHERE |= {"requirements suite"}
 #: It says what is in the code, wherever it runs: tests/unit/doctor/test_advice.py.
 ELSEWHERE |= {"help check"}
+#: The refusal of unknown words and the script of a shell: tests/unit/commands/test_completion.py.
+ELSEWHERE |= {"hpc", "hpc complete"}
 #: Beside a real subnet manager, in tests/fabric/test_agent.py; and what needs its files, or
 #: adapters of InfiniBand, which no lab has: over files in a folder, in
 #: tests/unit/fabric/test_ports_command.py and tests/unit/metrics/test_fabric_metrics.py.
