@@ -12,6 +12,7 @@ from cliff.complete import CompleteCommand
 from osc_lib.command import command
 
 from nova_hpc_common.output.printing import InertOutput
+from nova_hpc_common.output.standard_streams import HeardOutput
 from nova_hpc_common.outside.text import printable_text
 from nova_hpc_guest.completion import format_completion, list_option_words
 
@@ -19,7 +20,7 @@ _FIRST: Final = "hpc "
 _USAGE: Final = 2
 
 
-class RefuseWords(InertOutput, command.Command):
+class RefuseWords(InertOutput, HeardOutput, command.Command):
     """Name the commands of openstack hpc; refuse words that are none.
 
     Example: openstack hpc cluster list
@@ -52,7 +53,7 @@ class RefuseWords(InertOutput, command.Command):
         return sorted(name.removeprefix(_FIRST) for name in names if name.startswith(_FIRST))
 
 
-class PrintClientCompletion(CompleteCommand):
+class PrintClientCompletion(HeardOutput, CompleteCommand):
     """Print the script with which bash and zsh complete all commands of openstack.
 
     Both read it with source <(openstack hpc complete), and need no package for it.
