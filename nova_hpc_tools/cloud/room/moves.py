@@ -15,6 +15,7 @@ from __future__ import annotations
 import collections
 import itertools
 import math
+import time
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -34,8 +35,10 @@ from nova_hpc_tools.snapshot import Server, Snapshot, SnapshotNode, owner_words
 
 #: The most moves that are examined for one number of moves, for one node; the least for all.
 #: A move of a large cloud takes longer.
-_TRIES: Final = 40_000
+_TRIES: Final = 4_000
 _LEAST_TRIES: Final = 300
+#: Seconds after which a search is cut short: a few servers can go around among full hosts forever.
+_SECONDS: Final = 15.0
 #: For so many numbers of moves a search may be cut short.
 _CUTS: Final = 4
 #: The most choices of leaving servers of one node that are judged one by one.
@@ -111,12 +114,17 @@ class _TooManyTriesError(Exception):
     pass
 
 
-def find_room_moves(cloud: Snapshot, question: RoomQuestion) -> RoomPlan | RoomMiss:
-    """Find the fewest moves that make room; a plan without moves if there is room already."""
-    answer = _RoomSearch(cloud, question).find()
+def find_room_moves(
+    cloud: Snapshot, question: RoomQuestion, seconds: float = _SECONDS
+) -> RoomPlan | RoomMiss:
+    """Find the fewest moves that make room; a plan without moves if there is room already.
+
+    :param seconds: limit of each of two searches, whose answer is then not proven.
+    """
+    answer = _RoomSearch(cloud, question, seconds).find()
     if isinstance(answer, RoomMiss) and not answer.proven:
         # Servers that have a place already leave few ways, so that longer plans are found, too.
-        simple = _RoomSearch(cloud, question, direct=True).find()
+        simple = _RoomSearch(cloud, question, seconds, direct=True).find()
         if isinstance(simple, RoomPlan):
             return attrs.evolve(simple, proven=False)
     return answer
@@ -125,12 +133,16 @@ def find_room_moves(cloud: Snapshot, question: RoomQuestion) -> RoomPlan | RoomM
 class _RoomSearch:
     """A depth-first search with a growing number of moves."""
 
-    def __init__(self, cloud: Snapshot, question: RoomQuestion, direct: bool = False) -> None:
+    def __init__(
+        self, cloud: Snapshot, question: RoomQuestion, seconds: float, direct: bool = False
+    ) -> None:
         """Prepare a search.
 
+        :param seconds: its limit.
         :param direct: only servers may move that have a place elsewhere before the first move.
         """
         self._direct = direct
+        self._until = time.monotonic() + seconds
         self._start = _RoomState({}, {}, {})
         chooser, contents = Chooser(cloud.profile), NodeContents()
         self._chooser = chooser
@@ -179,7 +191,8 @@ class _RoomSearch:
                 return RoomPlan(moves, self._plan_gang(end), proven=not cuts)
             # One move more has reached no further state, so no number of moves does.
             closed = not self._deeper or len(self._reached) == reached
-            if (closed and not self._pruned) or cuts == _CUTS:
+            late = time.monotonic() > self._until
+            if (closed and not self._pruned) or cuts == _CUTS or (cuts and late):
                 return RoomMiss(self._explain_miss(), proven=not cuts)
             reached = -1 if self._pruned else len(self._reached)
             # More moves leave more ways, so one of them may be found at once.
@@ -328,7 +341,7 @@ class _RoomSearch:
 
     def _count_try(self) -> None:
         self._tries += 1
-        if self._tries > self._most_tries:
+        if self._tries > self._most_tries or time.monotonic() > self._until:
             raise _TooManyTriesError
 
     def _move(
