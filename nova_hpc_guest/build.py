@@ -142,11 +142,13 @@ def single_file(accept: bool = True) -> bytes:
 
 
 def drop_comments(text: str) -> str:
-    """Remove the lines of a module's comments and docstrings; its first line stays."""
+    """Remove comments, docstrings and blank lines of a module; its first line stays."""
     lines: list[str | None] = list(text.splitlines())
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         number, column = token.start
-        if token.type == tokenize.COMMENT and number > 1 and not token.line[:column].strip():
+        comment = token.type == tokenize.COMMENT and number > 1
+        # A blank line within a string is no token.
+        if (comment or token.type == tokenize.NL) and not token.line[:column].strip():
             lines[number - 1] = None
     for node in ast.walk(ast.parse(text)):
         if not isinstance(node, _DOCUMENTED) or ast.get_docstring(node, clean=False) is None:

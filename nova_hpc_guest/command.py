@@ -312,7 +312,10 @@ def build_parser() -> tuple[
     )
     accepter = _add_accept(commands, common)
     sharer = _add_gpu(commands, common)
-    _add_completion(commands, parser)
+    with contextlib.suppress(ImportError):  # not in user data
+        from .completion import add_completion
+
+        add_completion(commands, parser)
     checker.add_argument(
         "--driver",
         action="append",
@@ -420,22 +423,6 @@ def _build_accept(accepter: argparse.ArgumentParser | None, parsed: Any) -> Any:
     from .accept.options import build_accept_options
 
     return build_accept_options(accepter, parsed)
-
-
-def _add_completion(commands: Any, parser: argparse.ArgumentParser) -> None:
-    """Add the subcommand ``complete``; not in user data, which lacks it."""
-    try:
-        from .completion import format_completion, list_parser_words
-    except ImportError:
-        return
-    completer = commands.add_parser(
-        "complete",
-        help="print the script with which bash and zsh complete commands and options",
-        epilog="Use it so: source <(nova-hpc-guest complete)",
-    )
-    completer.set_defaults(
-        complete=lambda: format_completion(parser.prog, list_parser_words(parser)).splitlines()
-    )
 
 
 def _add_gpu(commands: Any, common: argparse.ArgumentParser) -> argparse.ArgumentParser | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Any, Final
 
 # path, words and options are variables of zsh itself.
 _SCRIPT: Final = """\
@@ -96,3 +96,18 @@ def list_parser_words(parser: argparse.ArgumentParser, at: str = "") -> dict[str
             for name, below in action.choices.items():
                 found.update(list_parser_words(below, f"{at} {name}".strip()))
     return found
+
+
+def add_completion(commands: Any, parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand ``complete`` to a parser.
+
+    :param commands: the parser's subparsers.
+    """
+    completer = commands.add_parser(
+        "complete",
+        help="print the script with which bash and zsh complete commands and options",
+        epilog="Use it so: source <(nova-hpc-guest complete)",
+    )
+    completer.set_defaults(
+        complete=lambda: format_completion(parser.prog, list_parser_words(parser)).splitlines()
+    )

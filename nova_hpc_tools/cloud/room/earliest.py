@@ -57,7 +57,7 @@ def find_earliest_time(
 
     :param ends: in their order.
     """
-    wait = _Wait(cloud, question)
+    wait = _RoomWait(cloud, question)
     if wait.fits(wait.domains):
         return RoomTime(None, wait.plan())
     done: list[KnownEnd] = []
@@ -71,7 +71,7 @@ def find_earliest_time(
     return None
 
 
-class _Wait:
+class _RoomWait:
     """The nodes of a cloud while servers end."""
 
     def __init__(self, cloud: Snapshot, question: RoomQuestion) -> None:

@@ -104,7 +104,11 @@ def test_services_load_all_of_their_wheel() -> None:
 
 
 def test_the_guests_command_is_the_standard_library_alone() -> None:
-    loaded = _closure({name for name in MODULES if name.startswith("nova_hpc_guest.")})
+    loaded = _closure(
+        # The build of the wheel loads that one.
+        {name for name in MODULES if name.startswith("nova_hpc_guest.")}
+        - {"nova_hpc_guest.hatch_build"}
+    )
     assert {name for name in loaded if not name.startswith("nova_hpc_guest")} == set()
     foreign = set()
     for module in loaded:

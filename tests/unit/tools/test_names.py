@@ -20,7 +20,7 @@ MOST_SHARED = 0.30
 #: Names that say nothing of what they hold, and their part of all bound names.
 EMPTY = frozenset(("each", "found", "one", "known", "now", "why", "mine", "other", "said"))
 EMPTY |= {"here", "then", "was"}
-MOST_EMPTY = 0.005
+MOST_EMPTY = 0.0056
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
