@@ -121,8 +121,8 @@ def _format_share(tile: DeviceTile) -> str:
 def format_tile_state(tile: DeviceTile) -> str:
     """Format the state of a device, or the servers that have it."""
     if tile.servers:
-        ails = " (ails)" if tile.state is TileState.AILING else ""
-        return f"{', '.join(tile.servers)}{ails}"
+        fault = " (faulty)" if tile.state is TileState.FAULTY else ""
+        return f"{', '.join(tile.servers)}{fault}"
     if tile.state in _WITH_REASON and tile.details:
         return f"{tile.state.value}: {tile.details[0]}"
     return tile.state.value

@@ -20,7 +20,7 @@ class TileState(enum.Enum):
     POSSIBLE = "can be offered"
     USED = "in use"
     #: A server has it, and it will be withheld when that server leaves.
-    AILING = "in use, ails"
+    FAULTY = "in use, faulty"
     WITHHELD = "withheld"
     REFUSED = "not offered"
     UNKNOWN = "unknown"

@@ -120,7 +120,7 @@ def draw_cloud_svg(picture: CloudPicture) -> str:
 
 def _sheet_of_node(picture: NodePicture) -> _Sheet:
     states = {tile.state for box in picture.boxes for tile in _iterate_tiles(box)}
-    inventory = not states & {TileState.FREE, TileState.USED, TileState.AILING}
+    inventory = not states & {TileState.FREE, TileState.USED, TileState.FAULTY}
     servers = picture.servers
     return _Sheet(
         title=picture.name,

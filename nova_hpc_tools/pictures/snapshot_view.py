@@ -153,17 +153,17 @@ def describe_device(
     """Build the tile of one device, or of one adapter's functions, with its servers."""
     owners = dict.fromkeys(use.server for use in device.used)
     addresses = {device.address, *(use.address for use in device.used)}
-    ails = [node.ailing[address] for address in sorted(addresses & node.ailing.keys())]
+    faults = [node.ailing[address] for address in sorted(addresses & node.ailing.keys())]
     held = [reason for address, reason in node.withheld.items() if address == device.address]
-    if device.used and ails:
-        state = TileState.AILING
+    if device.used and faults:
+        state = TileState.FAULTY
     elif device.used and not device.free:
         state = TileState.USED
     elif device.free:
         state = TileState.FREE
     else:
         state = TileState.WITHHELD if held else TileState.UNKNOWN
-    details = [*ails, *held]
+    details = [*faults, *held]
     if state is TileState.UNKNOWN:
         details.append("it is not free, and no server of the snapshot has it")
     if device.ports is not None:

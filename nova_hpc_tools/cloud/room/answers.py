@@ -15,7 +15,7 @@ from nova_hpc_tools.cloud.room.earliest import RoomTime
 from nova_hpc_tools.cloud.room.moves import RoomMiss, RoomMove, RoomPlan
 from nova_hpc_tools.cloud.room.question import RoomQuestion
 
-MOVE_COLUMNS: Final = ("Server", "ID", "From", "To", "Level", "Takes", "Owner", "Agreed")
+MOVE_COLUMNS: Final = ("Server", "ID", "From", "To", "Level", "Owner", "Agreed")
 _UNKNOWN: Final = "-"
 _CUT: Final = "The search was cut short: fewer moves may do."
 
@@ -29,7 +29,6 @@ def list_move_rows(answer: RoomPlan | RoomMiss) -> list[tuple[object, ...]]:
             move.server.host,
             move.target,
             _format_level(move),
-            _UNKNOWN,
             move.server.project or _UNKNOWN,
             "yes" if move.agreed else "ask",
         )
@@ -61,7 +60,9 @@ def print_moves(question: RoomQuestion, answer: RoomPlan | RoomMiss) -> None:
         f"{_format_place(answer.gang)}"
     )
     print()
-    _print_table((MOVE_COLUMNS, *list_move_rows(answer)))
+    # Without ids, a line fits 100 columns; programs read them.
+    rows = (MOVE_COLUMNS, *list_move_rows(answer))
+    _print_table([(name, *others) for name, _, *others in rows])
     print()
     if not answer.proven:
         print(_CUT)
@@ -108,7 +109,6 @@ def describe_moves(answer: RoomPlan | RoomMiss) -> dict[str, Any]:
                 "level": move.level,
                 "level_before": move.before or None,
                 "domain": move.domain or None,
-                "seconds": None,
                 "agreed": move.agreed,
             }
             for move in answer.moves

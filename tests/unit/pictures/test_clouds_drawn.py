@@ -88,14 +88,14 @@ def test_states_of_devices() -> None:
     cloud = clouds.cloud(node, servers=[clouds.server("s1", "n")])
     (row,) = snapshot_view.view_host_tile(node, {s.uuid: s for s in cloud.servers}).rows
     assert [tile.state for tile in row.tiles] == [
-        TileState.FREE, TileState.WITHHELD, TileState.USED, TileState.AILING, TileState.UNKNOWN,
+        TileState.FREE, TileState.WITHHELD, TileState.USED, TileState.FAULTY, TileState.UNKNOWN,
     ]  # fmt: skip
     assert row.tiles[2].servers == ("name-s1",)
     assert row.tiles[3].servers == ("s2",)
     text = page.draw_node_page(snapshot_view.view_snapshot_node(cloud, node))
     legend = lxml_html.fromstring(text).findall(".//ul[@class='legend']/li")
     assert [item.text_content() for item in legend] == [
-        "free", "in use", "in use, ails", "withheld", "unknown",
+        "free", "in use", "in use, faulty", "withheld", "unknown",
     ]  # fmt: skip
     assert "withheld: no driver" in text
     assert "s2 (ails)" in text
