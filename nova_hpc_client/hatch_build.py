@@ -6,7 +6,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
-class ShareClientManPages(BuildHookInterface):
+class ShareManPages(BuildHookInterface):
     """Keep the targets of ``shared-data`` as ``pyproject.toml`` names them."""
 
     def initialize(self, version: str, build_data: "dict[str, Any]") -> None:

@@ -90,12 +90,12 @@ def list_option_words(actions: Iterable[argparse.Action]) -> list[str]:
 
 def list_parser_words(parser: argparse.ArgumentParser, at: str = "") -> dict[str, list[str]]:
     """Return each command below a parser -> its options and words."""
-    found = {at: list_option_words(parser._actions)}
+    words = {at: list_option_words(parser._actions)}
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for name, below in action.choices.items():
-                found.update(list_parser_words(below, f"{at} {name}".strip()))
-    return found
+                words.update(list_parser_words(below, f"{at} {name}".strip()))
+    return words
 
 
 def add_completion(commands: Any, parser: argparse.ArgumentParser) -> None:

@@ -64,7 +64,7 @@ def pair_devices(
     counts = {key: len(addresses) for key, addresses in former.items()}
     if counts != {key: len(addresses) for key, addresses in new.items()}:
         raise PairsError("The devices that were claimed for the server are not as many as it has.")
-    grouped = len(new) > 1 and len({groups.get(each) for each in _all_of(new)}) > 1
+    grouped = len(new) > 1 and len({groups.get(address) for address in _all_of(new)}) > 1
     ordered = order_by_group(new, groups)
     left: dict[str, str] = {}
     for key, addresses in former.items():
@@ -78,12 +78,12 @@ def pair_devices(
         )
     pairs: dict[str, str] = {}
     while left:
-        ready = [each for each, new_one in left.items() if new_one == each or new_one not in left]
+        ready = [old for old, taken in left.items() if taken == old or taken not in left]
         if not ready:
             raise PairsError(
                 "Devices of different kinds would exchange their addresses, which Nova mixes up."
             )
-        pairs |= {each: left.pop(each) for each in ready}
+        pairs |= {old: left.pop(old) for old in ready}
     return pairs
 
 

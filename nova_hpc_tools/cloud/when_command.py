@@ -57,34 +57,34 @@ class ShowWhen(ListCommand):
         cloud, fabric, problems = capacity_command.read_cloud(parsed_args)
         question = capacity_command.read_question(parsed_args, cloud, fabric)
         taken = end_times.read_time_of_snapshot(cloud)
-        known = end_times.read_end_times(cloud)
+        times = end_times.read_end_times(cloud)
         clock = end_times.find_clock_problem(taken, datetime.datetime.now(datetime.UTC))
-        for problem in (*problems, *known.problems, *filter(None, [clock])):
+        for problem in (*problems, *times.problems, *filter(None, [clock])):
             print(f"nova-hpc when: warning: {problem}", file=sys.stderr)
-        found = earliest.find_earliest_time(cloud, question, known.ends)
-        plan = None if found is not None else moves.find_room_moves(cloud, question)
+        room_time = earliest.find_earliest_time(cloud, question, times.ends)
+        plan = None if room_time is not None else moves.find_room_moves(cloud, question)
         return CommandAnswer(
             answers.MOVE_COLUMNS,
             [] if plan is None else answers.list_move_rows(plan),
-            status=0 if found is not None else _NO_TIME,
-            show=lambda: _print_answer(question, found, plan, known, taken),
-            document=lambda: _dump_document(question, found, plan, known),
+            status=0 if room_time is not None else _NO_TIME,
+            show=lambda: _print_answer(question, room_time, plan, times, taken),
+            document=lambda: _dump_document(question, room_time, plan, times),
         )
 
 
 def _print_answer(
     question: RoomQuestion,
-    found: RoomTime | None,
+    room_time: RoomTime | None,
     plan: RoomPlan | RoomMiss | None,
-    known: EndTimes,
+    times: EndTimes,
     taken: datetime.datetime,
 ) -> None:
-    if found is not None:
-        answers.print_time(question, found, taken)
+    if room_time is not None:
+        answers.print_time(question, room_time, taken)
     if plan is None:
         return
-    if known.ends:
-        print(f"{question.text}: does not fit after the {len(known.ends)} known ends of servers")
+    if times.ends:
+        print(f"{question.text}: does not fit after the {len(times.ends)} known ends of servers")
     else:
         print(f"{question.text}: no end time is known")
     answers.print_moves(question, plan)
@@ -92,17 +92,17 @@ def _print_answer(
 
 def _dump_document(
     question: RoomQuestion,
-    found: RoomTime | None,
+    room_time: RoomTime | None,
     plan: RoomPlan | RoomMiss | None,
-    known: EndTimes,
+    times: EndTimes,
 ) -> str:
     document = {
         "schema": SCHEMA,
         "version": VERSION,
         **answers.describe_question(question),
-        **answers.describe_time(found),
-        "known_ends": len(known.ends),
+        **answers.describe_time(room_time),
+        "known_ends": len(times.ends),
         "make_room": None if plan is None else answers.describe_moves(plan),
-        "problems": list(known.problems),
+        "problems": list(times.problems),
     }
     return json.dumps(document, indent=2) + "\n"

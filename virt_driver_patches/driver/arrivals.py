@@ -80,7 +80,7 @@ def check_arriving_devices(
     ]
     if not claimed:
         return
-    node, here = admission.node, claimed[0].compute_node_id
+    node, record = admission.node, claimed[0].compute_node_id
     claim, reading = ServerClaim.of_arrival(instance, claimed), node.source.read()
     try:
         decision = admission.claim(context, instance, claim, reading)
@@ -89,7 +89,7 @@ def check_arriving_devices(
             pairs = _pairs_of(claim, reading, migrate_data.pci_dev_map_src_dst)
             _check_kinds_kept(context, instance, claimed, pairs)
             migrate_data.pci_dev_map_src_dst = pairs
-        name = next(name for name, each in tracker.compute_nodes.items() if each.id == here)
+        name = next(name for name, own in tracker.compute_nodes.items() if own.id == record)
         node.tenancy.give(instance, claim.addresses, reading, claim.ports, node=name)
     except (ClaimRefused, DeviceFault) as error:
         LOG.warning("The server cannot come here by live migration: %s", error, instance=instance)
@@ -176,7 +176,10 @@ def _check_kinds_kept(
     # Nova lists no devices that are only claimed: these are the former ones.
     own = objects.PciDeviceList.get_by_instance_uuid(context, instance.uuid)
     former, new_ones = (
-        {normalise_address(each.address): (each.vendor_id, each.product_id) for each in devices}
+        {
+            normalise_address(device.address): (device.vendor_id, device.product_id)
+            for device in devices
+        }
         for devices in (own, claimed)
     )
     for old, new in pairs.items():

@@ -73,15 +73,15 @@ def print_moves(question: RoomQuestion, answer: RoomPlan | RoomMiss) -> None:
     )
 
 
-def print_time(question: RoomQuestion, found: RoomTime, taken: datetime.datetime) -> None:
+def print_time(question: RoomQuestion, room_time: RoomTime, taken: datetime.datetime) -> None:
     """Print the time from which on a request fits, and the servers that end until then."""
-    where = _format_place(found.gang)
-    if found.time is None:
+    where = _format_place(room_time.gang)
+    if room_time.time is None:
         print(f"{question.text}: fits now{where}")
         return
     print(
-        f"{question.text}: fits from {format_planned_time(found.time)} on, in "
-        f"{_format_wait(found.time - taken)}{where}"
+        f"{question.text}: fits from {format_planned_time(room_time.time)} on, in "
+        f"{_format_wait(room_time.time - taken)}{where}"
     )
     print()
     rows = (
@@ -89,7 +89,7 @@ def print_time(question: RoomQuestion, found: RoomTime, taken: datetime.datetime
             *(printable_text(end.server.name), end.server.uuid, end.server.host),
             *(format_planned_time(end.time), printable_text(end.source)),
         )
-        for end in found.leaving
+        for end in room_time.leaving
     )
     _print_table((("Server that ends", "ID", "Host", "Time", "Known from"), *rows))
 
@@ -118,14 +118,14 @@ def describe_moves(answer: RoomPlan | RoomMiss) -> dict[str, Any]:
     }
 
 
-def describe_time(found: RoomTime | None) -> dict[str, Any]:
+def describe_time(room_time: RoomTime | None) -> dict[str, Any]:
     """Return the time and the ends before it as a JSON object."""
-    if found is None:
+    if room_time is None:
         return {"fits": False, "time": None}
     return {
-        "fits": found.time is None,
-        "time": None if found.time is None else format_planned_time(found.time),
-        "hosts": dict(found.gang.hosts),
+        "fits": room_time.time is None,
+        "time": None if room_time.time is None else format_planned_time(room_time.time),
+        "hosts": dict(room_time.gang.hosts),
         "ends": [
             {
                 "server": end.server.uuid,
@@ -134,7 +134,7 @@ def describe_time(found: RoomTime | None) -> dict[str, Any]:
                 "time": format_planned_time(end.time),
                 "source": end.source,
             }
-            for end in found.leaving
+            for end in room_time.leaving
         ],
     }
 

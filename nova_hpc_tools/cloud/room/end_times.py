@@ -47,9 +47,9 @@ def read_time_of_snapshot(cloud: Snapshot) -> datetime.datetime:
         raise SnapshotError(f"taken: {error}; {_AGAIN}") from error
 
 
-def find_clock_problem(taken: datetime.datetime, now: datetime.datetime) -> str:
+def find_clock_problem(taken: datetime.datetime, present: datetime.datetime) -> str:
     """Return a warning about a snapshot that is old or from the future; "" if there is none."""
-    age = now - taken
+    age = present - taken
     if age > _OLD:
         hours = int(age / datetime.timedelta(hours=1))
         return f"the snapshot is {hours} hours old, so servers may have moved or ended; {_AGAIN}"

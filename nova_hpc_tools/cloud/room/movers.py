@@ -105,9 +105,9 @@ class Movers:
             return None
         for group in self._groups.get(uuid, ()):
             hosts = [
-                moved[other].host if other in moved else host
-                for other, host in group.members.items()
-                if other != uuid
+                moved[member].host if member in moved else host
+                for member, host in group.members.items()
+                if member != uuid
             ]
             if group.policy == _AFFINITY and hosts and node.host not in hosts:
                 return None
@@ -117,9 +117,9 @@ class Movers:
 
     def list_on(self, node: SnapshotNode) -> list[str]:
         """List the servers with devices of a node that the planner can move."""
-        found = dict.fromkeys(use.server for device in node.devices for use in device.used)
+        users = dict.fromkeys(use.server for device in node.devices for use in device.used)
         return [
             uuid
-            for uuid in found
+            for uuid in users
             if uuid in self.servers and not isinstance(self.find_needs(uuid), str)
         ]

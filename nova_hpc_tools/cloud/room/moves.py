@@ -151,7 +151,7 @@ class _RoomSearch:
         self._movers = Movers(cloud, question.fabric, chooser, contents)
         self._counter = FitCounter(question.flavor, question.request, chooser, contents)
         self._nodes = {
-            node.name: node for node in sorted(cloud.hosts, key=lambda each: (each.host, each.node))
+            node.name: node for node in sorted(cloud.hosts, key=lambda node: (node.host, node.node))
         }
         self._domains: dict[Domain, list[str]] = collections.defaultdict(list)
         for name, node in self._nodes.items():
@@ -183,11 +183,11 @@ class _RoomSearch:
             self._failed, self._reached, self._tries = set(), set(), 0
             self._deeper = self._pruned = False
             try:
-                found = self._search(start, most)
+                result = self._search(start, most)
             except _TooManyTriesError:
-                cuts, found, self._pruned = cuts + 1, None, True
-            if found is not None:
-                moves, end = found
+                cuts, result, self._pruned = cuts + 1, None, True
+            if result is not None:
+                moves, end = result
                 return RoomPlan(moves, self._plan_gang(end), proven=not cuts)
             # One move more has reached no further state, so no number of moves does.
             closed = not self._deeper or len(self._reached) == reached
@@ -251,8 +251,8 @@ class _RoomSearch:
         later: list[str] = []
         seen: set[Hashable] = set()
         for domain in sorted(
-            (each for each, need in needs.items() if need <= left),
-            key=lambda each: (needs[each], natural_sort_key(each[1])),
+            (domain for domain, need in needs.items() if need <= left),
+            key=lambda domain: (needs[domain], natural_sort_key(domain[1])),
         ):
             useful: list[tuple[int, int, str]] = []
             for name in self._domains[domain]:
@@ -261,7 +261,7 @@ class _RoomSearch:
                 count = next((count for count, fit in enumerate(gains) if fit > gains[0]), _NEVER)
                 ask = sum(map(self._has_not_agreed, self._list_movable(node)))
                 useful.append((count, ask, name))
-            for count, _, name in sorted(useful, key=lambda each: each[:2]):
+            for count, _, name in sorted(useful, key=lambda row: row[:2]):
                 if count < _NEVER:
                     yield from self._list_unlike_servers(state, name, seen)
                 else:
@@ -402,12 +402,12 @@ class _RoomSearch:
         for number, device in enumerate(node.devices):
             for use in device.used:
                 users[use.server].append(number)
-        known = self._movers.servers
+        servers = self._movers.servers
         return self._contents.key(node), frozenset(
             collections.Counter(
                 (self._movers.kind(uuid), self._server_on(node, uuid).cells, tuple(numbers))
                 for uuid, numbers in users.items()
-                if uuid in known
+                if uuid in servers
             ).items()
         )
 
@@ -547,7 +547,7 @@ class _RoomSearch:
         members = self._question.members
         if not holds:
             return "no host is in use"
-        most = min(holds, key=lambda each: (-holds[each], natural_sort_key(each[1])))
+        most = min(holds, key=lambda domain: (-holds[domain], natural_sort_key(domain[1])))
         name = f"{most[0].noun(1)} {most[1]}" if most[1] else "the cloud"
         if holds[most] < members:
             return f"{name} has room for {holds[most]} of {members} without all movable servers"

@@ -50,11 +50,14 @@ class NodeContents:
         return (
             node.out,
             tuple(
-                (each.address, each.location, each.aliases, each.role, each.unit, each.ports)
-                for each in node.devices
+                (
+                    *(device.address, device.location, device.aliases),
+                    *(device.role, device.unit, device.ports),
+                )
+                for device in node.devices
             ),
             tuple((numa.id, numa.socket) for numa in node.numa),
-            frozenset(frozenset(names[each] for each in members) for members in node.nvlink),
+            frozenset(frozenset(names[member] for member in members) for members in node.nvlink),
         )
 
 
@@ -121,10 +124,10 @@ class FitCounter:
                 serves = [False] * len(wants)
             for use in device.used:
                 counts = used.setdefault(use.server, [0] * len(wants))
-                for number, one in enumerate(serves):
-                    counts[number] += one
-            for number, one in enumerate(serves):
-                free[number] += device.free if one else 0
+                for number, serving in enumerate(serves):
+                    counts[number] += serving
+            for number, serving in enumerate(serves):
+                free[number] += device.free if serving else 0
         return free, used
 
 
