@@ -14,7 +14,7 @@ import attrs
 from nova_hpc_common.level import Level
 from nova_hpc_common.output import hostlist
 from nova_hpc_tools.base import PICTURES, CommandAnswer, ListCommand
-from nova_hpc_tools.cloud.capacity_command import read_synced_map
+from nova_hpc_tools.cloud.capacity_command import add_cloud_arguments, read_synced_map
 from nova_hpc_tools.cloud.explain import find_nodes
 from nova_hpc_tools.fabric import map_files
 from nova_hpc_tools.fabric.problems import FabricMapError
@@ -51,14 +51,7 @@ class ShowSnapshot(ListCommand):
         part.add_argument(
             "--leaf", metavar="NAME", help="only the hosts of this leaf, block or spine"
         )
-        parser.add_argument(
-            "--map",
-            dest="fabric",
-            metavar="FILE",
-            help="the places of the hosts on the fabric (default: from Nova's aggregates)",
-        )
-        cloud_readers.add_snapshot_arguments(parser)
-        map_files.add_map_arguments(parser)
+        add_cloud_arguments(parser)
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
