@@ -98,7 +98,7 @@ def test_states_of_devices() -> None:
         "free", "in use", "in use, faulty", "withheld", "unknown",
     ]  # fmt: skip
     assert "withheld: no driver" in text
-    assert "s2 (ails)" in text
+    assert "s2 (faulty)" in text
 
 
 def test_what_still_fits_is_what_a_server_gets() -> None:
