@@ -41,7 +41,7 @@ _SEARCH = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin"))
 _START = 240.0
 #: Seconds for which the first process holds a request, on a machine that does much else; the
 #: second one is for requests that nobody makes good.
-PATIENT, HASTY = 30.0, 2.0
+PATIENT, HASTY = 60.0, 5.0
 
 
 class StageError(Exception):
