@@ -88,7 +88,7 @@ def _job(
     return Job(name, env, tuple(words), minutes, frozenset(sets), alone, leads, needs)
 
 
-#: Files of functional tests of which Nova 33 and 32 run a part in the standard set.
+#: Files of functional tests of which Nova 32 runs a part in the standard set.
 WRAPPING: Final = (
     *("cluster_client", "driver_health", "driver_hygiene", "driver_privileged", "driver_reserve"),
     *("driver_reserve_kept", "driver_withhold", "ebrctl_contract", "errors", "overrides"),
@@ -111,7 +111,7 @@ _SLOWEST: Final = ("--durations", "8")
 _TESTS: Final = ("python", "-m", "pytest", *_TRIES, *_SLOWEST)
 _OURS: Final = (*_TESTS, "tests/functional")
 _NOT_SLOW: Final = ("-m", "not slow")
-_NOT_LONG: Final = ("-m", "not long and not slow")
+_QUICKLY: Final = (*_TRIES, *_SLOWEST, "-m", "not long and not slow")
 #: About half of the unit tests; a set has one job for these and one for the rest.
 _NODES: Final = tuple(
     f"tests/unit/{room}" for room in ("adopt", "commands", "device", "doctor", "lab", "tenancy")
@@ -138,22 +138,18 @@ _SUITES: Final = ("python", "-m", "tests.functional.nova_suites")
 
 JOBS: Final[tuple[Job, ...]] = (
     _job("lint", "lint", (), 2, QUICK, STANDARD, FULL),
-    _job("unit-nodes", "py311", (*_NOT_LONG, *_NODES), 3, QUICK),
-    _job("unit-rest", "py311", (*_NOT_LONG, "tests/unit", *_NOT_NODES), 3, QUICK),
     # Two jobs: a single one would run alone for the last ten minutes.
-    _job(
-        "unit", "py311", (*_TRIES, *_SLOWEST, *_NOT_SLOW, "tests/unit", *_NOT_NODES), 10, STANDARD
-    ),
-    _job("unit-of-nodes", "py311", (*_TRIES, *_SLOWEST, *_NOT_SLOW, *_NODES), 11, STANDARD),
+    _job("unit", "py311", (*_QUICKLY, "tests/unit", *_NOT_NODES), 8, QUICK, STANDARD),
+    _job("unit-of-nodes", "py311", (*_QUICKLY, *_NODES), 7, QUICK, STANDARD),
     _job("shm", "shm", (*_TRIES, *_NOT_SLOW, "tests/shm"), 1, QUICK, STANDARD),
     _job("shm-all", "shm", ("tests/shm",), 2, FULL),
     _job("docs", "docs", (), 2, STANDARD, FULL),
     _job("scheduler-34", "functional-34", (*_TESTS, *_NOT_SLOW, *_SCHEDULER_FILES), 9, STANDARD),
     _job("node-34", "functional-34", (*_TESTS, *_NOT_SLOW, *_NODE_FILES), 14, STANDARD),
     _job("others-34", "functional-34", (*_OURS, *_NOT_SLOW, *_NOT_OTHERS), 10, STANDARD),
-    _job("functional-33", "functional-33", (*_TESTS, *_WRAPS_NOVA), 3, STANDARD),
+    # 33 is between two releases that the standard set tries.
     _job("functional-32", "functional-32", (*_TESTS, *_WRAPS_NOVA), 3, STANDARD),
-    _job("lab", "lab", ("-m", "not slow", "tests/lab"), 20, STANDARD, leads=True),
+    _job("lab", "lab", ("-m", "not slow", "tests/lab"), 10, STANDARD, leads=True),
     # In the lab's environment, and without its nodes.
     _job("fabric", "lab", ("-m", "not slow", "tests/fabric"), 5, STANDARD),
     # The jobs of a night follow.

@@ -90,7 +90,7 @@ def test_table_of_a_set_that_passes(command):
     assert last[-1] == "total: 28 passed, 0 failed"
     assert last[-2].startswith("all, by the clock")
     table = last[last.index(next(line for line in last if line.startswith("job "))) :]
-    assert {line.split()[0] for line in table[1:-2]} == {"lint", "shm", "unit-nodes", "unit-rest"}
+    assert {line.split()[0] for line in table[1:-2]} == {"lint", "shm", "unit", "unit-of-nodes"}
     assert all(line.endswith("7 passed, 2 deselected in 0.20s") for line in table[1:-2])
 
 
@@ -156,11 +156,11 @@ def test_more_of_them_fail_the_run_and_so_does_one_twice(command):
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "FAILED: 3 tests needed another try, of which 2 may" in out
-    process = command("--only", "functional-33", "functional-32", again="functional-3")
+    process = command("--only", "node-34", "functional-32", again="functional-3")
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert "rerun: tests/a.py::test_b[c d] (functional-32, functional-33)" in out.replace(
-        "functional-33, functional-32", "functional-32, functional-33"
+    assert "rerun: tests/a.py::test_b[c d] (functional-32, node-34)" in out.replace(
+        "node-34, functional-32", "functional-32, node-34"
     )
     assert "FAILED: a test needed another try twice" in out
 
