@@ -162,12 +162,8 @@ class ClusterPlugin(flavor_plugin.FlavorPlugin):
             amount = self._check_changes(reservation, values)
             if reservation["status"] == status.reservation.PENDING:
                 member = self._read_member(self._get_cached_flavor(reservation))
-                before = self._list_hosts(reservation_id)
-                after = self._plan(member, amount, begin, end, reservation_id)
-                added, removed = Counter(after) - Counter(before), Counter(before) - Counter(after)
-                self._instance_plugin.update_host_allocations(
-                    list(added.elements()), list(removed.elements()), reservation_id
-                )
+                hosts = self._plan(member, amount, begin, end, reservation_id)
+                _replace_hosts(reservation_id, hosts)
                 db_api.instance_reservation_update(reservation["resource_id"], {"amount": amount})
             elif reservation["status"] != status.reservation.ACTIVE:
                 raise exceptions.CantUpdateParameter(
@@ -419,6 +415,25 @@ class ClusterPlugin(flavor_plugin.FlavorPlugin):
             return self._read_request(flavor)[0]
         except (FlavorError, LeaseAliasError):
             return None
+
+
+def _replace_hosts(reservation: str, hosts: Iterable[str]) -> None:
+    """Replace the hosts of a reservation by these, one for each member.
+
+    Blazar's own ``update_host_allocations`` (blazar/plugins/instances/instance_plugin.py) removes
+    one row twice if several members leave one host.
+    """
+    missing = Counter(hosts)
+    surplus = []
+    for allocation in db_api.host_allocation_get_all_by_values(reservation_id=reservation):
+        if missing[allocation["compute_host_id"]]:
+            missing[allocation["compute_host_id"]] -= 1
+        else:
+            surplus.append(allocation["id"])
+    for host in missing.elements():
+        db_api.host_allocation_create({"compute_host_id": host, "reservation_id": reservation})
+    for allocation in surplus:
+        db_api.host_allocation_destroy(allocation)
 
 
 def _refuse_affinity(values: Mapping[str, Any]) -> None:

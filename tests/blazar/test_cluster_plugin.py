@@ -227,6 +227,16 @@ def test_lease_that_has_not_begun_can_move_and_grow(world):
     assert sum(world.placed(lease).values()) == 1
 
 
+def test_members_of_one_host_leave_and_come_before_the_begin(world):
+    lease = world.lease(1, 3, 4, "g2")
+    assert len(world.placed(lease)) == 1
+
+    for amount in (1, 8, 3):
+        world.update(lease, amount=amount)
+        assert sum(world.placed(lease).values()) == amount
+        assert world.show(lease)["reservations"][0]["amount"] == amount
+
+
 def _begin(world, *more):
     lease = world.lease(1, 3, *more)
     world.set_clock(1.01)
