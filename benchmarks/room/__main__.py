@@ -46,9 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return int(any(trial.fault for rows in found.values() for trial in rows))
 
 
-def _format_results(
-    folder: Path, found: Mapping[str, Sequence[trials.RoomTrial]]
-) -> Iterator[str]:
+def _format_results(folder: Path, found: Mapping[str, Sequence[trials.RoomTrial]]) -> Iterator[str]:
     yield ".. Written by: python -m benchmarks.room write FOLDER. Do not edit."
     path = folder / _SPEED
     if path.exists():

@@ -147,7 +147,12 @@ def tabulate_speed(rows: Sequence[SpeedRow]) -> Iterator[list[str]]:
     """Yield the rows of the table, the head first."""
     yield [
         *("hosts", "servers", "request", "fits after", "end times until then", "when, s"),
-        *("when, s of CPU", "one capacity, s", "when : one capacity", "when : capacity at each end"),
+        *(
+            "when, s of CPU",
+            "one capacity, s",
+            "when : one capacity",
+            "when : capacity at each end",
+        ),
     ]
     for row in rows:
         loop = row.loop_seconds

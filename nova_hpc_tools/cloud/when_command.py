@@ -66,9 +66,7 @@ class ShowWhen(ListCommand):
             print(f"nova-hpc when: warning: {problem}", file=sys.stderr)
         room_time = earliest.find_earliest_time(cloud, question, times.ends)
         plan = None if room_time is not None else moves.find_room_moves(cloud, question)
-        view = functools.partial(
-            time_view.view_time, cloud, question, room_time, times, taken
-        )
+        view = functools.partial(time_view.view_time, cloud, question, room_time, times, taken)
         return CommandAnswer(
             answers.MOVE_COLUMNS,
             [] if plan is None else answers.list_move_rows(plan),

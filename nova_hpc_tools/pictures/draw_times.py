@@ -159,34 +159,40 @@ def _draw_host(
     group: Element, axis: _Axis, host: HostTimes, picture: TimePicture, top: int
 ) -> None:
     add_text(group, host.name, _PAD, top + 11, "ink b", _LEFT - 2 * _PAD)
+    x = axis.place(picture.fits)
     for bar in host.servers[:MOST_SERVERS]:
-        _draw_bar(group, axis, bar, top)
+        _draw_bar(group, axis, bar, top, x)
         top += _LANE
     left_out = len(host.servers) - MOST_SERVERS
     if left_out > 0:
         text = f"and {left_out} more server{'s' * (left_out > 1)}"
         add_text(group, text, _LEFT + _PAD, top + 11, "dim")
         top += _LANE
-    x = axis.place(picture.fits)
     text = f"{host.members} x {picture.flavor}"
     bar = _add_bar(group, x, axis.right, top, "free")
     add_tooltip(bar, [f"{host.name}: {text} from {format_planned_time(picture.fits)} on"])
     add_text(group, text, x + _PAD, top + 11, "on b", axis.right - x - 2 * _PAD)
 
 
-def _draw_bar(group: Element, axis: _Axis, bar: ServerBar, top: int) -> None:
+def _draw_bar(group: Element, axis: _Axis, bar: ServerBar, top: int, mark: float) -> None:
     end = axis.end if bar.end is None else bar.end
     until = "no known end" if bar.end is None else f"until {format_planned_time(bar.end)}"
     text = f"{bar.name} · {until}"
     right = axis.place(end)
     shape = _add_bar(group, _LEFT, right, top, "stay" if bar.end is None else "used")
     add_tooltip(shape, [bar.name, bar.uuid, f"{until} ({bar.source})" if bar.source else until])
+    wide = estimate_text_width(text)
     inside = right - _LEFT - 2 * _PAD
-    beside = axis.right - right - 2 * _PAD
-    if inside >= min(estimate_text_width(text), beside):
+    if inside >= min(wide, axis.right - right - 2 * _PAD):
         add_text(group, text, _LEFT + _PAD, top + 11, "ink" if bar.end is None else "on", inside)
+        return
+    x = right + _PAD
+    before, after = mark - x - _PAD, axis.right - max(x, mark) - 2 * _PAD
+    # The line of the mark crosses no text.
+    if before < min(wide, after):
+        add_text(group, text, max(x, mark + _PAD), top + 11, "ink", after)
     else:
-        add_text(group, text, right + _PAD, top + 11, "ink", beside)
+        add_text(group, text, x, top + 11, "ink", before)
 
 
 def _add_bar(group: Element, left: float, right: float, top: int, state: str) -> Element:
