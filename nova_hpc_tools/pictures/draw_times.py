@@ -81,17 +81,17 @@ class TimePicture:
 @attrs.frozen
 class _Axis:
     start: datetime.datetime
-    end: datetime.datetime
+    #: It may be longer than the rest of time.
+    span: datetime.timedelta
     right: int
 
     def place(self, moment: datetime.datetime) -> float:
         """Return the x of a moment; of a later one than the last, the right edge."""
-        share = (min(moment, self.end) - self.start) / (self.end - self.start)
-        return _LEFT + share * (self.right - _LEFT)
+        return _LEFT + min(1, (moment - self.start) / self.span) * (self.right - _LEFT)
 
     def list_ticks(self) -> Iterator[tuple[float, str]]:
         """Yield the x and the text of each tick that has room for its text."""
-        seconds = (self.end - self.start) // _SECOND
+        seconds = min(self.span, _LATEST - self.start) // _SECOND
         step = next((step for step in _STEPS if seconds <= step * _MOST_TICKS), _STEPS[-1])
         while seconds > step * _MOST_TICKS:
             step *= 2
@@ -110,7 +110,7 @@ def draw_times(picture: TimePicture, width: int) -> Block:
     :param width: in pixels.
     """
     group = add_element(None, "g")
-    axis = _Axis(picture.start, _choose_end(picture), width - _PAD)
+    axis = _Axis(picture.start, _choose_span(picture), width - _PAD)
     shown = picture.hosts[:MOST_HOSTS]
     tops: list[int] = []
     bottom = _HEAD
@@ -129,14 +129,13 @@ def draw_times(picture: TimePicture, width: int) -> Block:
     return Block(width, bottom, group)
 
 
-def _choose_end(picture: TimePicture) -> datetime.datetime:
-    """Choose the last moment of the picture, so that the bar of the request is seen, too."""
+def _choose_span(picture: TimePicture) -> datetime.timedelta:
+    """Choose the time that the picture shows, so that the bar of the request is seen, too."""
     wait = picture.fits - picture.start
     known = [bar.end for host in picture.hosts for bar in host.servers if bar.end is not None]
     if not wait and known:
-        return max(known)
-    after = max(wait * 2 / 5, _HOUR * _SECOND)
-    return picture.fits + min(after, _LATEST - picture.fits)
+        return max(known) - picture.start
+    return wait + max(wait * 2 / 5, _HOUR * _SECOND)
 
 
 def _count_lanes(host: HostTimes) -> int:
@@ -145,6 +144,7 @@ def _count_lanes(host: HostTimes) -> int:
 
 def _draw_axis(group: Element, axis: _Axis, fits: datetime.datetime, bottom: int) -> None:
     add_text(group, "UTC", _PAD, 11, "dim")
+    add_text(group, format_planned_time(axis.start), _LEFT - _PAD, 29, "dim e")
     for x, text in axis.list_ticks():
         add_element(group, "rect", x=f"{x:.1f}", y=15, width=1, height=bottom - 15, class_="stay")
         add_text(group, text, x, 11, "dim")
@@ -175,10 +175,9 @@ def _draw_host(
 
 
 def _draw_bar(group: Element, axis: _Axis, bar: ServerBar, top: int, mark: float) -> None:
-    end = axis.end if bar.end is None else bar.end
     until = "no known end" if bar.end is None else f"until {format_planned_time(bar.end)}"
     text = f"{bar.name} · {until}"
-    right = axis.place(end)
+    right = axis.right if bar.end is None else axis.place(bar.end)
     shape = _add_bar(group, _LEFT, right, top, "stay" if bar.end is None else "used")
     add_tooltip(shape, [bar.name, bar.uuid, f"{until} ({bar.source})" if bar.source else until])
     wide = estimate_text_width(text)
