@@ -23,7 +23,7 @@ from nova_hpc_tools.cloud.room.question import RoomQuestion
 from nova_hpc_tools.snapshot import Server, Snapshot, document
 
 _Answer = TypeVar("_Answer")
-#: Hosts of the cloud in which capacity is asked at each end.
+#: Hosts of the cloud in which capacity runs after each end.
 _SMALL: Final = 64
 
 
@@ -44,7 +44,7 @@ class SpeedRow:
     seconds: float
     cpu_seconds: float
     capacity_seconds: float
-    #: Of capacity asked at each of these moments; None if it was not.
+    #: Of capacity after each of these ends; None if it did not run.
     loop_seconds: float | None = None
 
 
@@ -95,7 +95,7 @@ def _measure_question(
         moments = [moment for moment in moments if found.time and moment <= found.time]
     loop_seconds = None
     if loop:
-        first, loop_seconds, _ = _measure(lambda: _ask_at_each_end(cloud, question, ends))
+        first, loop_seconds, _ = _measure(lambda: _run_after_each_end(cloud, question, ends))
         if first != (None if found is None else found.time or True):
             raise AssertionError(f"{question.text}: {first}, not {found}")
     taken = datetime.datetime.fromisoformat(cloud.taken)
@@ -119,10 +119,10 @@ def _fits(cloud: Snapshot, question: RoomQuestion) -> bool:
     return isinstance(question.plan(measure_flavor(cloud, question.flavor).by_host), GangPlan)
 
 
-def _ask_at_each_end(
+def _run_after_each_end(
     cloud: Snapshot, question: RoomQuestion, ends: Sequence[KnownEnd]
 ) -> datetime.datetime | bool | None:
-    """Ask capacity now and after each end; returns True for now, None for never."""
+    """Run capacity now and after each end; returns True for now, None for never."""
     if _fits(cloud, question):
         return True
     nodes = {node.name: node for node in cloud.hosts}
