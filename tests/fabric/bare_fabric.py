@@ -23,7 +23,7 @@ from nova_hpc_lab.state import Paths, Settings
 HOSTS, PORTS_OF_A_HOST = 8, 8
 
 
-def wait_until(condition, what, seconds=15.0, pause=0.05):
+def wait_until(condition, what, seconds=60.0, pause=0.05):
     """What *condition* then is; fails with what is missing."""
     deadline = time.monotonic() + seconds
     while not (found := condition()):

@@ -29,7 +29,7 @@ _READER = Path(__file__).with_name("table_reader.py")
 _BOUND = ("hostdev_physical", "ib_hostdev")
 #: Seconds in which a path that has to be there is asked for again: a subnet manager that has
 #: just started leaves questions unanswered. One that must not be there is asked for once.
-_PATIENCE = 6.0
+_PATIENCE = 20.0
 
 
 def guid_text(guid):
@@ -189,7 +189,7 @@ def broken_invariants(plane, view):
     return broken
 
 
-def wait_for_rest(plane, view, seconds=20.0):
+def wait_for_rest(plane, view, seconds=60.0):
     """Wait until all invariants hold; how long it took."""
     begun = time.monotonic()
     while broken := broken_invariants(plane, view):

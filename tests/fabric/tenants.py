@@ -92,7 +92,7 @@ class Tenants:
     def status(self, port):
         return self.show(port)["status"]
 
-    def wait_for(self, port, status="ACTIVE", seconds=20.0):
+    def wait_for(self, port, status="ACTIVE", seconds=60.0):
         wait_until(lambda: self.status(port) == status, f"{port} is {status}", seconds)
 
     def member(self, project, network, place, **options):

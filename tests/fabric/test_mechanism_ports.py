@@ -42,14 +42,14 @@ def rows(neutron):
     return [one["row"] for one in neutron.desired()["members"]]
 
 
-def wait_for_status(neutron, port, status, seconds=20.0):
+def wait_for_status(neutron, port, status, seconds=60.0):
     deadline = time.monotonic() + seconds
     while (found := neutron.get_port(port)["status"]) != status:
         assert time.monotonic() < deadline, f"{port} is {found}, not {status}"
         time.sleep(0.1)
 
 
-def wait_for_event(neutron, port, event, times=1, seconds=20.0):
+def wait_for_event(neutron, port, event, times=1, seconds=60.0):
     deadline = time.monotonic() + seconds
     while neutron.events(port).count(event) < times:
         assert time.monotonic() < deadline, neutron.events(port)

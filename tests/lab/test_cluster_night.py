@@ -46,6 +46,7 @@ def _devices(lab, server):
     return [one.address for one in observe.pci_records(lab.settings, server)], gpu.bars
 
 
+@pytest.mark.slow
 def test_a_cluster_is_off_for_the_night(lab, flavor):
     words = ("--members", "1", "--flavor", flavor, "--image", "hpc-guest", "--nic", "net-id=lab")
     made = _change(lab, "create", "night", *words)

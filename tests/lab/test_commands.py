@@ -14,9 +14,11 @@ import pytest
 
 SHAPE = Path(__file__).with_name("two-nodes.yaml")
 
-pytestmark = pytest.mark.parametrize(
-    "lab", [pytest.param((SHAPE, 2), id="two-nodes")], indirect=True
-)
+# A second lab: a third of the time of all tests of the lab.
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.parametrize("lab", [pytest.param((SHAPE, 2), id="two-nodes")], indirect=True),
+]
 
 NODES = ("hpc1", "hpc2")
 COMMAND = "/opt/nova-hpc/venv/bin/nova-hpc"
@@ -265,13 +267,11 @@ def test_what_reads(lab, site):
     check_rows(lab, READING, site)
 
 
-@pytest.mark.slow
 def test_a_cluster_and_its_operator(lab, site):
     words = ("--members", "2", "--flavor", FLAVOR, "--image", "hpc-guest", "--network", "lab")
     lab.openstack("hpc", "cluster", "create", "train", *words, "--timeout", "900")
     check_rows(lab, OWNERS + OPERATORS + CHANGES, site)
 
 
-@pytest.mark.slow
 def test_the_care_of_a_node(lab, site):
     check_rows(lab, CARE, site)
