@@ -169,8 +169,8 @@ def _draw_host(
         add_text(group, text, _LEFT + _PAD, top + 11, "dim")
         top += _LANE
     text = f"{host.members} x {picture.flavor}"
-    bar = _add_bar(group, x, axis.right, top, "free")
-    add_tooltip(bar, [f"{host.name}: {text} from {format_planned_time(picture.fits)} on"])
+    own = _add_bar(group, x, axis.right, top, "free")
+    add_tooltip(own, [f"{host.name}: {text} from {format_planned_time(picture.fits)} on"])
     add_text(group, text, x + _PAD, top + 11, "on b", axis.right - x - 2 * _PAD)
 
 

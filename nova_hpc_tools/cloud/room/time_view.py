@@ -32,8 +32,8 @@ def view_time(
     title = f"When {question.text} fits"
     name = question.flavor.name
     if room_time is None:
-        facts = (answers.format_no_time(question, times),)
-        return TimePicture(title, facts, name, taken, taken, problems=times.problems)
+        no_time = (answers.format_no_time(question, times),)
+        return TimePicture(title, no_time, name, taken, taken, problems=times.problems)
     ends = {end.server.uuid: end for end in times.ends}
     names = {server.uuid: server.name for server in cloud.servers}
     users: dict[str, dict[str, None]] = {host: {} for host in room_time.gang.hosts}
