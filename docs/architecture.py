@@ -50,7 +50,7 @@ _LEGEND = {
     _EXTRA: "extras and the lab",
 }
 
-_WIDTH, _BOX, _HIGH, _GAP = 1300, 228, 62, 46
+_WIDTH, _BOX, _HIGH, _GAP = 1440, 228, 62, 46
 
 
 @dataclasses.dataclass(frozen=True)

@@ -86,6 +86,11 @@ class ShowCapacity(ListCommand):
             action="store_true",
             help="if they do not fit, show the fewest cold moves of other servers that make room",
         )
+        parser.add_argument(
+            "--agreed",
+            action="store_true",
+            help="move only servers whose owners have agreed (hpc:movable)",
+        )
         add_level_argument(parser)
         add_cloud_arguments(parser)
         return parser
@@ -95,9 +100,11 @@ class ShowCapacity(ListCommand):
         args = parsed_args
         if args.level is not None and not args.make_room:
             raise CommandError("--level needs --make-room: without it all levels are shown")
+        if args.agreed and not args.make_room:
+            raise CommandError("--agreed needs --make-room: it restricts the moves")
         cloud, fabric, problems = read_cloud(args)
         if args.make_room:
-            return _make_room(read_question(args, cloud, fabric), cloud, problems)
+            return _make_room(read_question(args, cloud, fabric), cloud, problems, args.agreed)
         capacity = measure_capacity(cloud, args.flavor, args.image, args.port or ())
         report = _CapacityReport(
             capacity=capacity,
@@ -194,13 +201,15 @@ def read_question(args: argparse.Namespace, cloud: Snapshot, fabric: FabricMap) 
     )
 
 
-def _make_room(question: RoomQuestion, cloud: Snapshot, problems: Sequence[str]) -> CommandAnswer:
+def _make_room(
+    question: RoomQuestion, cloud: Snapshot, problems: Sequence[str], agreed: bool
+) -> CommandAnswer:
     clock = end_times.find_clock_problem(
         end_times.read_time_of_snapshot(cloud), datetime.datetime.now(datetime.UTC)
     )
     for problem in (*problems, *filter(None, [clock])):
         print(f"nova-hpc capacity: warning: {problem}", file=sys.stderr)
-    answer = moves.find_room_moves(cloud, question)
+    answer = moves.find_room_moves(cloud, question, agreed=agreed)
     fits = isinstance(answer, RoomPlan) and not answer.moves
     document = {
         "schema": ROOM_SCHEMA,

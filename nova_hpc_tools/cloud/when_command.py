@@ -5,18 +5,20 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import functools
 import json
 import sys
 from typing import Final
 
 from nova_hpc_tools.base import CommandAnswer, Count, ListCommand
 from nova_hpc_tools.cloud import capacity_command
-from nova_hpc_tools.cloud.room import answers, earliest, end_times, moves
+from nova_hpc_tools.cloud.room import answers, earliest, end_times, moves, time_view
 from nova_hpc_tools.cloud.room.earliest import RoomTime
 from nova_hpc_tools.cloud.room.end_times import EndTimes
 from nova_hpc_tools.cloud.room.moves import RoomMiss, RoomPlan
 from nova_hpc_tools.cloud.room.question import RoomQuestion
 from nova_hpc_tools.fabric.problems import FabricMapError
+from nova_hpc_tools.pictures import page
 from nova_hpc_tools.snapshot import SnapshotError
 
 SCHEMA: Final = "nova-hpc/when"
@@ -31,10 +33,11 @@ class ShowWhen(ListCommand):
     a snapshot. A time without a time zone, or in the past, is unknown, and a warning names the
     server. If the known times are not enough, the fewest moves are shown that make room. The exit
     status is 0 if the servers fit now or at a known time, 1 if not, and 2 if the question cannot be
-    answered. Changes nothing.
+    answered. --format svg and html draw the hosts over time. Changes nothing.
     """
 
     acts_with = ()
+    draws = True
     errors = (SnapshotError, FabricMapError)
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
@@ -63,12 +66,17 @@ class ShowWhen(ListCommand):
             print(f"nova-hpc when: warning: {problem}", file=sys.stderr)
         room_time = earliest.find_earliest_time(cloud, question, times.ends)
         plan = None if room_time is not None else moves.find_room_moves(cloud, question)
+        view = functools.partial(time_view.view_time, cloud, question, room_time, times, taken)
         return CommandAnswer(
             answers.MOVE_COLUMNS,
             [] if plan is None else answers.list_move_rows(plan),
             status=0 if room_time is not None else _NO_TIME,
             show=lambda: _print_answer(question, room_time, plan, times, taken),
             document=lambda: _dump_document(question, room_time, plan, times),
+            pictures={
+                "svg": lambda: page.draw_times_svg(view()),
+                "html": lambda: page.draw_times_page(view()),
+            },
         )
 
 
@@ -83,10 +91,7 @@ def _print_answer(
         answers.print_time(question, room_time, taken)
     if plan is None:
         return
-    if times.ends:
-        print(f"{question.text}: does not fit after the {len(times.ends)} known ends of servers")
-    else:
-        print(f"{question.text}: no end time is known")
+    print(answers.format_no_time(question, times))
     answers.print_moves(question, plan)
 
 

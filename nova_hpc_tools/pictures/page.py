@@ -26,6 +26,7 @@ from nova_hpc_common.output.canvas import (
 from nova_hpc_common.outside.name_lists import cut_after
 from nova_hpc_common.outside.text import printable_text
 from nova_hpc_tools.pictures import draw_cloud, draw_node
+from nova_hpc_tools.pictures.draw_times import TimePicture, draw_times
 from nova_hpc_tools.pictures.fragmentation import (
     FitTable,
     tabulate_cloud_sets,
@@ -116,6 +117,28 @@ def draw_cloud_page(picture: CloudPicture) -> str:
 def draw_cloud_svg(picture: CloudPicture) -> str:
     """Draw the SVG picture of a cloud, or of some leaves."""
     return _write_svg(_sheet_of_cloud(picture))
+
+
+def draw_times_page(picture: TimePicture) -> str:
+    """Draw the HTML page of a request over time."""
+    return _write_page(_sheet_of_times(picture))
+
+
+def draw_times_svg(picture: TimePicture) -> str:
+    """Draw the SVG picture of a request over time."""
+    return _write_svg(_sheet_of_times(picture))
+
+
+def _sheet_of_times(picture: TimePicture) -> _Sheet:
+    return _Sheet(
+        title=picture.title,
+        facts=picture.facts,
+        states=(),
+        tables=(),
+        note="",
+        parts=(("", (draw_times(picture, _WIDTH),)),) if picture.hosts else (),
+        problems=picture.problems,
+    )
 
 
 def _sheet_of_node(picture: NodePicture) -> _Sheet:
@@ -280,9 +303,10 @@ def _write_svg(sheet: _Sheet) -> str:
     for fact in sheet.facts:
         add_text(group, fact, 0, top, "dim", _WIDTH)
         top += 16
-    legend = _draw_svg_legend(sheet.states)
-    place_block(group, legend, 0, top)
-    top += legend.height + _GAP
+    if sheet.states:
+        legend = _draw_svg_legend(sheet.states)
+        place_block(group, legend, 0, top)
+        top += legend.height + _GAP
     if sheet.signs:
         add_text(group, sheet.signs, 0, top + 6, "dim", _WIDTH)
         top += 16 + _GAP

@@ -50,6 +50,7 @@ class ClusterTest(base.ClusterClientTest):
         self.cluster("delete", "train")
         self.assert_nothing_left()
 
+    @pytest.mark.slow
     def test_a_reader_that_goes_away(self) -> None:
         """The work is done to its end, and nothing that is not read is success."""
         gone = {"status": 141, "closed": True}

@@ -75,6 +75,7 @@ class AcceptTest(base.ClusterClientTest):
                 verdicts[server["name"]] = member_verdict.read_member_verdict(text).verdict
         return verdicts
 
+    @pytest.mark.slow
     def test_all_are_accepted_and_it_is_written_down(self) -> None:
         self.create("train", 3)
         before = {server["name"]: server["metadata"] for server in self.servers()}

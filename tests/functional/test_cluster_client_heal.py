@@ -115,6 +115,7 @@ class OneRoundTest(HealTest):
         shown = self.cluster("show", "k", "-f", "json").json
         self.assertEqual(("ACTIVE", {}), (shown["state"], shown["faults"]))
 
+    @pytest.mark.slow
     def test_a_busy_member_stays_and_the_others_are_healed(self) -> None:
         before = self.make(5)
         calls = self._folder / "drained"

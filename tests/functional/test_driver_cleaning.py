@@ -7,6 +7,7 @@ import json
 import signal
 
 import attrs
+import pytest
 from nova import exception
 from nova.virt.libvirt.driver import LibvirtDriver
 
@@ -70,6 +71,7 @@ class CleaningTest(CleaningBase):
         self.assertEqual(server["id"], self.entry().server)
         self.assertIs(StagePhase.DUE, self.entry().phase)
 
+    @pytest.mark.slow
     def test_a_reported_device_is_tested_and_the_verdict_decides(self) -> None:
         """From the owner's tag to the test after the server's end; a word withholds nothing."""
         self.flags(reported_checks={"gpu": "burn"}, group="hpc")

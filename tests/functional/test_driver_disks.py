@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import attrs
+import pytest
 from oslo_serialization import jsonutils
 
 from nova_hpc.tenancy.stage.device_stage import DeviceStage, StagePhase, load_stage
@@ -74,6 +75,7 @@ class DisksTest(CleaningBase):
     def _kinds(self, server: object) -> list[str]:
         return sorted(device.product_id for device in self.devices_of(server))
 
+    @pytest.mark.slow
     def test_a_gpu_an_adapter_and_a_disk_below_one_switch(self) -> None:
         self._start()
         self._erase()
@@ -154,6 +156,7 @@ class DisksTest(CleaningBase):
         self.assertIn("no cleaner", self.stats_of("alpha").withheld[BESIDE])
         self._assert_no_disk(*APART, BESIDE)
 
+    @pytest.mark.slow
     def test_no_disk_whose_proof_is_lost(self) -> None:
         """An entry that is clean by the ledger of a release without proofs."""
         self._start()

@@ -229,6 +229,7 @@ def _cell(row: tuple[int, int, int] | None) -> str:
 class StagedLedgerTest(Moments):
     STAGE = True
 
+    @pytest.mark.slow
     def test_lost_at_some_moments(self) -> None:
         self.run_kind("lost", ("running", "in_the_stage", "service_restart"))
 

@@ -105,6 +105,7 @@ drain_command = {sys.executable},{script}
             self.assertEqual(0, process.returncode, err.read()[-3000:])
             return dict(json.loads(out.read().splitlines()[-1]))
 
+    @pytest.mark.slow
     def test_servers_with_a_place_leave_and_the_others_stay(self) -> None:
         member = self.make("m", self.member, "alpha", group=True)
         free = self.make("a", self.pair, "alpha")

@@ -12,6 +12,7 @@ from nova_hpc_common.outside.name_lists import join_first
 from nova_hpc_common.outside.text import printable_text
 from nova_hpc_common.wire.planned_work import format_planned_time
 from nova_hpc_tools.cloud.room.earliest import RoomTime
+from nova_hpc_tools.cloud.room.end_times import EndTimes
 from nova_hpc_tools.cloud.room.moves import RoomMiss, RoomMove, RoomPlan
 from nova_hpc_tools.cloud.room.question import RoomQuestion
 
@@ -75,14 +76,9 @@ def print_moves(question: RoomQuestion, answer: RoomPlan | RoomMiss) -> None:
 
 def print_time(question: RoomQuestion, room_time: RoomTime, taken: datetime.datetime) -> None:
     """Print the time from which on a request fits, and the servers that end until then."""
-    where = _format_place(room_time.gang)
+    print(f"{format_time(question, room_time, taken)}{_format_place(room_time.gang)}")
     if room_time.time is None:
-        print(f"{question.text}: fits now{where}")
         return
-    print(
-        f"{question.text}: fits from {format_planned_time(room_time.time)} on, in "
-        f"{_format_wait(room_time.time - taken)}{where}"
-    )
     print()
     rows = (
         (
@@ -92,6 +88,21 @@ def print_time(question: RoomQuestion, room_time: RoomTime, taken: datetime.date
         for end in room_time.leaving
     )
     _print_table((("Server that ends", "ID", "Host", "Time", "Known from"), *rows))
+
+
+def format_time(question: RoomQuestion, room_time: RoomTime, taken: datetime.datetime) -> str:
+    """Return the time from which on a request fits, for people."""
+    if room_time.time is None:
+        return f"{question.text}: fits now"
+    wait = _format_wait(room_time.time - taken)
+    return f"{question.text}: fits from {format_planned_time(room_time.time)} on, in {wait}"
+
+
+def format_no_time(question: RoomQuestion, times: EndTimes) -> str:
+    """Return that no known end of a server is enough, for people."""
+    if times.ends:
+        return f"{question.text}: does not fit after the {len(times.ends)} known ends of servers"
+    return f"{question.text}: no end time is known"
 
 
 def describe_moves(answer: RoomPlan | RoomMiss) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The earliest time at which a request fits, from known ends of servers. Pure.
 
-Servers end one after the other. The engine counts a node again only after its domain has enough
-free devices for the request, because devices alone are counted fast.
+Servers end one after the other. Free devices alone bound the servers that fit on a node, and are
+counted fast. The engine counts a node only while its domain could have room by these bounds.
 """
 
 from __future__ import annotations
@@ -41,13 +41,24 @@ class _WaitingNode:
     """A node, with the servers that have ended on it since it was counted."""
 
     node: SnapshotNode
-    #: Free devices of each want of the request, and the most servers that they allow.
+    domain: Domain
+    #: Free devices of each want of the request.
     free: list[int]
-    bound: int
     #: Server -> its devices of each want.
     used: dict[str, list[int]]
-    count: int | None = None
+    #: The servers that fit: the engine's count, or the most that the free devices allow.
+    most: int
     ended: list[Server] = attrs.Factory(list)
+
+
+@attrs.define
+class _WaitingDomain:
+    """A domain, with the sum over its nodes of the servers that fit at most."""
+
+    nodes: list[_WaitingNode] = attrs.Factory(list)
+    most: int = 0
+    #: Nodes by name that the engine has to count before the sum is exact.
+    uncounted: dict[str, _WaitingNode] = attrs.Factory(dict)
 
 
 def find_earliest_time(
@@ -79,66 +90,62 @@ class _RoomWait:
         self._counter = FitCounter(
             question.flavor, question.request, Chooser(cloud.profile), NodeContents()
         )
-        #: Domain -> names of its nodes, and the sum of their bounds.
-        self.domains: dict[Domain, list[str]] = collections.defaultdict(list)
-        self._bounds: collections.Counter[Domain] = collections.Counter()
-        self._nodes: dict[str, _WaitingNode] = {}
-        self._nodes_of: dict[str, list[str]] = collections.defaultdict(list)
+        self.domains: dict[Domain, _WaitingDomain] = collections.defaultdict(_WaitingDomain)
+        self._nodes_of: dict[str, list[_WaitingNode]] = collections.defaultdict(list)
         for node in cloud.hosts:
             domain = question.domain_of(node.host)
             if domain is None or node.out is not None:
                 continue
             free, used = self._counter.count_wanted_devices(node)
-            bound = self._counter.bound_by(free)
-            self._nodes[node.name] = _WaitingNode(node, free, bound, used)
-            self.domains[domain].append(node.name)
-            self._bounds[domain] += bound
+            waiting = _WaitingNode(node, domain, free, used, 0)
+            self.domains[domain].nodes.append(waiting)
+            self._bound(waiting)
             for uuid in used:
-                self._nodes_of[uuid].append(node.name)
+                self._nodes_of[uuid].append(waiting)
 
     def end(self, servers: Iterable[Server]) -> set[Domain]:
         """End servers; returns the domains in which more may fit now."""
         changed: set[Domain] = set()
         for server in servers:
-            for name in self._nodes_of[server.uuid]:
-                waiting = self._nodes[name]
+            for waiting in self._nodes_of[server.uuid]:
                 waiting.ended.append(server)
-                waiting.count = None
-                domain = self._question.domain_of(waiting.node.host)
-                if domain is None:
-                    continue
                 more = waiting.used[server.uuid]
                 waiting.free = [sum(pair) for pair in zip(waiting.free, more, strict=True)]
-                bound = self._counter.bound_by(waiting.free)
-                self._bounds[domain] += bound - waiting.bound
-                waiting.bound = bound
-                changed.add(domain)
+                self._bound(waiting)
+                changed.add(waiting.domain)
         return changed
 
     def fits(self, domains: Iterable[Domain]) -> bool:
         """Whether the request fits into one of these domains."""
-        members = self._question.members
-        return any(
-            self._bounds[domain] >= members
-            and sum(self._count(name) for name in self.domains[domain]) >= members
-            for domain in domains
-        )
+        return any(self._fits_into(self.domains[domain]) for domain in domains)
 
     def plan(self) -> GangPlan:
         """Plan the hosts of a request that fits."""
         fit: collections.Counter[str] = collections.Counter()
-        for names in self.domains.values():
-            for name in names:
-                fit[self._nodes[name].node.host] += self._count(name)
+        for domain in self.domains.values():
+            if self._fits_into(domain):
+                for waiting in domain.nodes:
+                    fit[waiting.node.host] += waiting.most
         plan = self._question.plan(fit)
         if not isinstance(plan, GangPlan):
             raise AssertionError(plan.reason)
         return plan
 
-    def _count(self, name: str) -> int:
-        waiting = self._nodes[name]
-        if waiting.count is None:
+    def _fits_into(self, domain: _WaitingDomain) -> bool:
+        while domain.uncounted and domain.most >= self._question.members:
+            _, waiting = domain.uncounted.popitem()
             waiting.node = release_servers(waiting.node, waiting.ended)
             waiting.ended = []
-            waiting.count = self._counter.count(waiting.node) if waiting.bound else 0
-        return waiting.count
+            domain.most -= waiting.most
+            waiting.most = self._counter.count(waiting.node)
+            domain.most += waiting.most
+        return domain.most >= self._question.members
+
+    def _bound(self, waiting: _WaitingNode) -> None:
+        """Bound the servers that fit on a node by its free devices."""
+        domain = self.domains[waiting.domain]
+        domain.most -= waiting.most
+        waiting.most = self._counter.bound_by(waiting.free)
+        domain.most += waiting.most
+        if waiting.most:
+            domain.uncounted[waiting.node.name] = waiting

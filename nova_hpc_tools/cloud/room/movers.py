@@ -19,6 +19,7 @@ from nova_hpc_tools.snapshot import (
     SnapshotError,
     SnapshotGroup,
     SnapshotNode,
+    owner_words,
 )
 
 _AFFINITY: Final = "affinity"
@@ -28,9 +29,19 @@ class Movers:
     """Reads the servers of a cloud for a search of moves, each when it is asked for."""
 
     def __init__(
-        self, cloud: Snapshot, fabric: FabricMap, chooser: Chooser, contents: NodeContents
+        self,
+        cloud: Snapshot,
+        fabric: FabricMap,
+        chooser: Chooser,
+        contents: NodeContents,
+        agreed: bool = False,
     ) -> None:
+        """Prepare the reading.
+
+        :param agreed: only servers may move whose owners have agreed.
+        """
         self._cloud = cloud
+        self._agreed = agreed
         self._fabric = fabric
         self._chooser = chooser
         self._contents = contents
@@ -60,6 +71,8 @@ class Movers:
         server = self.servers[uuid]
         if server.immobile is not None:
             return server.immobile
+        if self._agreed and not self.has_agreed(uuid):
+            return "its owner has not agreed to a move"
         if self._nodes[uuid] != {(server.host, server.node)}:
             return "it is being moved: wait for it"
         if not has_hpc_keys(server.extra_specs):
@@ -81,6 +94,11 @@ class Movers:
             except SnapshotError as error:
                 self._needs[key] = str(error)
         return self._needs[key]
+
+    def has_agreed(self, uuid: str) -> bool:
+        """Whether the owner of a server has agreed to its moves."""
+        server = self.servers[uuid]
+        return owner_words.may_move(server.movable, server.extra_specs)
 
     def kind(self, uuid: str) -> Hashable:
         """Return a key that servers of equal needs and rights share."""

@@ -16,7 +16,7 @@ import collections
 import itertools
 import math
 import time
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import attrs
@@ -115,16 +115,22 @@ class _TooManyTriesError(Exception):
 
 
 def find_room_moves(
-    cloud: Snapshot, question: RoomQuestion, seconds: float = _SECONDS
+    cloud: Snapshot,
+    question: RoomQuestion,
+    seconds: float = _SECONDS,
+    agreed: bool = False,
+    clock: Callable[[], float] = time.monotonic,
 ) -> RoomPlan | RoomMiss:
     """Find the fewest moves that make room; a plan without moves if there is room already.
 
     :param seconds: limit of each of two searches, whose answer is then not proven.
+    :param agreed: only servers may move whose owners have agreed.
+    :param clock: measures the seconds.
     """
-    answer = _RoomSearch(cloud, question, seconds).find()
+    answer = _RoomSearch(cloud, question, seconds, clock, agreed).find()
     if isinstance(answer, RoomMiss) and not answer.proven:
         # Servers that have a place already leave few ways, so that longer plans are found, too.
-        simple = _RoomSearch(cloud, question, seconds, direct=True).find()
+        simple = _RoomSearch(cloud, question, seconds, clock, agreed, direct=True).find()
         if isinstance(simple, RoomPlan):
             return attrs.evolve(simple, proven=False)
     return answer
@@ -134,21 +140,30 @@ class _RoomSearch:
     """A depth-first search with a growing number of moves."""
 
     def __init__(
-        self, cloud: Snapshot, question: RoomQuestion, seconds: float, direct: bool = False
+        self,
+        cloud: Snapshot,
+        question: RoomQuestion,
+        seconds: float,
+        clock: Callable[[], float],
+        agreed: bool,
+        direct: bool = False,
     ) -> None:
         """Prepare a search.
 
         :param seconds: its limit.
+        :param agreed: only servers may move whose owners have agreed.
         :param direct: only servers may move that have a place elsewhere before the first move.
         """
         self._direct = direct
-        self._until = time.monotonic() + seconds
+        self._clock = clock
+        self._until = clock() + seconds
         self._start = _RoomState({}, {}, {})
         chooser, contents = Chooser(cloud.profile), NodeContents()
         self._chooser = chooser
         self._contents = contents
         self._question = question
-        self._movers = Movers(cloud, question.fabric, chooser, contents)
+        self._agreed = agreed
+        self._movers = Movers(cloud, question.fabric, chooser, contents, agreed)
         self._counter = FitCounter(question.flavor, question.request, chooser, contents)
         self._nodes = {
             node.name: node for node in sorted(cloud.hosts, key=lambda node: (node.host, node.node))
@@ -191,7 +206,7 @@ class _RoomSearch:
                 return RoomPlan(moves, self._plan_gang(end), proven=not cuts)
             # One move more has reached no further state, so no number of moves does.
             closed = not self._deeper or len(self._reached) == reached
-            late = time.monotonic() > self._until
+            late = self._clock() > self._until
             if (closed and not self._pruned) or cuts == _CUTS or (cuts and late):
                 return RoomMiss(self._explain_miss(), proven=not cuts)
             reached = -1 if self._pruned else len(self._reached)
@@ -341,7 +356,7 @@ class _RoomSearch:
 
     def _count_try(self) -> None:
         self._tries += 1
-        if self._tries > self._most_tries or time.monotonic() > self._until:
+        if self._tries > self._most_tries or self._clock() > self._until:
             raise _TooManyTriesError
 
     def _move(
@@ -386,8 +401,7 @@ class _RoomSearch:
         return not self._direct or self._has_place(self._start, uuid)
 
     def _has_not_agreed(self, uuid: str) -> bool:
-        server = self._movers.servers[uuid]
-        return not owner_words.may_move(server.movable, server.extra_specs)
+        return not self._movers.has_agreed(uuid)
 
     def _signature(self, node: SnapshotNode) -> Hashable:
         """Return a key that nodes with the same content and alike servers share."""
@@ -549,9 +563,11 @@ class _RoomSearch:
             return "no host is in use"
         most = min(holds, key=lambda domain: (-holds[domain], natural_sort_key(domain[1])))
         name = f"{most[0].noun(1)} {most[1]}" if most[1] else "the cloud"
+        whose = " whose owners have agreed" if self._agreed else ""
         if holds[most] < members:
-            return f"{name} has room for {holds[most]} of {members} without all movable servers"
-        return f"{name} would have room, but its servers have no place elsewhere"
+            servers = f"servers{whose}" if whose else "movable servers"
+            return f"{name} has room for {holds[most]} of {members} without all {servers}"
+        return f"{name} would have room, but its servers{whose} have no place elsewhere"
 
 
 def _fewest_leaving(gains: Mapping[tuple[int, ...], int], members: int, most: int) -> int:

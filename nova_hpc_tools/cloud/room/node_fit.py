@@ -119,15 +119,13 @@ class FitCounter:
         free = [0] * len(wants)
         used: dict[str, list[int]] = {}
         for device in node.devices:
-            serves = [want.alias in device.aliases for want in wants]
-            if device.ports is not None:
-                serves = [False] * len(wants)
             for use in device.used:
-                counts = used.setdefault(use.server, [0] * len(wants))
-                for number, serving in enumerate(serves):
-                    counts[number] += serving
-            for number, serving in enumerate(serves):
-                free[number] += device.free if serving else 0
+                used.setdefault(use.server, [0] * len(wants))
+            for number, want in enumerate(wants):
+                if device.ports is None and want.alias in device.aliases:
+                    free[number] += device.free
+                    for use in device.used:
+                        used[use.server][number] += 1
         return free, used
 
 

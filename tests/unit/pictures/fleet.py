@@ -6,10 +6,13 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 
+import attrs
+
 from nova_hpc.placement.model import HostNode
 from nova_hpc.placement.profile import FlavorShape, Profile
 from nova_hpc_common.level import Level, Location
 from nova_hpc_tools.snapshot import FunctionUse, Server, Snapshot, SnapshotDevice, SnapshotNode
+from tests.unit.snapshot import clouds
 
 _HOSTS_OF_LEAF = 16
 _LEAVES_OF_SPINE = 4
@@ -91,6 +94,38 @@ def fleet(hosts: int, seed: int = 1, placed: bool = True) -> Snapshot:
         hosts=tuple(nodes),
         servers=tuple(servers),
         profile=Profile((FlavorShape({"gpu": 2}, level=Level.SWITCH, weight=1),)),
+    )
+
+
+#: Host -> the servers on it: name, GPUs, and end.
+_ENDING: Mapping[str, tuple[tuple[str, int, str | None], ...]] = {
+    "n1": (("solo", 2, "2026-12-02T18:00Z"),),
+    "n2": (("rank-1", 8, "2026-12-03T20:00Z"),),
+    "n3": (("notebook", 1, None),),
+    "n4": (("train", 4, "2026-12-20T00:00Z"), ("test", 2, None)),
+    "n5": (),
+    "n6": (("rank-2", 8, "2026-12-09T12:00Z"),),
+    "n7": (("eval", 4, "2026-12-01T20:00Z"), ("rank-3", 4, "2026-12-04T08:00Z")),
+}
+
+
+def ending_cloud() -> Snapshot:
+    """A leaf of seven hosts with eight GPUs each; most of its servers have a known end."""
+    flavor = clouds.flavor("hpc.gpu8", {"gpu": 8}, numa_policy="preferred", affinity="host")
+    nodes, servers = [], []
+    for number, (host, found) in enumerate(_ENDING.items()):
+        owners: list[str | None] = []
+        for name, gpus, until in found:
+            uuid = f"{number}{len(owners)}f0d"
+            owners += [uuid] * gpus
+            servers.append(Server(uuid, name, host, host, f"hpc.gpu{gpus}", until=until))
+        owners += [None] * (8 - len(owners))
+        switches = [owners[at : at + 2] for at in range(0, 8, 2)]
+        nodes.append(clouds.node(host, switches, aggregates=place_of(number)))
+    return attrs.evolve(
+        clouds.cloud(*nodes, flavors=[flavor], servers=servers),
+        taken="2026-12-01T06:00:00+00:00",
+        problems=(),
     )
 
 

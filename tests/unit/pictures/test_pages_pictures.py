@@ -12,14 +12,19 @@ from pathlib import Path
 
 import pytest
 
+from nova_hpc.fabric.model import FabricLevel
 from nova_hpc.topology import sysfs
 from nova_hpc_tools.cloud.capacity_command import read_synced_map
+from nova_hpc_tools.cloud.room.earliest import find_earliest_time
+from nova_hpc_tools.cloud.room.end_times import read_end_times, read_time_of_snapshot
+from nova_hpc_tools.cloud.room.question import RoomQuestion
+from nova_hpc_tools.cloud.room.time_view import view_time
 from nova_hpc_tools.inventory import picture_view, standing
 from nova_hpc_tools.pictures import page, snapshot_view
 from nova_hpc_tools.pictures.model import GroupNote
 from tests.nodes.catalogue import NODES
 from tests.nodes.write import write
-from tests.unit.pictures.fleet import fleet
+from tests.unit.pictures.fleet import ending_cloud, fleet
 
 FOLDER = Path(__file__).resolve().parents[3] / "docs/source/admin/pictures"
 
@@ -51,11 +56,22 @@ def _draw_small_cloud() -> str:
     return page.draw_cloud_svg(snapshot_view.view_cloud(cloud, fabric, ()))
 
 
+def _draw_when() -> str:
+    cloud = ending_cloud()
+    fabric, _ = read_synced_map(cloud)
+    question = RoomQuestion.of(cloud, "hpc.gpu8", fabric, 4, FabricLevel.LEAF)
+    times = read_end_times(cloud)
+    found = find_earliest_time(cloud, question, times.ends)
+    taken = read_time_of_snapshot(cloud)
+    return page.draw_times_svg(view_time(cloud, question, found, times, taken))
+
+
 PICTURES: Mapping[str, Callable[[], str]] = {
     "cloud.svg": _draw_cloud,
     "cloud-small.svg": _draw_small_cloud,
     "inventory.svg": _draw_inventory,
     "node.svg": _draw_node,
+    "when.svg": _draw_when,
 }
 
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import attrs
 
@@ -90,6 +90,36 @@ def draw_cloud(seed: int) -> tuple[Snapshot, FabricMap, random.Random]:
         problems=(),
     )
     return made, fabric, chance
+
+
+def draw_consent(cloud: Snapshot, chance: random.Random) -> Snapshot:
+    """Some flavors and some owners agree to moves; others refuse, or write other words."""
+    agreeing = {each.name for each in cloud.flavors if chance.random() < 0.3}
+
+    def specs_of(name: str, specs: Mapping[str, str]) -> dict[str, str]:
+        return {**specs, **({"hpc:movable": "yes"} if name in agreeing else {})}
+
+    return attrs.evolve(
+        cloud,
+        flavors=tuple(
+            attrs.evolve(each, extra_specs=specs_of(each.name, each.extra_specs))
+            for each in cloud.flavors
+        ),
+        servers=tuple(
+            attrs.evolve(
+                each,
+                extra_specs=specs_of(each.flavor, each.extra_specs),
+                movable=chance.choice([None, None, None, "yes", "no", "perhaps"]),
+            )
+            for each in cloud.servers
+        ),
+    )
+
+
+def has_agreed(server: Server) -> bool:
+    """The rule of consent, written anew: the owner's word outranks the flavor."""
+    flavor = server.extra_specs.get("hpc:movable") == "yes"
+    return server.movable == "yes" or (server.movable is None and flavor)
 
 
 def draw_question(cloud: Snapshot, fabric: FabricMap, chance: random.Random) -> RoomQuestion:

@@ -106,6 +106,24 @@ def test_owners_outrank_their_flavor(run: Run) -> None:
     assert "atlas  yes" in out
 
 
+def test_only_servers_whose_owners_agreed_move(run: Run) -> None:
+    words = ("capacity", FOUR, "--make-room", "--agreed", "--level", "leaf")
+    _, out, _ = run(a_cloud(t={"movable": "no"}, s={"movable": "yes"}), *words)
+    assert "s-name  a     b   switch  atlas  yes" in out
+    _, out, _ = run(a_cloud(), *words)
+    assert "t-name  b     a   switch  cms    yes" in out
+    status, out, _ = run(a_cloud(t={"movable": "no"}), *words)
+    assert (status, out) == (
+        1,
+        f"no moves make room for 1 x {FOUR} on one leaf: leaf l1 has room for 0 of 1 without all "
+        "servers whose owners have agreed\n",
+    )
+    status, _, err = run(a_cloud(), "capacity", FOUR, "--agreed")
+    assert (status, err) == (
+        2, "nova-hpc capacity: --agreed needs --make-room: it restricts the moves\n",
+    )  # fmt: skip
+
+
 def test_programs_read_the_moves(run: Run) -> None:
     status, out, _ = run(a_cloud(), "capacity", FOUR, "--make-room", "-f", "json")
     found = json.loads(out)
@@ -173,6 +191,20 @@ def test_without_an_end_there_are_moves(run: Run) -> None:
     assert out.startswith(f"3 x {FOUR}: does not fit after the 1 known ends of servers\n")
     status, out, _ = run(cloud, "when", "gpu2-switch-0")
     assert (status, out) == (0, "1 x gpu2-switch-0: fits now, on a\n")
+
+
+def test_an_answer_is_a_picture(run: Run) -> None:
+    cloud = a_cloud(t={"until": LATER})
+    for form in ("svg", "html"):
+        status, out, err = run(cloud, "when", FOUR, "--level", "leaf", "-f", form)
+        assert (status, err) == (0, "")
+        for words in (f"When 1 x {FOUR} on one leaf fits", f"fits from {LATER} on, in 4 days"):
+            assert words in out
+        assert f"t-name · until {LATER}" in out
+        # The other host of the leaf and the other leaf do not answer.
+        assert "s-name" not in out
+    status, out, _ = run(a_cloud(), "when", FOUR, "-f", "svg")
+    assert (status, f"1 x {FOUR}: no end time is known" in out) == (1, True)
 
 
 def test_mistakes_are_one_line(run: Run) -> None:

@@ -5,13 +5,10 @@ from __future__ import annotations
 
 import datetime
 import os
-import random
 
 import attrs
 import pytest
 
-from nova_hpc_tools import snapshot
-from nova_hpc_tools.cloud.room.earliest import find_earliest_time
 from nova_hpc_tools.cloud.room.end_times import (
     find_clock_problem,
     read_end_times,
@@ -19,64 +16,17 @@ from nova_hpc_tools.cloud.room.end_times import (
 )
 from nova_hpc_tools.snapshot import Snapshot, SnapshotError, SnapshotLease
 from tests.unit.cloud.room import random_clouds as drawn
+from tests.unit.cloud.room import trials
 
 EXAMPLES = int(os.environ.get("NOVA_HPC_EXAMPLES", "200"))
 START = datetime.datetime.fromisoformat(drawn.TAKEN)
 
 
-def with_ends(cloud: Snapshot, chance: random.Random) -> Snapshot:
-    """Some servers get an end time, others a bad one, and some a lease."""
-    servers = []
-    for server in cloud.servers:
-        time = START + datetime.timedelta(hours=chance.randint(-2, 6))
-        text = chance.choice([time.isoformat(), time.isoformat(), "soon", None])
-        servers.append(attrs.evolve(server, until=text))
-    leases = [
-        SnapshotLease(
-            f"lease{number}",
-            (START + datetime.timedelta(hours=chance.randint(-1, 6))).isoformat(),
-            tuple(each.uuid for each in servers if chance.random() < 0.3),
-        )
-        for number in range(chance.randint(0, 2))
-    ]
-    return attrs.evolve(cloud, servers=tuple(servers), leases=tuple(leases))
-
-
-def ends_of(cloud: Snapshot) -> dict[str, datetime.datetime]:
-    """Server -> its end, read once more."""
-    found: dict[str, datetime.datetime] = {}
-    texts = [(each.uuid, each.until) for each in cloud.servers]
-    texts += [(uuid, lease.until) for lease in cloud.leases for uuid in lease.servers]
-    for uuid, text in texts:
-        if text is not None and text != "soon":
-            time = datetime.datetime.fromisoformat(text)
-            if time > START:
-                found[uuid] = min(time, found.get(uuid, time))
-    return found
-
-
 @pytest.mark.parametrize("start", range(4))
 def test_no_earlier_time_would_do(start: int) -> None:
     for seed in range(start, EXAMPLES, 4):
-        cloud, fabric, chance = drawn.draw_cloud(seed)
-        question = drawn.draw_question(cloud, fabric, chance)
-        cloud = with_ends(cloud, chance)
-        found = find_earliest_time(cloud, question, read_end_times(cloud).ends)
-        ends = ends_of(cloud)
-        for time in [START, *sorted(set(ends.values()))]:
-            left = cloud
-            for server in cloud.servers:
-                if ends.get(server.uuid, time + datetime.timedelta(1)) <= time:
-                    hosts = (snapshot.release_from_node(node, server) for node in left.hosts)
-                    left = attrs.evolve(left, hosts=tuple(hosts))
-            if drawn.fits(left, question):
-                assert found is not None, seed
-                assert (found.time or START) == time, seed
-                assert sum(found.gang.hosts.values()) == question.members
-                assert all(each.time <= time for each in found.leaving)
-                break
-        else:
-            assert found is None, seed
+        trial = trials.try_time(seed)
+        assert not trial.fault, trial
 
 
 def one_server(**words: object) -> Snapshot:
