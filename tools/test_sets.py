@@ -209,6 +209,8 @@ JOBS: Final[tuple[Job, ...]] = (
     _job("fabric-all", "lab", ("tests/fabric",), 90, FULL),
     # A real engine, built from Debian's source, between namespaces and two emulated machines.
     _job("gpu-engine", "lab", ("tests/gpu",), 25, FULL),
+    # A thousand calendars of leases, beside the smaller tests.
+    _job("blazar", "blazar", ("tests/blazar",), 60, FULL),
     # Builds a release, and installs it beside each Nova.
     _job("release", "release", (), 15, FULL),
     _job("lab-all", "lab", ("tests/lab",), 90, FULL, alone=True),

@@ -17,7 +17,7 @@ PACKAGES = read_package_roots()
 OF_ROOT = frozenset(read_wheels()["nova-hpc"].packages)
 #: Packages that no service may load.
 TYPED = ("nova_hpc_client", "nova_hpc_common.output", "nova_hpc_guest", "nova_hpc_tools")
-TYPED += ("nova_hpc_requirements", "nova_hpc_simulate")
+TYPED += ("nova_hpc_blazar", "nova_hpc_requirements", "nova_hpc_simulate")
 #: Entry points that services load.
 OF_SERVICES = ("nova.api.extra_spec_validators", "nova_hpc.cleaners", "nova_hpc.checks")
 OF_SERVICES += ("nova_hpc.nvlink_backends", "nova_hpc.subnet_managers", "oslo.config.opts")

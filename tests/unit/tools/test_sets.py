@@ -269,7 +269,7 @@ def test_every_job_names_an_environment_of_tox_ini():
         text=True,
         check=True,
     ).stdout
-    known = {"lint", "docs", "unit-full", "lab", "release", "shm"}
+    known = {"lint", "docs", "unit-full", "lab", "release", "shm", "blazar"}
     known |= {f"py3{minor}" for minor in (11, 12, 13)}
     known |= {f"functional-{release}" for release in (32, 33, 34)}
     assert {line.split()[3] for line in out.splitlines()} <= known
