@@ -70,7 +70,7 @@ def read_figure(text: str) -> Element:
     """Read an SVG picture by matplotlib, with its colours as attributes, for :func:`format_svg`."""
     register_namespace("", _NAMESPACE)
     register_namespace("xlink", "http://www.w3.org/1999/xlink")
-    root = fromstring(text)
+    root = fromstring(text)  # nosec B314: written by matplotlib in this process
     root.set("fill", INK)
     for element in root.iter():
         style = element.get("style")
