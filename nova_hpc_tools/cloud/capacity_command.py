@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import gc
 import json
 import sys
 from collections import Counter
@@ -179,6 +180,8 @@ def read_cloud(args: argparse.Namespace) -> tuple[Snapshot, FabricMap, tuple[str
     """
     fabric = None if args.fabric is None else map_files.read_reported_map(args.fabric, args)
     cloud = cloud_readers.obtain_snapshot(args.snapshot, args.config, args.image)
+    # A collection of garbage would walk the millions of objects of a large cloud.
+    gc.freeze()
     if fabric is not None:
         return cloud, fabric, cloud.problems
     fabric, problems = read_synced_map(cloud)
