@@ -16,7 +16,7 @@ from nova_hpc_tools import snapshot
 from nova_hpc_tools.cloud.explain import judge_node
 from nova_hpc_tools.cloud.explain.remedies import Chooser
 from nova_hpc_tools.fabric.map_aggregates import aggregates_of
-from nova_hpc_tools.snapshot import Flavor, Server, Snapshot, SnapshotLease
+from nova_hpc_tools.snapshot import Flavor, Server, Snapshot, SnapshotLease, SnapshotNode
 from tests.unit.snapshot import clouds
 
 #: GPUs of a flavor -> how close they have to be.
@@ -91,7 +91,7 @@ def make_cloud(hosts: int, seed: int = 1) -> tuple[Snapshot, FabricMap]:
                 cells=snapshot.cells_on_node(choice.devices, request.cells),
                 until=_draw_end(chance) if chance.random() < 0.9 else None,
             )
-        nodes.append(node)
+        nodes.append(_number_functions(node))
         servers += here.values()
     leases = tuple(
         SnapshotLease(f"lease{number}", _draw_end(chance), tuple(s.uuid for s in some))
@@ -105,6 +105,25 @@ def make_cloud(hosts: int, seed: int = 1) -> tuple[Snapshot, FabricMap]:
         taken=_START.isoformat(),
         problems=(),
     ), fabric
+
+
+def _number_functions(node: SnapshotNode) -> SnapshotNode:
+    """Give each function in use an address of its own, as a snapshot needs."""
+    return attrs.evolve(
+        node,
+        devices=tuple(
+            attrs.evolve(
+                device,
+                used=tuple(
+                    attrs.evolve(use, address=f"{device.address[:-1]}{number}")
+                    for number, use in enumerate(device.used, 1)
+                ),
+            )
+            if device.role == "nic"
+            else device
+            for device in node.devices
+        ),
+    )
 
 
 def _draw_end(chance: random.Random) -> str:
