@@ -25,7 +25,7 @@ from nova_hpc_tools.fabric.nova_aggregates import NovaApiError
 from nova_hpc_tools.snapshot import Snapshot, SnapshotError, owner_words
 
 #: The tag of a server while ``capacity --make-room --yes`` moves it.
-TAG: Final = "hpc:making-room"
+TAG: Final = "hpc-making-room"
 #: Seconds between two readings of the cloud: devices of a server that has left are cleaned first.
 _PAUSE: Final = 10.0
 
