@@ -82,13 +82,19 @@ class ClusterPlugin(flavor_plugin.FlavorPlugin):
         super().__init__()
         self._trees = cloud_reading.ProviderTrees()
         #: Blazar's manager has threads: a plan is made and written under this lock.
-        self._planning = threading.Lock()
+        self._planning = threading.RLock()
         #: Lease -> begin and end that an update has been granted, and that Blazar writes later.
         self._granted: dict[str, tuple[datetime.datetime, datetime.datetime]] = {}
         self.monitor = self._host_plugin.monitor
         self.monitor.register_healing_handler(self.heal_reservations)
 
     # -- new leases ----------------------------------------------------------------------
+
+    def allocation_candidates(self, reservation: dict[str, Any]) -> list[str]:
+        """List the hosts that a new or a changed reservation would get."""
+        with self._planning:
+            hosts: list[str] = super().allocation_candidates(reservation)
+            return hosts
 
     def reserve_resource(self, reservation_id: str, values: dict[str, Any]) -> Any:
         """Reserve the hosts of a new cluster; see Blazar's plug-in for flavors."""

@@ -3,12 +3,17 @@
 
 An example. A host has eight GPUs. One lease has four of them from 8 to 10, another four from 12 to
 14. A lease from 9 to 13 never meets both at once, so it gets up to four GPUs.
+
+Another example. Two of four GPUs are fast, and each member takes a fast one and any other one. The
+first member may get both fast ones, so only one member is sure to start.
 """
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable, Mapping
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 
 import attrs
 
@@ -95,20 +100,50 @@ def count_members(
     if any(booking.uses is None for booking in during):
         return 0
     fits = []
-    for kind, amount in request.items():
-        if amount <= 0:
-            continue
-        serving = {provider.uuid for provider in providers if provider.serves(kind)}
-        amounts = [
-            provider.inventories[kind.resource_class].capacity
-            for provider in providers
-            if provider.serves(kind)
-            and (kind.split or provider.inventories[kind.resource_class].most >= amount)
-        ]
-        capacity = sum(amounts) if kind.split else max(amounts, default=0)
-        used = _find_peak(during, _list_rivals(kind, serving, providers, during))
-        fits.append(max(0, capacity - used) // amount)
+    for kinds in _list_sets_of_kinds(request):
+        serving = {
+            provider.uuid for provider in providers for kind in kinds if provider.serves(kind)
+        }
+        used = _find_peak(during, _list_rivals(kinds, serving, providers, _list_kinds(during)))
+        free = _count_capacity(kinds, request, providers) - used
+        amount = sum(request[kind] for kind in kinds)
+        # Nova may give devices of these kinds for each other kind of a member that they serve.
+        most = sum(
+            request[rival] for rival in _list_rivals(kinds, serving, providers, set(request))
+        )
+        fits.append(1 + (free - amount) // most if free >= amount else 0)
     return min(fits, default=0)
+
+
+def _list_sets_of_kinds(request: Request) -> Iterator[tuple[ResourceKind, ...]]:
+    """List the sets of kinds whose providers together have to be enough.
+
+    A device serves several kinds of its class, so each one may have enough alone, and all not.
+    """
+    classes: dict[tuple[str, bool], list[ResourceKind]] = defaultdict(list)
+    for kind, amount in request.items():
+        if amount > 0:
+            classes[kind.resource_class, kind.split].append(kind)
+    for kinds in classes.values():
+        for size in range(1, len(kinds) + 1):
+            yield from itertools.combinations(kinds, size)
+
+
+def _count_capacity(
+    kinds: Iterable[ResourceKind], request: Request, providers: Iterable[LeasableProvider]
+) -> int:
+    """Count the resources that members can have of these kinds, which are of one class."""
+    together = tuple(kinds)
+    first = together[0]
+    inventories = [
+        provider.inventories[first.resource_class]
+        for provider in providers
+        if any(provider.serves(kind) for kind in together)
+    ]
+    if first.split:
+        return sum(inventory.capacity for inventory in inventories)
+    enough = [each.capacity for each in inventories if each.most >= request[first]]
+    return max(enough, default=0)
 
 
 def _find_peak(bookings: Iterable[Booking], kinds: frozenset[ResourceKind]) -> int:
@@ -133,17 +168,21 @@ def _find_peak(bookings: Iterable[Booking], kinds: frozenset[ResourceKind]) -> i
     )
 
 
+def _list_kinds(bookings: Iterable[Booking]) -> set[ResourceKind]:
+    return {kind for booking in bookings for kind in booking.uses or {}}
+
+
 def _list_rivals(
-    kind: ResourceKind,
+    kinds: Iterable[ResourceKind],
     serving: set[str],
     providers: tuple[LeasableProvider, ...],
-    bookings: Iterable[Booking],
+    others: set[ResourceKind],
 ) -> frozenset[ResourceKind]:
-    """List the kinds in bookings that may take resources of the same providers as *kind*."""
-    booked = {rival for booking in bookings for rival in booking.uses or {}}
+    """List the *others* that may take resources of the same providers as *kinds*."""
+    classes = {kind.resource_class for kind in kinds}
     return frozenset(
         rival
-        for rival in booked
-        if rival.resource_class == kind.resource_class
+        for rival in others
+        if rival.resource_class in classes
         and any(provider.uuid in serving and provider.serves(rival) for provider in providers)
     )

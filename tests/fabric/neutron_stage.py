@@ -41,7 +41,7 @@ _SEARCH = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin"))
 _START = 240.0
 #: Seconds for which the first process holds a request, on a machine that does much else; the
 #: second one is for requests that nobody makes good.
-PATIENT, HASTY = 60.0, 5.0
+PATIENT, HASTY = 30.0, 5.0
 
 
 class StageError(Exception):
@@ -56,7 +56,7 @@ class NeutronProcess:
     port: int
     guard: threading.Lock = attrs.field(factory=threading.Lock)
 
-    def http(self, role, method, path, body=None, timeout=60.0):
+    def http(self, role, method, path, body=None, timeout=120.0):
         """Status and document of a request."""
         url = f"http://127.0.0.1:{self.port}/v2.0{path}"
         with requests.Session() as session:

@@ -193,7 +193,7 @@ def test_a_server_that_another_project_threw_out_is_no_member_again(neutron, ser
         assert neutron.bind(port, device_id=server)[1]["port"]["status"] == "ACTIVE"
         throw_out(neutron, port, server)
         neutron.agent_round()
-        assert reason(bind(neutron, own, api=0))[0] == 409
+        assert reason(bind(neutron, own, api=1))[0] == 409
         assert members(neutron) == []
         neutron.unbind(own)
         # The server itself, and everybody when it is gone.
@@ -201,7 +201,7 @@ def test_a_server_that_another_project_threw_out_is_no_member_again(neutron, ser
         assert bind(neutron, again, server=server)[1]["port"]["status"] == "ACTIVE"
         neutron.unbind(again)
         neutron.agent_round()
-        assert reason(bind(neutron, own, api=0))[0] == 409
+        assert reason(bind(neutron, own, api=1))[0] == 409
         neutron.unbind(own)
         neutron.set_nova()
         assert bind(neutron, own)[1]["port"]["status"] == "ACTIVE"
@@ -235,7 +235,7 @@ def test_the_hold_does_not_move_to_a_network_that_its_server_visits(
         assert delete(neutron, visit, "red") == 204
         neutron.agent_round()
         own = made(neutron.port(shared, role="blue"))["id"]
-        assert reason(bind(neutron, own, api=0))[0] == 409
+        assert reason(bind(neutron, own, api=1))[0] == 409
         assert members(neutron) == []
 
 
@@ -365,7 +365,7 @@ def test_a_delete_that_began_before_the_bind_leaves_the_hold(neutron, network, s
         neutron.processes[1].call("begin_deletes_early", seconds=0)
     neutron.agent_round()
     with neutron.agent():
-        status, why = reason(neutron.bind(stranger, slot=BESIDE))
+        status, why = reason(neutron.bind(stranger, slot=BESIDE, api=1))
     assert status == 409, why
     assert members(neutron) == []
 

@@ -64,7 +64,7 @@ PLUGGED, FAILED = ("network-vif-plugged", "completed"), ("network-vif-plugged", 
 
 def test_a_block_of_ovn_does_not_keep_a_member_down(neutron, port):
     """Before: ERROR in a devstack. OVN has a block for each port on a host, and never ends it."""
-    assert neutron.bind(port)[0] == 200
+    assert neutron.bind(port, api=1)[0] == 200
     neutron.rows(
         "INSERT INTO provisioningblocks (standard_attr_id, entity) "
         "SELECT standard_attr_id, 'L2' FROM ports WHERE id = %s",

@@ -70,6 +70,8 @@ READING = (
     ),
     Row("capacity --flavor {flavor} --members 2", ("4 more servers fit", "leaf")),
     Row("when --flavor {flavor} --members 2", ("fits now",)),
+    Row("when --flavor {flavor} --members 2 --format svg", ("fits now", "</svg>")),
+    Row("capacity --flavor {flavor} --members 2 --make-room --agreed", ("fits already",)),
     Row(
         "metrics cloud --flavor {flavor} --members 2",
         (

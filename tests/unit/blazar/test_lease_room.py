@@ -117,6 +117,29 @@ def test_kinds_of_one_device_count_against_each_other():
     assert count_members(tree, [booking(0, 1, gpu=1)], {FAST: 1}, at(0), at(1)) == 0
 
 
+def fewest_members(fast, slow, wanted_fast, wanted_any):
+    """Members that start whichever devices Nova gives to each of them."""
+    least = None
+    for of_fast in range(wanted_any + 1):
+        left = fast - wanted_fast - of_fast, slow - wanted_any + of_fast
+        if min(left) >= 0:
+            more = 1 + fewest_members(*left, wanted_fast, wanted_any)
+            least = more if least is None else min(least, more)
+    return least or 0
+
+
+@given(st.integers(0, 5), st.integers(0, 5), st.integers(1, 2), st.integers(1, 3))
+def test_one_flavor_takes_no_device_for_two_kinds(fast, slow, wanted_fast, wanted_any):
+    tree = [
+        *(device(f"fast{number}", FAST) for number in range(fast)),
+        *(device(f"slow{number}") for number in range(slow)),
+    ]
+    request = {GPU: wanted_any, FAST: wanted_fast}
+
+    expected = fewest_members(fast, slow, wanted_fast, wanted_any)
+    assert count_members(tree, [], request, at(0), at(1)) == expected
+
+
 def test_request_of_nothing_fits_nowhere():
     assert count_members(host(), [], {}, at(0), at(1)) == 0
     assert count_members([], [], {GPU: 1}, at(0), at(1)) == 0
