@@ -91,14 +91,15 @@ def measure_flavor(cloud: Snapshot, flavor: Flavor) -> Capacity:
 
 
 def measure_node_capacity(
-    node: SnapshotNode, flavor: Flavor, request: Request, chooser: Chooser
+    node: SnapshotNode, flavor: Flavor, request: Request, chooser: Chooser, most: int | None = None
 ) -> NodeCapacity:
     """Count the servers that fit on one node.
 
+    :param most: count no more, and give no reason then.
     :raises SnapshotError: the flavor takes no devices.
     """
     fit = 0
-    while True:
+    while most is None or fit < most:
         answer = judge_node(node, flavor, request, chooser)
         if answer.choice is None:
             return NodeCapacity(node, fit, answer.reason, answer.unmet)
@@ -108,3 +109,4 @@ def measure_node_capacity(
             raise SnapshotError(f"flavor {flavor.name} takes no device of {node.name}")
         fit += 1
         node = snapshot.take_from_node(node, devices, request.cells, f"new server {fit}")
+    return NodeCapacity(node, fit, "")

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import gc
 import json
 import sys
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any, Final
 
 import attrs
@@ -17,14 +17,19 @@ from nova_hpc.cluster.plan.tree import natural_sort_key
 from nova_hpc.fabric.aggregates import read_aggregate_place
 from nova_hpc.fabric.model import FabricLevel, FabricMap, FabricPlace
 from nova_hpc_common.outside.name_lists import join_first
+from nova_hpc_common.outside.text import printable_text
 from nova_hpc_tools.base import CommandAnswer, CommandError, Count, ListCommand
 from nova_hpc_tools.cloud.capacity import Capacity, measure_capacity
 from nova_hpc_tools.cloud.cluster_capacity import AtLevel, count_clusters_by_level
+from nova_hpc_tools.cloud.drain_api import DrainCloud
 from nova_hpc_tools.cloud.explain_command import direct_ports
-from nova_hpc_tools.cloud.room import answers, end_times, moves
+from nova_hpc_tools.cloud.room import answers, earliest, end_times, moves
 from nova_hpc_tools.cloud.room.moves import RoomPlan
 from nova_hpc_tools.cloud.room.question import RoomQuestion
-from nova_hpc_tools.fabric import map_files
+from nova_hpc_tools.cloud.room.room_maker import RoomMaker
+from nova_hpc_tools.cloud.server_moves import DrainStopError, MovePatience
+from nova_hpc_tools.fabric import map_files, nova_aggregates
+from nova_hpc_tools.fabric.nova_aggregates import NovaApiError
 from nova_hpc_tools.fabric.problems import FabricMapError
 from nova_hpc_tools.snapshot import Snapshot, SnapshotError, cloud_readers
 
@@ -65,14 +70,19 @@ class ShowCapacity(ListCommand):
     Places one server after the other with the scheduler's own functions until none fits. The places
     of hosts on the fabric come from Nova's aggregates (nova-hpc fabric sync), or from --map. The
     exit status is 0 if one more server (with --members: one more cluster) fits somewhere, 1 if not,
-    and 2 if the question cannot be answered. Changes nothing.
+    and 2 if the question cannot be answered. Changes nothing without --yes.
 
     With --make-room, the status is 0 if all servers fit already, and 1 if moves are needed or do
     not help.
+
+    With --yes, it makes the moves of servers whose owners have agreed (hpc:movable), one after the
+    other, each checked by Nova's scheduler. It ends at the first server that does not move, or
+    whose owner does not agree any more. Running it again goes on. The status is 0 if all servers
+    fit then.
     """
 
-    acts_with = ()
-    errors = (SnapshotError, FabricMapError)
+    acts_with = ("yes",)
+    errors = (SnapshotError, FabricMapError, NovaApiError)
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Declare the options of the command on its argparse parser; return the parser."""
@@ -91,8 +101,27 @@ class ShowCapacity(ListCommand):
             action="store_true",
             help="move only servers whose owners have agreed (hpc:movable)",
         )
+        parser.add_argument(
+            "--yes",
+            action="store_true",
+            help="with --make-room: make the moves of servers whose owners have agreed",
+        )
+        parser.add_argument(
+            "--timeout",
+            type=Count(1),
+            default=1800,
+            metavar="SECONDS",
+            help="with --yes: how long one server may take, default: %(default)s",
+        )
         add_level_argument(parser)
         add_cloud_arguments(parser)
+        group = parser.add_argument_group("which cloud --yes changes")
+        group.add_argument(
+            "--os-cloud",
+            metavar="NAME",
+            help="name in clouds.yaml (default: OS_CLOUD, or OS_AUTH_URL and the like in the "
+            "environment). Its user needs the admin role",
+        )
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
@@ -102,9 +131,13 @@ class ShowCapacity(ListCommand):
             raise CommandError("--level needs --make-room: without it all levels are shown")
         if args.agreed and not args.make_room:
             raise CommandError("--agreed needs --make-room: it restricts the moves")
-        cloud, fabric, problems = read_cloud(args)
+        if args.yes and not args.make_room:
+            raise CommandError("--yes needs --make-room: it makes the moves")
+        if args.yes and args.snapshot:
+            raise CommandError("--yes moves servers of the running cloud: leave --snapshot out")
         if args.make_room:
-            return _make_room(read_question(args, cloud, fabric), cloud, problems, args.agreed)
+            return self._make_room(args)
+        cloud, fabric, problems = read_cloud(args)
         capacity = measure_capacity(cloud, args.flavor, args.image, args.port or ())
         report = _CapacityReport(
             capacity=capacity,
@@ -132,6 +165,89 @@ class ShowCapacity(ListCommand):
             show=lambda: _print_capacity_report(report),
             document=lambda: _dump_capacity_document(report),
         )
+
+    def connect(self, args: argparse.Namespace) -> DrainCloud:
+        """Connect to the cloud that --yes changes; tests have one of their own."""
+        return DrainCloud(nova_aggregates.connect_compute_proxy(args))
+
+    def _make_room(self, args: argparse.Namespace) -> CommandAnswer:
+        """Plan the moves that make room; with --yes make them."""
+        maker = None
+        if args.yes:
+            maker = RoomMaker(
+                self.connect(args),
+                lambda: cloud_readers.obtain_snapshot(None, args.config, args.image),
+                MovePatience(args.timeout),
+                self.say,
+            )
+            for failure in maker.finish_begun_moves():
+                print(f"{self._name}: warning: {printable_text(failure)}", file=sys.stderr)
+        cloud, fabric, problems = read_cloud(args)
+        question = read_question(args, cloud, fabric)
+        clock = end_times.find_clock_problem(
+            end_times.read_time_of_snapshot(cloud), datetime.datetime.now(datetime.UTC)
+        )
+        for problem in (*problems, *filter(None, [clock])):
+            print(f"{self._name}: warning: {problem}", file=sys.stderr)
+        answer = moves.find_room_moves(cloud, question, agreed=args.agreed or args.yes)
+        fits = isinstance(answer, RoomPlan) and not answer.moves
+        done, stop = 0, None
+        if maker is not None and isinstance(answer, RoomPlan) and answer.moves:
+            done, stop = self._carry_out(maker, question, answer)
+            fits = stop is None
+            if stop is not None:
+                print(f"{self._name}: {stop}", file=sys.stderr)
+
+        def show() -> None:
+            if done or stop is not None:
+                if fits:
+                    print(f"{question.text}: fits now")
+            else:
+                answers.print_moves(question, answer)
+
+        document = {
+            "schema": ROOM_SCHEMA,
+            "version": VERSION,
+            **answers.describe_question(question),
+            "fits": fits,
+            **answers.describe_moves(answer, done),
+            "problems": list(problems),
+        }
+        return CommandAnswer(
+            answers.MOVE_COLUMNS,
+            answers.list_move_rows(answer, done),
+            status=0 if fits else _MISS,
+            show=show,
+            document=lambda: json.dumps(document, indent=2) + "\n",
+        )
+
+    def _carry_out(
+        self, maker: RoomMaker, question: RoomQuestion, plan: RoomPlan
+    ) -> tuple[int, str | None]:
+        """Make the moves in order; returns how many were made, and the reason if it stopped."""
+
+        def fits(cloud: Snapshot) -> bool:
+            return earliest.find_earliest_time(cloud, question, ()) is not None
+
+        total = len(plan.moves)
+        for done, move in enumerate(plan.moves):
+            if done and fits(maker.read()):
+                return done, None  # a server has ended meanwhile
+            server = f"{printable_text(move.server.name)} ({move.server.uuid})"
+            at = f"{done} of {total} moves are made; stopped at {server}"
+            try:
+                maker.move(move)
+            except (DrainStopError, NovaApiError) as error:
+                return done, f"{at}: {printable_text(str(error))}; run it again to go on"
+            except KeyboardInterrupt:
+                print(f"{self._name}: {at}; run it again to go on", file=sys.stderr)
+                raise
+        if not maker.await_room(fits):
+            return total, (
+                f"all {total} moves are made, and {question.text} does not fit: other servers "
+                "came, or devices are withheld (nova-hpc device list --all-nodes)"
+            )
+        return total, None
 
 
 def add_question_arguments(parser: argparse.ArgumentParser) -> None:
@@ -179,6 +295,8 @@ def read_cloud(args: argparse.Namespace) -> tuple[Snapshot, FabricMap, tuple[str
     """
     fabric = None if args.fabric is None else map_files.read_reported_map(args.fabric, args)
     cloud = cloud_readers.obtain_snapshot(args.snapshot, args.config, args.image)
+    # A collection of garbage would walk the millions of objects of a large cloud.
+    gc.freeze()
     if fabric is not None:
         return cloud, fabric, cloud.problems
     fabric, problems = read_synced_map(cloud)
@@ -198,33 +316,6 @@ def read_question(args: argparse.Namespace, cloud: Snapshot, fabric: FabricMap) 
         level=None if args.level is None else FabricLevel.from_word(args.level),
         image=args.image,
         ports=args.port or (),
-    )
-
-
-def _make_room(
-    question: RoomQuestion, cloud: Snapshot, problems: Sequence[str], agreed: bool
-) -> CommandAnswer:
-    clock = end_times.find_clock_problem(
-        end_times.read_time_of_snapshot(cloud), datetime.datetime.now(datetime.UTC)
-    )
-    for problem in (*problems, *filter(None, [clock])):
-        print(f"nova-hpc capacity: warning: {problem}", file=sys.stderr)
-    answer = moves.find_room_moves(cloud, question, agreed=agreed)
-    fits = isinstance(answer, RoomPlan) and not answer.moves
-    document = {
-        "schema": ROOM_SCHEMA,
-        "version": VERSION,
-        **answers.describe_question(question),
-        "fits": fits,
-        **answers.describe_moves(answer),
-        "problems": list(problems),
-    }
-    return CommandAnswer(
-        answers.MOVE_COLUMNS,
-        answers.list_move_rows(answer),
-        status=0 if fits else _MISS,
-        show=lambda: answers.print_moves(question, answer),
-        document=lambda: json.dumps(document, indent=2) + "\n",
     )
 
 

@@ -43,6 +43,7 @@ class DrainServer:
     #: Nova's name of its host for its project; "" while it has none.
     host_id: str = ""
     tags: tuple[str, ...] = ()
+    metadata: Mapping[str, str] = attrs.field(factory=dict)
 
     @property
     def planned(self) -> str:
@@ -52,12 +53,13 @@ class DrainServer:
 
 @attrs.frozen
 class DrainMigration:
-    """A migration away from the host that has not finished."""
+    """A migration of a server that has not finished."""
 
     server: str
     kind: str
     status: str
     target: str
+    source: str
 
 
 @attrs.frozen
@@ -112,25 +114,30 @@ class DrainCloud(FabricCloud):
         :raises NovaApiError: Nova does not answer, or refuses.
         """
         return [
-            DrainMigration(
-                server=str(migration["instance_uuid"]),
-                kind=str(migration["migration_type"]),
-                status=str(migration["status"]),
-                target=str(migration.get("dest_compute") or ""),
-            )
-            for migration in self._migrations(host)
-            if migration["source_compute"] == host
-            and migration["migration_type"] in (COLD, RESIZE, EVACUATION)
-            and migration["status"] in (*MOVING, MOVED)
+            migration
+            for migration in self._migrations(source_compute=host)
+            if migration.source == host
+            and migration.kind in (COLD, RESIZE, EVACUATION)
+            and migration.status in (*MOVING, MOVED)
         ]
 
-    def _migrations(self, host: str) -> Iterator[Mapping[str, Any]]:
+    def cold_move_of(self, uuid: str) -> DrainMigration | None:
+        """The cold migration of a server that is under way or waits for its confirmation.
+
+        :raises NovaApiError: Nova does not answer, or refuses.
+        """
+        for migration in self._migrations(instance_uuid=uuid):
+            if migration.kind == COLD and migration.status in (*MOVING, MOVED):
+                return migration
+        return None
+
+    def _migrations(self, **filters: str) -> Iterator[DrainMigration]:
         marker: dict[str, str] = {}
         while True:
-            page = self._get(
-                "/os-migrations", MICROVERSION, source_compute=host, limit="500", **marker
-            )["migrations"]
-            yield from page
+            page = self._get("/os-migrations", MICROVERSION, limit="500", **filters, **marker)[
+                "migrations"
+            ]
+            yield from map(_parse_migration, page)
             if not page:
                 return
             marker = {"marker": page[-1]["uuid"]}
@@ -238,6 +245,16 @@ class DrainCloud(FabricCloud):
         return printable_text("; ".join(" ".join(text.split()) for text in texts if text))
 
 
+def _parse_migration(migration: Mapping[str, Any]) -> DrainMigration:
+    return DrainMigration(
+        server=str(migration["instance_uuid"]),
+        kind=str(migration["migration_type"]),
+        status=str(migration["status"]),
+        target=str(migration.get("dest_compute") or ""),
+        source=str(migration.get("source_compute") or ""),
+    )
+
+
 def _parse_drain_server(server: Mapping[str, Any]) -> DrainServer:
     flavor = server.get("flavor") or {}
     return DrainServer(
@@ -251,4 +268,5 @@ def _parse_drain_server(server: Mapping[str, Any]) -> DrainServer:
         extra_specs=dict(flavor.get("extra_specs") or {}),
         host_id=str(server.get("hostId") or ""),
         tags=tuple(str(tag) for tag in server.get("tags") or ()),
+        metadata=dict(server.get("metadata") or {}),
     )

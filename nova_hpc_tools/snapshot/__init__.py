@@ -390,24 +390,37 @@ def cells_on_node(devices: DeviceSet, cells: Iterable[WantedCell]) -> tuple[Serv
     )
 
 
-def release_from_node(node: SnapshotNode, server: Server) -> SnapshotNode:
-    """Return a copy of the node after *server* left; faulty devices do not become free."""
+def release_from_node(node: SnapshotNode, *servers: Server) -> SnapshotNode:
+    """Return a copy of the node after *servers* left; faulty devices do not become free."""
+    leaving = {server.uuid for server in servers}
+    free, numa = count_free_without(node, servers)
     devices = []
-    # During a move, a server may hold devices here, while its CPUs are on its own host.
-    home = (server.host, server.node) == (node.host, node.node)
+    for device, number in zip(node.devices, free, strict=True):
+        left = tuple([use for use in device.used if use.server not in leaving])
+        changed = len(left) < len(device.used)
+        devices.append(attrs.evolve(device, free=number, used=left) if changed else device)
+    return attrs.evolve(node, devices=tuple(devices), numa=numa)
+
+
+def count_free_without(
+    node: SnapshotNode, servers: Iterable[Server]
+) -> tuple[tuple[int, ...], tuple[HostNode, ...]]:
+    """Count the free functions of each device, and CPUs and pages, after *servers* left a node."""
+    leaving: set[str] = set()
+    cells: list[ServerCell] = []
+    for server in servers:
+        leaving.add(server.uuid)
+        # During a move, a server may hold devices here, while its CPUs are on its own host.
+        if (server.host, server.node) == (node.host, node.node):
+            cells += server.cells
+    if not leaving:
+        return tuple([device.free for device in node.devices]), node.numa
+    free = []
     for device in node.devices:
-        back = sum(
-            use.server == server.uuid and not _is_ailing(node, device, use) for use in device.used
-        )
-        left = tuple(use for use in device.used if use.server != server.uuid)
-        if left != device.used:
-            device = attrs.evolve(device, free=device.free + back, used=left)
-        devices.append(device)
-    return attrs.evolve(
-        node,
-        devices=tuple(devices),
-        numa=_change_numa_amounts(node.numa, server.cells if home else (), +1),
-    )
+        back = [use for use in device.used if use.server in leaving]
+        ailing = sum(_is_ailing(node, device, use) for use in back) if node.ailing else 0
+        free.append(device.free + len(back) - ailing)
+    return tuple(free), _change_numa_amounts(node.numa, cells, +1)
 
 
 def _is_ailing(node: SnapshotNode, device: SnapshotDevice, use: FunctionUse) -> bool:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from unittest import mock
 
@@ -15,7 +15,7 @@ from openstack import connection
 from oslo_config import cfg
 
 from nova_hpc.fabric.model import FabricMap, FabricPlace
-from nova_hpc_tools.cloud import drain_api, drain_command, server_moves
+from nova_hpc_tools.cloud import capacity_command, drain_api, drain_command, server_moves
 from nova_hpc_tools.fabric import nova_aggregates
 from nova_hpc_tools.fabric.map_aggregates import aggregates_of
 from nova_hpc_tools.main import NovaHpc
@@ -48,19 +48,29 @@ def run_drain(
     compute: Any, words: Sequence[str], cloud: Any = drain_api.DrainCloud
 ) -> tuple[int, str, str]:
     """Run ``nova-hpc drain`` with *words*; its status, output and errors."""
+    return run_moving_command(compute, ["drain", *words], cloud)
+
+
+def run_moving_command(
+    compute: Any,
+    words: Sequence[str],
+    cloud: Any = drain_api.DrainCloud,
+    read: Callable[[], Any] = snapshot.take_cloud_snapshot,
+) -> tuple[int, str, str]:
+    """Run a command of ``nova-hpc`` that moves servers; its status, output and errors."""
     out, err = io.StringIO(), io.StringIO()
     with (
         mock.patch.object(nova_aggregates, "connect_compute_proxy", return_value=compute),
         mock.patch.object(drain_command, "DrainCloud", cloud),
-        mock.patch.object(
-            cloud_readers, "obtain_snapshot", side_effect=lambda *_: snapshot.take_cloud_snapshot()
-        ),
+        mock.patch.object(capacity_command, "DrainCloud", cloud),
+        mock.patch.object(cloud_readers, "obtain_snapshot", side_effect=lambda *_: read()),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
     ):
         app = NovaHpc()
         app.command_manager.add_command("drain", drain_command.Drain)
-        status = app.run(["drain", *words])
+        app.command_manager.add_command("capacity", capacity_command.ShowCapacity)
+        status = app.run(list(words))
     return status, out.getvalue(), err.getvalue()
 
 

@@ -16,13 +16,16 @@ from nova_hpc_tools.cloud.room.end_times import EndTimes
 from nova_hpc_tools.cloud.room.moves import RoomMiss, RoomMove, RoomPlan
 from nova_hpc_tools.cloud.room.question import RoomQuestion
 
-MOVE_COLUMNS: Final = ("Server", "ID", "From", "To", "Level", "Owner", "Agreed")
+MOVE_COLUMNS: Final = ("Server", "ID", "From", "To", "Level", "Owner", "Agreed", "Done")
 _UNKNOWN: Final = "-"
 _CUT: Final = "The search was cut short: fewer moves may do."
 
 
-def list_move_rows(answer: RoomPlan | RoomMiss) -> list[tuple[object, ...]]:
-    """Return the moves as rows of MOVE_COLUMNS."""
+def list_move_rows(answer: RoomPlan | RoomMiss, done: int = 0) -> list[tuple[object, ...]]:
+    """Return the moves as rows of MOVE_COLUMNS.
+
+    :param done: the number of moves that were made.
+    """
     return [
         (
             printable_text(move.server.name),
@@ -32,8 +35,9 @@ def list_move_rows(answer: RoomPlan | RoomMiss) -> list[tuple[object, ...]]:
             _format_level(move),
             move.server.project or _UNKNOWN,
             "yes" if move.agreed else "ask",
+            number < done,
         )
-        for move in (answer.moves if isinstance(answer, RoomPlan) else ())
+        for number, move in enumerate(answer.moves if isinstance(answer, RoomPlan) else ())
     ]
 
 
@@ -63,7 +67,7 @@ def print_moves(question: RoomQuestion, answer: RoomPlan | RoomMiss) -> None:
     print()
     # Without ids, a line fits 100 columns; programs read them.
     rows = (MOVE_COLUMNS, *list_move_rows(answer))
-    _print_table([(name, *others) for name, _, *others in rows])
+    _print_table([(name, *others) for name, _, *others, _ in rows])
     print()
     if not answer.proven:
         print(_CUT)
@@ -105,8 +109,11 @@ def format_no_time(question: RoomQuestion, times: EndTimes) -> str:
     return f"{question.text}: no end time is known"
 
 
-def describe_moves(answer: RoomPlan | RoomMiss) -> dict[str, Any]:
-    """Return the moves as a JSON object."""
+def describe_moves(answer: RoomPlan | RoomMiss, done: int = 0) -> dict[str, Any]:
+    """Return the moves as a JSON object.
+
+    :param done: the number of moves that were made.
+    """
     if isinstance(answer, RoomMiss):
         return {"moves": None, "proven": answer.proven, "reason": answer.reason}
     return {
@@ -121,8 +128,9 @@ def describe_moves(answer: RoomPlan | RoomMiss) -> dict[str, Any]:
                 "level_before": move.before or None,
                 "domain": move.domain or None,
                 "agreed": move.agreed,
+                "done": number < done,
             }
-            for move in answer.moves
+            for number, move in enumerate(answer.moves)
         ],
         "proven": answer.proven,
         "hosts": dict(answer.gang.hosts),

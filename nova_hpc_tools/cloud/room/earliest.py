@@ -18,7 +18,7 @@ from nova_hpc.cluster.plan import GangPlan
 from nova_hpc_tools.cloud.explain.remedies import Chooser
 from nova_hpc_tools.cloud.room.end_times import KnownEnd
 from nova_hpc_tools.cloud.room.moves import Domain
-from nova_hpc_tools.cloud.room.node_fit import FitCounter, NodeContents, release_servers
+from nova_hpc_tools.cloud.room.node_fit import FitCounter, NodeContents
 from nova_hpc_tools.cloud.room.question import RoomQuestion
 from nova_hpc_tools.snapshot import Server, Snapshot, SnapshotNode
 
@@ -38,7 +38,7 @@ class RoomTime:
 
 @attrs.define
 class _WaitingNode:
-    """A node, with the servers that have ended on it since it was counted."""
+    """A node, with the servers that have ended on it."""
 
     node: SnapshotNode
     domain: Domain
@@ -134,10 +134,8 @@ class _RoomWait:
     def _fits_into(self, domain: _WaitingDomain) -> bool:
         while domain.uncounted and domain.most >= self._question.members:
             _, waiting = domain.uncounted.popitem()
-            waiting.node = release_servers(waiting.node, waiting.ended)
-            waiting.ended = []
             domain.most -= waiting.most
-            waiting.most = self._counter.count(waiting.node)
+            waiting.most = self._counter.count(waiting.node, waiting.ended)
             domain.most += waiting.most
         return domain.most >= self._question.members
 

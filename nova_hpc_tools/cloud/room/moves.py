@@ -29,7 +29,7 @@ from nova_hpc_tools import snapshot
 from nova_hpc_tools.cloud.explain import judge_node
 from nova_hpc_tools.cloud.explain.remedies import Chooser
 from nova_hpc_tools.cloud.room.movers import Movers
-from nova_hpc_tools.cloud.room.node_fit import FitCounter, NodeContents, release_servers
+from nova_hpc_tools.cloud.room.node_fit import FitCounter, NodeContents
 from nova_hpc_tools.cloud.room.question import RoomQuestion
 from nova_hpc_tools.snapshot import Server, Snapshot, SnapshotNode, owner_words
 
@@ -456,7 +456,7 @@ class _RoomSearch:
         return best
 
     def _release(self, node: SnapshotNode, servers: Sequence[str]) -> SnapshotNode:
-        return release_servers(node, (self._server_on(node, uuid) for uuid in servers))
+        return snapshot.release_from_node(node, *(self._server_on(node, uuid) for uuid in servers))
 
     def _server_on(self, node: SnapshotNode, uuid: str) -> Server:
         """Return a server as it is on this node, for bounds: its CPUs count there."""

@@ -7,7 +7,7 @@ addresses, and as many are free. The engine itself decides about each kind of st
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Final
 
 import attrs
@@ -33,17 +33,18 @@ class NodeContents:
         self._kinds: dict[Hashable, int] = {}
         self._kind_of_node: dict[str, int] = {}
 
-    def key(self, node: SnapshotNode) -> Hashable:
-        """Return the key of a node in its present state."""
+    def key(self, node: SnapshotNode, leaving: Iterable[Server] = ()) -> Hashable:
+        """Return the key of a node in its present state.
+
+        :param leaving: servers whose devices, CPUs and pages count as free.
+        """
         kind = self._kind_of_node.get(node.name)
         if kind is None:
             kind = self._kinds.setdefault(self._describe(node), len(self._kinds))
             self._kind_of_node[node.name] = kind
-        return (
-            kind,
-            tuple([device.free for device in node.devices]),
-            tuple([(numa.dedicated_cpus, _sort_pages(numa.pages)) for numa in node.numa]),
-        )
+        free, numa = snapshot.count_free_without(node, leaving)
+        amounts = tuple([(each.dedicated_cpus, _sort_pages(each.pages)) for each in numa])
+        return kind, free, amounts
 
     def _describe(self, node: SnapshotNode) -> Hashable:
         names = {device.provider: device.address for device in node.devices}
@@ -76,14 +77,16 @@ class FitCounter:
     _counts: dict[Hashable, int] = attrs.field(factory=dict, init=False)
     _accepted: dict[Hashable, bool] = attrs.field(factory=dict, init=False)
 
-    def count(self, node: SnapshotNode) -> int:
-        """Count the servers that fit on a node."""
-        if node.out is not None or not self.bound(node):
-            return 0
-        key = self.contents.key(node)
+    def count(self, node: SnapshotNode, leaving: Sequence[Server] = ()) -> int:
+        """Count the servers that fit on a node.
+
+        :param leaving: servers that leave it before.
+        """
+        key = self.contents.key(node, leaving)
         if key not in self._counts:
+            left = snapshot.release_from_node(node, *leaving) if leaving else node
             self._counts[key] = capacity.measure_node_capacity(
-                node, self.flavor, self.request, self.chooser
+                left, self.flavor, self.request, self.chooser, self.bound(left)
             ).fit
         return self._counts[key]
 
@@ -127,10 +130,3 @@ class FitCounter:
                     for use in device.used:
                         used[use.server][number] += 1
         return free, used
-
-
-def release_servers(node: SnapshotNode, servers: Iterable[Server]) -> SnapshotNode:
-    """Return a copy of the node after these servers left it."""
-    for server in servers:
-        node = snapshot.release_from_node(node, server)
-    return node

@@ -139,6 +139,7 @@ def test_programs_read_the_moves(run: Run) -> None:
             "level_before": None,
             "domain": None,
             "agreed": True,
+            "done": False,
         }
     ]
     assert (found["proven"], found["hosts"]) == (True, {"b": 1})
