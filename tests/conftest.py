@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import datetime
 import gc
 import os
 import pathlib
@@ -12,10 +13,30 @@ import pytest
 
 from tests.nodes.catalogue import NODES
 from tests.nodes.write import write
+from tests.quarters import is_left_out
 
 # What is imported and collected now stays to the end. The collector looks at all of it again and
 # again: a quarter of the time until the first test.
 gc.disable()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declare the option of jobs that are too long for every landing."""
+    parser.addoption(
+        "--three-quarters",
+        action="store_true",
+        help="leave out a quarter of the tests, each day another one",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the quarter of the day."""
+    if not config.getoption("three_quarters"):
+        return
+    today = datetime.datetime.now(datetime.UTC).date()
+    left_out = [item for item in items if is_left_out(item.nodeid, today)]
+    items[:] = [item for item in items if not is_left_out(item.nodeid, today)]
+    config.hook.pytest_deselected(items=left_out)
 
 
 @pytest.hookimpl(trylast=True)
