@@ -9,6 +9,7 @@ import gc
 import json
 import sys
 from collections import Counter
+from collections.abc import Callable
 from typing import Any, Final
 
 import attrs
@@ -229,20 +230,33 @@ class ShowCapacity(ListCommand):
         def fits(cloud: Snapshot) -> bool:
             return earliest.find_earliest_time(cloud, question, ()) is not None
 
+        def needs(most: int) -> Callable[[Snapshot], bool]:
+            def suffice(cloud: Snapshot) -> bool:
+                answer = moves.find_room_moves(cloud, question, agreed=True)
+                return isinstance(answer, RoomPlan) and len(answer.moves) <= most
+
+            return suffice
+
         total = len(plan.moves)
         for done, move in enumerate(plan.moves):
-            if done and fits(maker.read()):
-                return done, None  # a server has ended meanwhile
             server = f"{printable_text(move.server.name)} ({move.server.uuid})"
             at = f"{done} of {total} moves are made; stopped at {server}"
             try:
+                # A server may have ended, or another one may have come.
+                if done and not maker.await_cloud(needs(total - done)):
+                    return done, (
+                        f"{done} of {total} moves are made; the rest would not make room any more: "
+                        "other servers came, or devices are withheld. Run it again for a new plan"
+                    )
+                if done and fits(maker.read()):
+                    return done, None
                 maker.move(move)
             except (DrainStopError, NovaApiError) as error:
                 return done, f"{at}: {printable_text(str(error))}; run it again to go on"
             except KeyboardInterrupt:
                 print(f"{self._name}: {at}; run it again to go on", file=sys.stderr)
                 raise
-        if not maker.await_room(fits):
+        if not maker.await_cloud(fits):
             return total, (
                 f"all {total} moves are made, and {question.text} does not fit: other servers "
                 "came, or devices are withheld (nova-hpc device list --all-nodes)"

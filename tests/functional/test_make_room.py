@@ -12,7 +12,7 @@ from nova_hpc_tools.cloud import drain_api
 from nova_hpc_tools.cloud.room import room_maker
 from nova_hpc_tools.readers import snapshot
 from tests.functional import fixtures
-from tests.functional.drain_base import PAIR, DrainCase, run_moving_command
+from tests.functional.drain_base import FOUR, PAIR, DrainCase, run_moving_command
 
 WHOLE = {"pci_passthrough:alias": "gpu:4", "hpc:affinity": "switch"}
 
@@ -128,6 +128,27 @@ class MakeRoomTest(DrainCase):
         self.assertIn("0 of 1 moves are made; stopped at one", err)
         self.assertIn("beta does not take it: ", err)
         self.assertEqual(["alpha", "beta"], self.where(one, two))
+
+    def test_another_takes_the_room_of_the_first_move(self) -> None:
+        """The second move is in vain then, so its owner is left alone."""
+        self.host("delta", FOUR)
+        movable = [self.make("one", self.movable, "alpha"), self.make("two", self.movable, "gamma")]
+        self.make("three", self.pair, "beta")
+        self.make("four", self.pair, "delta")
+        late: list[dict[str, Any]] = []
+
+        def take(number: int) -> None:
+            for left in {"alpha", "gamma"} - set(self.where(*movable)):
+                if not late:
+                    late.append(self.make("late", self.pair, left))
+
+        self.before_reading = take
+        status, out, err = self.room("--yes", "--members", "2", "--timeout", "1")
+        self.assertEqual(1, status, err)
+        self.assertEqual(1, out.count("done: "))
+        self.assertIn("1 of 2 moves are made; the rest would not make room", err)
+        self.assertEqual(1, len({"alpha", "gamma"} & set(self.where(*movable))))
+        self.assertEqual([[], []], [self.tags_of(each) for each in movable])
 
     def test_a_server_that_disappears(self) -> None:
         one, two = self.fill()

@@ -102,10 +102,13 @@ class RoomMaker:
                 raise
         self._report(move, new_host)
 
-    def await_room(self, fits: Callable[[Snapshot], bool]) -> bool:
-        """Wait until devices of the servers that moved are clean; returns whether all fit then."""
+    def await_cloud(self, suffices: Callable[[Snapshot], bool]) -> bool:
+        """Wait until the cloud suffices, while devices of moved servers are cleaned.
+
+        :returns: whether it suffices within the limit.
+        """
         end = self.patience.clock() + self.patience.seconds
-        while not fits(self.read()):
+        while not suffices(self.read()):
             if self.patience.clock() > end:
                 return False
             self.patience.sleep(_PAUSE)
