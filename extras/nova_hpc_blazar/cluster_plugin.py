@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import itertools
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -33,7 +34,7 @@ from oslo_config import cfg
 from oslo_log import log as logging
 from oslo_utils import strutils, timeutils
 
-from nova_hpc.cluster.plan import Gang, GangPlan, plan_gang
+from nova_hpc.cluster.plan import Gang, GangPlan, GangRefusal, plan_gang
 from nova_hpc.cluster.plan.model import MOST_MEMBERS
 from nova_hpc.placement.grouping import FlavorError
 from nova_hpc_blazar import cloud_reading, flavor_request
@@ -42,10 +43,9 @@ from nova_hpc_blazar.lease_room import (
     ALWAYS_BEGUN,
     NEVER_ENDS,
     Booking,
-    LeasableProvider,
+    LeasableRoom,
     Request,
     ResourceKind,
-    count_members,
 )
 
 CONF = cfg.CONF
@@ -53,11 +53,24 @@ LOG = logging.getLogger(__name__)
 
 # Nova's own option, in the words of Nova's own configuration.
 CONF.register_opts([cfg.MultiStrOpt("alias", default=[])], group="pci")
+CONF.register_opts(
+    [
+        cfg.BoolOpt(
+            "tell_lease_begin",
+            default=True,
+            help="Name the earliest begin at which a refused lease fits. It shows users when "
+            "leases of other projects end.",
+        )
+    ],
+    group="hpc",
+)
 
 #: The command ``openstack reservation`` sends only types that contain one of Blazar's own.
 RESOURCE_TYPE: Final = "hpc:flavor:instance"
 
 _TIME: Final = "%Y-%m-%d %H:%M"
+#: A refusal tries so many later begins: other leases wait until it is written.
+_MOST_BEGINS: Final = 100
 
 
 @attrs.frozen
@@ -140,20 +153,32 @@ class ClusterPlugin(flavor_plugin.FlavorPlugin):
         :param own: id of its reservation, which does not count; None if there is none.
         :returns: ids of hosts, one for each member.
         """
+        room = self._read_room(member, own)
         hosts = {host["service_name"]: host["id"] for host in self._list_reservable_hosts()}
-        room = self._count_room(member, begin, end, own)
         gang = Gang(amount, member.nearness.level, member.nearness.policy, group=own or "")
         with _cloud_reading():
             fabric = cloud_reading.read_fabric_map(nova.ReservationPool().get_all())
-        plan = plan_gang(fabric, {name: room.get(host, 0) for name, host in hosts.items()}, gang)
-        if not isinstance(plan, GangPlan):
-            LOG.info("A lease of %s finds no hosts: %s", member.flavor["name"], plan.reason)
-            raise exceptions.NotEnoughHostsAvailable(
-                f"{member.nearness.text} cannot hold {amount} members of flavor "
-                f"{member.flavor['name']} from {begin:{_TIME}} to {end:{_TIME}}; lease fewer "
-                "members, another time, or a flavor with a wider hpc:fabric"
+
+        def plan_at(first: datetime.datetime) -> GangPlan | GangRefusal:
+            counts = room.count(first, first + (end - begin))
+            return plan_gang(
+                fabric, {name: counts.get(host, 0) for name, host in hosts.items()}, gang
             )
-        return [hosts[name] for name, count in plan.hosts.items() for _ in range(count)]
+
+        plan = plan_at(begin)
+        if isinstance(plan, GangPlan):
+            return [hosts[name] for name, count in plan.hosts.items() for _ in range(count)]
+        LOG.info("A lease of %s finds no hosts: %s", member.flavor["name"], plan.reason)
+        later = None
+        if CONF.hpc.tell_lease_begin:
+            begins = itertools.islice(room.list_begins(begin), _MOST_BEGINS)
+            later = next((each for each in begins if isinstance(plan_at(each), GangPlan)), None)
+        raise exceptions.NotEnoughHostsAvailable(
+            f"{member.nearness.text} cannot hold {amount} members of flavor "
+            f"{member.flavor['name']} from {begin:{_TIME}} to {end:{_TIME}}; lease "
+            + (f"them from {later:{_TIME}} to {later + (end - begin):{_TIME}}, " if later else "")
+            + "fewer members, another time, or a flavor with a wider hpc:fabric"
+        )
 
     # -- updates -------------------------------------------------------------------------
 
@@ -214,7 +239,7 @@ class ClusterPlugin(flavor_plugin.FlavorPlugin):
         if end <= lease["end_date"]:
             return
         member = self._read_member(self._get_cached_flavor(reservation))
-        room = self._count_room(member, begin, end, reservation["id"])
+        room = self._read_room(member, reservation["id"]).count(begin, end)
         hosts = Counter(self._list_hosts(reservation["id"]))
         if any(room.get(host, 0) < count for host, count in hosts.items()):
             raise exceptions.NotEnoughHostsAvailable(
@@ -331,17 +356,10 @@ class ClusterPlugin(flavor_plugin.FlavorPlugin):
         allocations = db_api.host_allocation_get_all_by_values(reservation_id=reservation)
         return [allocation["compute_host_id"] for allocation in allocations]
 
-    def _count_room(
-        self,
-        member: _Member,
-        begin: datetime.datetime,
-        end: datetime.datetime,
-        own: str | None,
-    ) -> dict[str, int]:
-        """Count the members that fit on each reservable host from *begin* to *end*.
+    def _read_room(self, member: _Member, own: str | None) -> LeasableRoom:
+        """Read the hosts that can be leased, with the bookings of all leases.
 
         :param own: id of the reservation that does not count.
-        :returns: id of a host -> members.
         """
         hosts = self._list_reservable_hosts()
         bookings = self._read_bookings(own)
@@ -358,15 +376,16 @@ class ClusterPlugin(flavor_plugin.FlavorPlugin):
             if member.traits:
                 matches = cloud_reading.list_providers(client, member.traits)
                 able = {provider["name"] for provider in matches}
-        pause = datetime.timedelta(minutes=CONF.cleaning_time)
-        room = {}
-        for host in hosts:
-            tree: tuple[LeasableProvider, ...] = trees.get(host["hypervisor_hostname"], ())
-            if host["hypervisor_hostname"] in able:
-                room[host["id"]] = count_members(
-                    tree, bookings[host["id"]], member.request, begin - pause, end + pause
-                )
-        return room
+        return LeasableRoom(
+            member.request,
+            {
+                host["id"]: trees.get(host["hypervisor_hostname"], ())
+                for host in hosts
+                if host["hypervisor_hostname"] in able
+            },
+            bookings,
+            datetime.timedelta(minutes=CONF.cleaning_time),
+        )
 
     def _read_bookings(self, own: str | None) -> dict[str, list[Booking]]:
         """Read the bookings of all leases except *own*: id of a host -> bookings."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import datetime
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import attrs
 
@@ -81,6 +81,40 @@ class Booking:
     def is_during(self, begin: datetime.datetime, end: datetime.datetime) -> bool:
         """Whether the booking and this time have an instant in common."""
         return self.begin < end and begin < self.end
+
+
+@attrs.frozen
+class LeasableRoom:
+    """The hosts that can be leased, for one request.
+
+    :ivar trees: id of a host -> its providers.
+    :ivar bookings: id of a host -> the bookings of all other leases on it.
+    :ivar pause: the time for cleaning before and after each lease.
+    """
+
+    request: Request
+    trees: Mapping[str, tuple[LeasableProvider, ...]]
+    bookings: Mapping[str, Sequence[Booking]]
+    pause: datetime.timedelta
+
+    def count(self, begin: datetime.datetime, end: datetime.datetime) -> dict[str, int]:
+        """Count the members that fit on each host during a whole lease: id of a host -> members."""
+        return {
+            host: count_members(
+                tree,
+                self.bookings.get(host, ()),
+                self.request,
+                begin - self.pause,
+                end + self.pause,
+            )
+            for host, tree in self.trees.items()
+        }
+
+    def list_begins(self, after: datetime.datetime) -> list[datetime.datetime]:
+        """List the later times from which a lease may have more room: other leases end then."""
+        ends = {booking.end for booked in self.bookings.values() for booking in booked}
+        last = NEVER_ENDS - self.pause
+        return sorted(end + self.pause for end in ends if end < last and end + self.pause > after)
 
 
 def count_members(

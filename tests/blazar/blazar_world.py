@@ -223,4 +223,5 @@ def open_world(plugin: str, resource_type: str) -> Iterator[BlazarWorld]:
         CONF.reset()
         CONF.clear_override("alias", "pci")
         CONF.clear_override("cleaning_time")
+        CONF.clear_override("tell_lease_begin", group="hpc")
         CONF.clear_override("healing_interval", "physical:host")

@@ -11,6 +11,7 @@ import argparse
 import json
 import logging
 import random
+import re
 import sys
 from collections import Counter
 from typing import Any, Final
@@ -60,6 +61,8 @@ class Tally:
     :ivar overbooked: calendars in which a host had more members than devices at one instant.
     :ivar split: leases whose members were in several domains of their level.
     :ivar wrongly_refused: leases that were refused although brute force found hosts.
+    :ivar begins: later begins that refusals named.
+    :ivar wrong_begins: refusals whose begin is not the earliest one of brute force.
     """
 
     calendars: int = 0
@@ -68,6 +71,8 @@ class Tally:
     split: int = 0
     refused: int = 0
     wrongly_refused: int = 0
+    begins: int = 0
+    wrong_begins: int = 0
     moved_while_running: int = 0
     updates: int = 0
     updates_refused: int = 0
@@ -211,12 +216,23 @@ class Calendar:
             if possible:
                 self.tally.refused += 1
                 self.tally.wrongly_refused += fits
+                if self.ours and isinstance(error, exceptions.NotEnoughHostsAvailable):
+                    self._check_begin(str(error), flavor, amount, begin, end)
             return
         self.flavor_of[lease] = flavor
         self.tally.leases += 1
         self.tally.split += self._is_split(lease)
         if not possible:
             self.tally.faults["a lease of the past"] += 1
+
+    def _check_begin(self, text: str, flavor: str, amount: int, begin: int, end: int) -> None:
+        """Compare the begin that a refusal names with that of brute force, hour by hour."""
+        latest = range(begin, _HOURS[-1] - (end - begin))
+        first = [h for h in latest if self.fits(flavor, amount, h, h + end - begin)][:1]
+        named = re.search(r"lease them from (\S+ \S+) to (\S+ \S+), ", text)
+        self.tally.begins += named is not None
+        times = [text_at(hour) for hour in (first[0], first[0] + end - begin)] if first else []
+        self.tally.wrong_begins += times != list(named.groups() if named else ())
 
     def _expect(self, error: Exception, kinds: tuple[type[Exception], ...]) -> None:
         # Blazar restores a lease only after errors of exactly these types.

@@ -14,6 +14,8 @@ def _check(tally: Tally) -> None:
     assert tally.overbooked == 0
     assert tally.split == 0
     assert tally.wrongly_refused == 0
+    assert tally.begins > 0
+    assert tally.wrong_begins == 0
     assert tally.moved_while_running == 0
 
 

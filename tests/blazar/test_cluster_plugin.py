@@ -62,7 +62,9 @@ def test_devices_are_counted_at_each_instant(world):
     for _ in range(4):
         world.lease(1, 3, 2, "g4")
 
-    with pytest.raises(exceptions.NotEnoughHostsAvailable, match=r"g2 from .* to .*; lease fewer"):
+    with pytest.raises(
+        exceptions.NotEnoughHostsAvailable, match=r"g2 from .* to .*; lease them from "
+    ):
         world.lease(2, 4, 1, "g2")
     # Half-open times: the next lease begins when the others end.
     world.lease(3, 5, 2, "g8")
@@ -74,9 +76,21 @@ def test_cleaning_time_lies_between_two_leases(world):
     for _ in range(2):
         world.lease(1, 3, 2, "g8")
 
-    with pytest.raises(exceptions.NotEnoughHostsAvailable):
+    begin = rf"lease them from {text_at(3.5)} to {text_at(5.5)}, fewer members"
+    with pytest.raises(exceptions.NotEnoughHostsAvailable, match=begin):
         world.lease(3, 5, 2, "g8")
     world.lease(3.5, 5, 2, "g8")
+
+
+def test_begin_is_named_if_there_is_one_and_operators_allow_it(world):
+    for _ in range(2):
+        world.lease(1, 3, 2, "g8")
+
+    with pytest.raises(exceptions.NotEnoughHostsAvailable, match=r"to [^;]*; lease fewer members"):
+        world.lease(2, 4, 3, "g8")
+    cfg.CONF.set_override("tell_lease_begin", False, group="hpc")
+    with pytest.raises(exceptions.NotEnoughHostsAvailable, match=r"to [^;]*; lease fewer members"):
+        world.lease(2, 4, 2, "g8")
 
 
 def test_cluster_is_never_split_over_leaves(world):
