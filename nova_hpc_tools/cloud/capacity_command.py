@@ -116,13 +116,7 @@ class ShowCapacity(ListCommand):
         )
         add_level_argument(parser)
         add_cloud_arguments(parser)
-        group = parser.add_argument_group("which cloud --yes changes")
-        group.add_argument(
-            "--os-cloud",
-            metavar="NAME",
-            help="name in clouds.yaml (default: OS_CLOUD, or OS_AUTH_URL and the like in the "
-            "environment). Its user needs the admin role",
-        )
+        add_changed_cloud_argument(parser, "--yes")
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
@@ -299,6 +293,17 @@ def add_cloud_arguments(parser: argparse.ArgumentParser) -> None:
     )
     cloud_readers.add_snapshot_arguments(parser)
     map_files.add_map_arguments(parser)
+
+
+def add_changed_cloud_argument(parser: argparse.ArgumentParser, option: str) -> None:
+    """Declare the option for the cloud that another option changes."""
+    group = parser.add_argument_group(f"which cloud {option} changes")
+    group.add_argument(
+        "--os-cloud",
+        metavar="NAME",
+        help="name in clouds.yaml (default: OS_CLOUD, or OS_AUTH_URL and the like in the "
+        "environment). Its user needs the admin role",
+    )
 
 
 def read_cloud(args: argparse.Namespace) -> tuple[Snapshot, FabricMap, tuple[str, ...]]:

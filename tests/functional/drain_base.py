@@ -15,7 +15,13 @@ from openstack import connection
 from oslo_config import cfg
 
 from nova_hpc.fabric.model import FabricMap, FabricPlace
-from nova_hpc_tools.cloud import capacity_command, drain_api, drain_command, server_moves
+from nova_hpc_tools.cloud import (
+    capacity_command,
+    drain_api,
+    drain_command,
+    server_moves,
+    when_command,
+)
 from nova_hpc_tools.fabric import nova_aggregates
 from nova_hpc_tools.fabric.map_aggregates import aggregates_of
 from nova_hpc_tools.main import NovaHpc
@@ -70,6 +76,7 @@ def run_moving_command(
         app = NovaHpc()
         app.command_manager.add_command("drain", drain_command.Drain)
         app.command_manager.add_command("capacity", capacity_command.ShowCapacity)
+        app.command_manager.add_command("when", when_command.ShowWhen)
         status = app.run(list(words))
     return status, out.getvalue(), err.getvalue()
 

@@ -32,7 +32,7 @@ from nova_hpc_client.openstack.v1 import cluster_views
 from nova_hpc_common.output.printing import InertOutput
 from nova_hpc_common.output.standard_streams import HeardOutput
 from nova_hpc_common.outside.text import printable_lines, printable_text, shell_command
-from nova_hpc_common.wire import numbers
+from nova_hpc_common.wire import numbers, room_note
 from nova_hpc_common.wire.cluster_wish import NAME
 from nova_hpc_common.wire.version import WireError
 
@@ -120,7 +120,8 @@ def delete_each(names: Sequence[str], delete: Callable[[str], None]) -> None:
 class CreateCluster(HeardOutput, ClusterChange, InertOutput, command.ShowOne):
     """Create a virtual cluster: every member becomes active, or nothing is left.
 
-    With --resume, finish a cluster that another client has left half-way.
+    With --resume, finish a cluster that another client has left half-way. With --when, create
+    nothing, and show from when on so many members fit: the operators may have published it.
 
     Example: openstack hpc cluster create train --members 4 --flavor hpc.gpu4 --image debian-12
     """
@@ -137,6 +138,11 @@ class CreateCluster(HeardOutput, ClusterChange, InertOutput, command.ShowOne):
             "that no record gives back",
         )
         parser.add_argument(
+            "--when",
+            action="store_true",
+            help="create nothing: show from when on so many members of the flavor fit",
+        )
+        parser.add_argument(
             "--no-wait",
             action="store_true",
             help="do not wait until members are active: a member that fails later is shown by "
@@ -151,8 +157,10 @@ class CreateCluster(HeardOutput, ClusterChange, InertOutput, command.ShowOne):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Create a cluster, or finish an incomplete one."""
+        """Create a cluster, or finish an incomplete one, or show when one fits."""
         with cluster_views.translate_errors():
+            if parsed_args.when:
+                return self._show_time(parsed_args)
             made = self._resume(parsed_args) if parsed_args.resume else self._create(parsed_args)
             if not parsed_args.no_wait:
                 gpu_members.attach_members(self.cloud, made, parsed_args.timeout)
@@ -188,6 +196,31 @@ class CreateCluster(HeardOutput, ClusterChange, InertOutput, command.ShowOne):
                 until_active=not args.no_wait,
                 settle=_settle_with(cloud, args, given, pace),
             )
+
+    def _show_time(self, args: argparse.Namespace) -> tuple[Sequence[str], Sequence[Any]]:
+        """Show from when on the cluster fits, as the operators have published it.
+
+        :raises ClusterError: they have not, or it is unknown.
+        """
+        members = len(args.numbers or ()) or args.members
+        if not args.flavor or not members or args.resume:
+            raise ClusterError(
+                "--when needs --flavor and --members (or --numbers), and no --resume"
+            )
+        flavor = self.cloud.flavor(args.flavor)
+        name = printable_text(str(flavor["name"]))
+        note = room_note.read_room_note(flavor.get("description"))
+        if note is None:
+            raise ClusterError(
+                f"the description of flavor {name} has no times: operators publish them with "
+                "nova-hpc when --publish"
+            )
+        time = note.find_time(members)
+        if time == room_note.UNKNOWN:
+            raise ClusterError(
+                f"at {note.taken} no time was known from which {members} members of {name} fit"
+            )
+        return ("members", "flavor", "fits_from", "as_of"), (members, name, time, note.taken)
 
     def _resume(self, args: argparse.Namespace) -> Cluster:
         cloud = self.cloud
