@@ -279,7 +279,7 @@ def _use_release(python: Path, scratch: Path) -> list[str]:
     checks = ", ".join(f"{name} {result}" for name, result in results.items())
     return [
         f"Nova {used['nova']}: {version}",
-        f"  entry points: {used['loaded']} loaded, {used['left_out']} left out with Neutron",
+        f"  entry points: {used['loaded']} loaded, {used['left_out']} of missing programs",
         f"  scheduler: {', '.join(used['filters'])}",
         f"  driver: {used['driver']}; data files: {used['data']}",
         f"  status upgrade check: {checks}",

@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-#: Prefix of the groups of entry points that only Neutron's server reads.
-NEUTRON: Final = "neutron."
+#: Programs that read entry points of ours, whose groups begin with the name of the program.
+READERS: Final = ("neutron", "blazar", "masakari")
 #: A group whose entry points name a folder of scripts for alembic.
 MIGRATIONS: Final = "neutron.db.alembic_migrations"
 SERVER: Final = "6f0c1b52-0000-4000-8000-000000000000"
@@ -34,13 +34,13 @@ def list_own_distributions() -> list[importlib.metadata.Distribution]:
 
 
 def load_entry_points() -> tuple[int, int, list[str]]:
-    """Number of loaded entry points, number of those that need a missing Neutron, and errors."""
+    """Number of loaded entry points, number of those whose program is missing, and errors."""
     loaded, left_out, faults = 0, 0, []
-    with_neutron = importlib.util.find_spec("neutron") is not None
+    missing = {name for name in READERS if importlib.util.find_spec(name) is None}
     for distribution in list_own_distributions():
         for point in distribution.entry_points:
-            needs_neutron = point.group.startswith(NEUTRON) or "neutron_drivers" in point.value
-            if needs_neutron and not with_neutron:
+            reader = "neutron" if "neutron_drivers" in point.value else point.group.split(".")[0]
+            if reader in missing:
                 left_out += 1
                 continue
             try:
