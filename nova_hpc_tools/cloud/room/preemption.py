@@ -27,7 +27,6 @@ import attrs
 from nova_hpc.cluster.plan import GangPlan
 from nova_hpc.cluster.plan.tree import natural_sort_key
 from nova_hpc.placement import flavor as hpc_flavor
-from nova_hpc_tools import snapshot
 from nova_hpc_tools.cloud.explain.remedies import Chooser
 from nova_hpc_tools.cloud.room.moves import Domain, RoomMiss
 from nova_hpc_tools.cloud.room.node_fit import FitCounter, NodeContents
@@ -36,6 +35,8 @@ from nova_hpc_tools.snapshot import Server, Snapshot, SnapshotNode
 
 #: Seconds after which choices are not compared any more, but made.
 _SECONDS: Final = 15.0
+#: The cost of a server in devices: more than all servers of a cloud have.
+_SERVER: Final = 1 << 30
 #: The most choices of one number of servers of one node that the engine judges.
 _CHOICES: Final = 2_000
 
@@ -52,23 +53,13 @@ class PreemptionPlan:
     proven: bool = True
 
 
-@attrs.frozen(order=True)
-class _Cost:
-    """The price of a choice: servers, then their devices."""
-
-    servers: int = 0
-    devices: int = 0
-
-    def __add__(self, other: _Cost) -> _Cost:
-        return _Cost(self.servers + other.servers, self.devices + other.devices)
-
-
 @attrs.frozen
 class _Choice:
     """Servers of one node that leave, and the members that fit in addition then."""
 
     more: int
-    cost: _Cost
+    #: _SERVER for each of them, and 1 for each of their devices.
+    cost: int
     #: Their numbers in the order of the node's preemptible servers.
     leaving: tuple[int, ...]
 
@@ -77,7 +68,7 @@ class _Choice:
 class _Chain:
     """Choices of several nodes of a domain."""
 
-    cost: _Cost = _Cost()
+    cost: int = 0
     node: str = ""
     leaving: tuple[int, ...] = ()
     rest: _Chain | None = None
@@ -170,7 +161,7 @@ class _PreemptionSearch:
             chain = self._choose_in(domain)
             if chain is not None and (best is None or chain.cost < best.cost):
                 best = chain
-                if not best.cost.servers:
+                if not best.cost:
                     break
         if best is None:
             return RoomMiss(self._explain_miss())
@@ -198,8 +189,12 @@ class _PreemptionSearch:
             choices = self._list_choices(name)
             alike[choices] += 1
             # Each node gives one member at least, so further nodes that are alike give no more.
-            if choices and alike[choices] <= needed:
-                best = _add_node(best, name, choices)
+            if not choices or alike[choices] > needed:
+                continue
+            if best[needed] is not None and self._clock() > self._until:
+                self._proven = False
+                break
+            best = _add_node(best, name, choices)
         return best[needed]
 
     def _bound_without_all(self, name: str) -> int:
@@ -262,7 +257,7 @@ class _PreemptionSearch:
 
     def _describe(self, servers: Sequence[Server], leaving: tuple[int, ...], more: int) -> _Choice:
         devices = sum(len(self._devices[servers[number].uuid]) for number in leaving)
-        return _Choice(more, _Cost(len(leaving), devices), leaving)
+        return _Choice(more, _SERVER * len(leaving) + devices, leaving)
 
     # -- answers --------------------------------------------------------------------------
 

@@ -94,4 +94,5 @@ def test_a_search_that_is_cut_short_still_finds_a_plan(monkeypatch: pytest.Monke
     assert fits(without(cloud, names_of(plan)), ask(cloud, 3))
     late = find_preemption(cloud, ask(cloud, 2), seconds=-1)
     assert isinstance(late, PreemptionPlan)
-    assert (names_of(late), late.proven) == (["r", "s", "w"], False)
+    assert not late.proven
+    assert fits(without(cloud, names_of(late)), ask(cloud, 2))
