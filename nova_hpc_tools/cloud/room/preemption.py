@@ -88,7 +88,8 @@ def find_preemption(
 ) -> PreemptionPlan | RoomMiss:
     """Find the fewest servers whose removal makes room; none if there is room already.
 
-    :param only: UUIDs of the servers that may leave; None for all preemptible ones.
+    :param only: UUIDs of the servers that Nova shelves now, also paused ones. None for those that
+        Nova would also move: a snapshot contains no more.
     :param seconds: after so many, choices are not compared any more, and the plan is not proven.
     :param clock: measures the seconds.
     """
@@ -134,8 +135,7 @@ class _PreemptionSearch:
             server.uuid: server
             for server in cloud.servers
             if is_preemptible(server.extra_specs)
-            and server.immobile is None
-            and (only is None or server.uuid in only)
+            and (server.immobile is None if only is None else server.uuid in only)
         }
         numbers: dict[str, dict[str, list[int]]] = collections.defaultdict(dict)
         for node in self._nodes.values():

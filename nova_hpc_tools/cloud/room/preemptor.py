@@ -126,7 +126,7 @@ class Preemptor:
 
         :raises nova_hpc_tools.fabric.nova_aggregates.NovaApiError: Nova does not answer.
         """
-        allowed = {server.uuid for server in cloud.servers}
+        allowed = {server.uuid for server in self.cloud.all_servers() if _is_shelvable(server)}
         while True:
             answer = find_preemption(cloud, question, allowed)
             if isinstance(answer, RoomMiss) or not answer.servers:
@@ -175,7 +175,7 @@ class Preemptor:
         for uuid in uuids:
             try:
                 server = self.cloud.server(uuid)
-                if server is not None and server.status in SHELVABLE and not server.task:
+                if server is not None and _is_shelvable(server):
                     for tag in read_notice_tags(server.tags):
                         self.cloud.remove_tag(uuid, tag)
             except NovaApiError as error:
@@ -202,8 +202,10 @@ class Preemptor:
         hosts = {server.uuid: server.host for server in told}
         left = list(hosts)
         try:
+            present = [self.cloud.server(uuid) for uuid in hosts]
+            shelvable = {each.uuid for each in present if each is not None and _is_shelvable(each)}
             cloud = self.read()
-            plan = find_preemption(cloud, question, hosts)
+            plan = find_preemption(cloud, question, shelvable)
             if isinstance(plan, RoomMiss):
                 raise DrainStopError(f"the plan is outdated: {plan.reason}")
             known = {server.uuid for server in cloud.servers}
@@ -240,7 +242,7 @@ class Preemptor:
             raise DrainStopError(f"{now.name} is on {now.host} now, and its notice was for {host}")
         if not is_preemptible(now.extra_specs):
             raise DrainStopError(f"{now.name} has a flavor now that is not preemptible")
-        if now.status not in SHELVABLE or now.task:
+        if not _is_shelvable(now):
             task = f" ({now.task})" if now.task else ""
             raise DrainStopError(f"{now.name} is {now.status}{task} now: Nova does not shelve it")
         try:
@@ -293,6 +295,10 @@ def is_back(cloud: PreemptionCloud, uuid: str, notice: datetime.datetime) -> boo
     """
     action = cloud.last_action(uuid, "unshelve")
     return action is not None and action.begin >= notice
+
+
+def _is_shelvable(server: DrainServer) -> bool:
+    return server.status in SHELVABLE and not server.task
 
 
 def _fits(cloud: Snapshot, question: RoomQuestion) -> bool:
