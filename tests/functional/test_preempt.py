@@ -10,12 +10,23 @@ from typing import Any
 from nova import context as nova_context
 from nova import objects
 
-from nova_hpc_common.wire.preemption_notice import format_notice_tag, read_notice_tags
+from nova_hpc_common.wire.preemption_notice import (
+    NOTICE_ACTION,
+    format_notice_tag,
+    read_notice_tags,
+)
 from nova_hpc_tools.cloud import drain_api
 from nova_hpc_tools.cloud.room import preemptor, unshelver
 from nova_hpc_tools.readers import snapshot
 from tests.functional import fixtures
-from tests.functional.drain_base import PAIR, DrainCase, connect_as_admin, run_moving_command
+from tests.functional.drain_base import (
+    PAIR,
+    STOCK,
+    DrainCase,
+    connect_as_admin,
+    run_moving_command,
+)
+from tests.functional.test_watch import WatchCase
 
 WHOLE = {"pci_passthrough:alias": "gpu:4", "hpc:affinity": "switch"}
 YES = {"hpc:preemptible": "yes"}
@@ -280,3 +291,25 @@ class PreemptTest(DrainCase):
             run = run_moving_command(self.compute, ["capacity", *words])
             self.assertEqual((2, ""), run[:2])
             self.assertIn(text, run[2])
+
+
+class NoticeTest(WatchCase):
+    """The watch files an action for each notice of a preemptible server, once."""
+
+    def test_each_notice_is_filed_once(self) -> None:
+        cheap = self.boot(self.make_flavor({**STOCK, **YES}))
+        other = self.boot(self.make_flavor(STOCK))
+        self.look(3, 61.0)
+        for server in (cheap, other):
+            self.set_tags(server, "mine", "hpc-preempt=2026-12-04T08:05Z", "hpc-preempt=soon")
+        self.look(3, 61.0)
+        self.assertEqual([(NOTICE_ACTION, "2026-12-04T08:05Z")], self.actions(cheap))
+        self.assertEqual([], self.actions(other))
+        # A restart of nova-compute files it no second time; another time is another notice.
+        self.watch._preemption_notices = type(self.watch._preemption_notices)()
+        self.set_tags(cheap, "hpc-preempt=2026-12-04T08:05Z", "hpc-preempt=2026-12-05T09:00Z")
+        self.look(3, 61.0)
+        self.assertEqual(
+            [(NOTICE_ACTION, "2026-12-04T08:05Z"), (NOTICE_ACTION, "2026-12-05T09:00Z")],
+            self.actions(cheap),
+        )
