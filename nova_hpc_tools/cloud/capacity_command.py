@@ -122,9 +122,9 @@ class ShowCapacity(ListCommand):
         parser.add_argument(
             "--yes",
             action="store_true",
-            help="with --make-room: make the moves of servers whose owners have agreed; with "
-            "--preempt: announce it, wait, and shelve; with --unshelve: unshelve those that "
-            "fit, in order",
+            help="with --make-room: make the moves of servers whose owners have agreed, or "
+            "announce the preemption, wait, and shelve. With --unshelve: unshelve those that fit, "
+            "in order",
         )
         parser.add_argument(
             "--notice",
