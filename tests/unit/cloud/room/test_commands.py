@@ -229,3 +229,37 @@ def test_an_old_plan_is_marked(run: Run) -> None:
     for words in (("when", FOUR), ("capacity", FOUR, "--make-room")):
         _, _, err = run(old, *words)
         assert "take the snapshot again" in err
+
+
+def test_a_preemptible_server_has_to_leave(run: Run) -> None:
+    cloud = a_cloud(u={"extra_specs": {"hpc:preemptible": "yes"}, "project": "cms"})
+    words = ("capacity", FOUR, "--make-room", "--preempt", "--members", "1", "--level", "leaf")
+    status, out, err = run(cloud, *words)
+    assert (status, err) == (1, "")
+    assert out.splitlines() == [
+        f"1 preemptible server has to leave for 1 x {FOUR} on one leaf, on c",
+        "",
+        "Server  Host  Project  Flavor",
+        "u-name  c     cms      gpu4-host-0",
+        "",
+        "Nothing was changed.",
+    ]
+    status, out, err = run(cloud, *words, "-f", "json")
+    found = json.loads(out)
+    assert (found["schema"], found["fits"], found["notice"]) == ("nova-hpc/make-room", False, None)
+    assert found["hosts"] == {"c": 1}
+    assert found["preempted"] == [
+        {
+            **{"server": "u", "name": "u-name", "project": "cms", "host": "c"},
+            **{"flavor": FOUR, "done": False},
+        }
+    ]
+    status, out, _ = run(a_cloud(), *words)
+    reason = "leaf l1 has room for 0 of 1 without all preemptible servers"
+    assert (status, out) == (
+        1,
+        f"no preemption makes room for 1 x {FOUR} on one leaf: {reason}\n",
+    )
+    status, out, _ = run(a_cloud(), "capacity", "gpu2-switch-0", "--make-room", "--preempt")
+    assert status == 0
+    assert "fits already, on a; nothing is preempted" in out
