@@ -34,7 +34,7 @@ PROPERTIES = {
 PROJECT, USER, PASSWORD = "climate", "climate-user", "climate-password"
 GPU = ":".join(qemu.GPU_IDS)
 #: Minutes from the creation of the lease to its begin, and from there to its end.
-AHEAD, LONG = 2, 15
+AHEAD, LONG = 2, 12
 
 
 @pytest.fixture(scope="module")
