@@ -75,6 +75,11 @@ class LiveKillWorld(HistoryTest, LiveBase):
             options["cpu_dedicated_set"] = "1-3,5-7"
         return super().host(name, shape, entries, **options)
 
+    def _seize(self, name: str) -> None:
+        super()._seize(name)
+        # The conductor, which lives on, works no more on a move that it has accepted.
+        self.computes[name].driver.hpc_moves.patience = 0.0
+
     # -- libvirt -------------------------------------------------------------------
 
     def _move_domain(self, domain: Any, there: Any, params: Mapping[str, str]) -> None:

@@ -12,7 +12,7 @@ class ProbeTest(LiveKillWorld):
     def test_probe(self) -> None:
         self.victim = os.environ["VICTIM"]
         self.copy_fails = "FAILS" in os.environ
-        for number in map(int, os.environ["STEPS"].split(",")):
+        for number in range(*map(int, os.environ["STEPS"].split(":"))):
             found = self.kill(number)
             print("\nRESULT", self.victim, found.number, found.step, "|", found.server, "|", found.moves, "| reset", found.reset)
             for each in found.complaints:
