@@ -118,10 +118,14 @@ class LiveKillWorld(HistoryTest, LiveBase):
         self._ask(server)
         self.settle()
         died = self.mortal.disarm()
+        print("AFTER", {n: self._dbg(n) for n in HOSTS})
         if died is None:
             self.mortal.kill(self.computes[self.victim].manager)
         self._return(deliver=bool(number % 2))
         return self._judge_kill(server, number, died and died[1])
+
+    def _dbg(self, name):
+        return self._pci(name)
 
     def _begin(self) -> dict[str, Any]:
         body = self._build_server(flavor_id=self.flavor, networks="none", host="alpha")
@@ -140,7 +144,9 @@ class LiveKillWorld(HistoryTest, LiveBase):
         (other,) = set(HOSTS) - {self.victim}
         self.update(other)
         self.judge.check([other])
+        print("OTHER", {n: self._dbg(n) for n in HOSTS})
         self.restart(self.victim)
+        print("RESTART", {n: self._dbg(n) for n in HOSTS})
         held, self.mortal.held = self.mortal.held, []
         for message in held if deliver else ():
             with contextlib.suppress(exception.NovaException):
