@@ -11,10 +11,11 @@ from tests.functional.live_kills import LiveKillWorld
 class ProbeTest(LiveKillWorld):
     def test_probe(self) -> None:
         self.victim = os.environ["VICTIM"]
+        self.updates = "NOUPD" not in os.environ
         self.copy_fails = "FAILS" in os.environ
         for number in range(*map(int, os.environ["STEPS"].split(":"))):
             found = self.kill(number)
-            print("\nRESULT", self.victim, found.number, found.step, "|", found.server, "|", found.moves, "| reset", found.reset)
+            print("\nRESULT", self.victim, found.number, found.step, "|", found.server, "|", found.moves, "| reset", found.reset, "STRAY" * found.stray)
             for each in found.complaints:
                 print("    -", each)
             if found.step is None:
