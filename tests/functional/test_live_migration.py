@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from typing import Any
 from urllib import parse
@@ -16,6 +17,7 @@ from tests.functional import fixtures
 from tests.functional.fixtures import Shape, Switch
 from tests.functional.live_base import TOGETHER, LiveBase
 from tests.functional.ports_base import PortsTest
+from virt_driver_patches.driver import arrivals
 
 SHAPE = Shape((Switch(gpus=1, pfs=1, vfs=2),))
 GPU = {"pci_passthrough:alias": "gpu:1"}
@@ -255,3 +257,121 @@ class AliasMigrationTest(LiveBase):
         (device,) = self.devices_of(server)
         self.assertEqual({device.address: server["id"]}, self.ledger("beta").marked)
         self.assertEqual("allocated", self.tracked("beta")[device.address])
+
+    # -- while the copy runs ---------------------------------------------------------
+
+    def _under_way(self, specs: Mapping[str, str]) -> tuple[dict, threading.Event]:
+        """A server whose memory is being copied; the event lets libvirt end the copy."""
+        server = self.alone({**specs, "hpc:affinity": "host"})
+        options = {"cpu_dedicated_set": "1-3,5-7"} if "hw:cpu_policy" in specs else {}
+        self.place("beta", TOGETHER, **options)
+        ended = threading.Event()
+
+        def copy(domain: Any, there: Any, params: Mapping[str, str]) -> None:
+            domain._job_type = fakelibvirt.VIR_DOMAIN_JOB_UNBOUNDED
+            for each in ("alpha", "beta"):
+                self.update(each)
+            self.copies.set()
+            ended.wait(120)
+            if domain._job_type == fakelibvirt.VIR_DOMAIN_JOB_UNBOUNDED:
+                self._copy(domain, there, params)
+
+        def abort(domain: Any) -> None:
+            domain._job_type = fakelibvirt.VIR_DOMAIN_JOB_CANCELLED
+            ended.set()
+
+        def pause(domain: Any) -> None:
+            ended.set()
+
+        patch = fixtures.fixtures.MonkeyPatch
+        self.useFixture(patch("nova.tests.fixtures.libvirt.Domain.abortJob", abort))
+        self.useFixture(patch("nova.tests.fixtures.libvirt.Domain.suspend", pause))
+        self.migrate, self.copies = copy, threading.Event()
+        self._ask(server)
+        self._wait_for_migration_status(server, ["running"])
+        self.assertTrue(self.copies.wait(120))
+        return server, ended
+
+    def _url_of_move(self, server: Mapping[str, Any]) -> str:
+        (move,) = self.api.api_get(f"/servers/{server['id']}/migrations").body["migrations"]
+        return f"/servers/{server['id']}/migrations/{move['id']}"
+
+    def _aborted(self, specs: Mapping[str, str]) -> None:
+        server, _ = self._under_way(specs)
+        before = [each.address for each in self.devices_of(server) if each.compute_node_id == 1]
+        decision = self.decision(server)
+        self.api.api_delete(self._url_of_move(server))
+        self._wait_for_migration_status(server, ["cancelled"])
+        self._wait_for_server_parameter(server, {"OS-EXT-STS:task_state": None})
+        self.assertEqual("alpha", self.host_of(server))
+        self.update("beta")
+        self.assert_held("alpha", server)
+        self.assert_held("beta")
+        self.assertEqual(decision, self.decision(server))
+        self.assertEqual(before, [each.address for each in self.devices_of(server)])
+        self.migrate = self._copy
+        for domain in self.computes["alpha"].driver._host.get_connection()._vms.values():
+            domain._job_type = fakelibvirt.VIR_DOMAIN_JOB_NONE  # of the next job
+        self.moved(server)
+        self.assert_held("alpha")
+        self.assert_held("beta", server)
+
+    def test_aborted(self) -> None:
+        self._aborted(GPU)
+
+    def test_aborted_with_cells(self) -> None:
+        policy = {"hw:pci_numa_affinity_policy": "preferred"}
+        self._aborted({**GPU, **policy, "hw:cpu_policy": "dedicated"})
+
+    def test_forced_to_complete(self) -> None:
+        server, _ = self._under_way(TWO)
+        self.api.api_post(f"{self._url_of_move(server)}/action", {"force_complete": None})
+        self._wait_for_migration_status(server, ["completed"])
+        self._wait_for_state_change(server, "ACTIVE")
+        self.assertEqual("beta", self.host_of(server))
+        self.assert_held("alpha")
+        self.assert_held("beta", server)
+        self.assert_in_guest(server)
+
+    # -- a move that broke off --------------------------------------------------------
+
+    def test_given_up_while_the_destination_prepares(self) -> None:
+        """A message of a move that its source has given up does not move the guest."""
+        server = self.alone({**GPU, "hpc:affinity": "host"})
+        self.place("beta", TOGETHER)
+        driver, plain = self.computes["beta"].driver, arrivals.check_still_coming
+
+        def given_up(tracker: Any, instance: Any, data: Any) -> None:
+            gone = self.instance(server)
+            gone.task_state = None
+            gone.save()
+            plain(tracker, instance, data)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(arrivals, "check_still_coming", given_up)
+            self._ask(server)
+            self._wait_for_migration_status(server, ["error", "failed"])
+        self.assertEqual("alpha", self.host_of(server))
+        self.assertIn(server["id"], self.domains.given)
+        self.assertEqual([], list(driver._host.get_connection()._vms))
+        self.eventually(lambda: self.assert_held("beta"))
+        self.assertTrue(self.log_lines("This live migration was given up"))
+
+    def test_no_start_with_devices_of_two_nodes(self) -> None:
+        """Nova would put the devices of both nodes into the domain."""
+        server = self.alone({**GPU, "hpc:affinity": "host"})
+        self.place("beta", TOGETHER)
+        (own,) = self.devices_of(server)
+        other = next(iter(self.computes["beta"].manager.rt.pci_tracker.pci_devs))
+        other.claim(server["id"])
+        other.allocate(self.instance(server))
+        other.save()
+        given = len(self.domains.given[server["id"]])
+        self.api.post_server_action(server["id"], {"reboot": {"type": "HARD"}})
+        self._wait_for_server_parameter(server, {"OS-EXT-STS:task_state": None})
+        self.assertEqual(given, len(self.domains.given[server["id"]]))
+        events = self.api.get_instance_actions(server["id"])[0]["request_id"]
+        found = self.api.get_instance_action_details(server["id"], events)["events"]
+        told = " ".join(str(each["details"]) for each in found)
+        self.assertIn("broke off, and its devices at the other host are not free yet", told)
+        self.assertEqual("ACTIVE", self.api.get_server(server["id"])["status"])

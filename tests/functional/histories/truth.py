@@ -75,7 +75,9 @@ class Mortal(fixtures.Fixture):
         self._polled: set[tuple[int, str, str | None]] = set()
         self._dead: list[Any] = []
         self._at = 0
-        self._victim: str | None = None
+        self._host: str | None = None
+        self._dies: Any = None
+        self._name: str | None = None
         self._counts: dict[str, int] = {}
         #: Messages to a dead service for which no sender waits; each delivers one.
         self.held: list[Callable[[Any], Any]] = []
@@ -84,12 +86,17 @@ class Mortal(fixtures.Fixture):
 
     # -- death --------------------------------------------------------------------
 
-    def arm(self, at: int, victim: str | None = None) -> None:
+    def arm(
+        self, at: int, host: str | None = None, dies: Any = None, name: str | None = None
+    ) -> None:
         """Let the first nova-compute die that comes to its step of this number from now on.
 
-        :param victim: the only host whose nova-compute dies.
+        :param host: the only one whose steps count.
+        :param dies: the manager of another one that dies at that step in its stead.
+        :param name: the only steps that count.
         """
-        self._at, self._counts, self.died, self._victim = at, {}, None, victim
+        self._at, self._counts, self.died = at, {}, None
+        self._host, self._dies, self._name = host, dies, name
 
     def disarm(self) -> tuple[str, str] | None:
         """Let all live on; who died at which step."""
@@ -118,10 +125,14 @@ class Mortal(fixtures.Fixture):
         with self._lock:
             if self.is_dead(manager):
                 raise KilledError
-            count = self._counts[manager.host] = self._counts.get(manager.host, 0) + 1
-            if count != self._at or self._victim not in (None, manager.host):
+            if self._host not in (None, manager.host) or self._name not in (None, name):
                 return
-            self.kill(manager, name)
+            count = self._counts[manager.host] = self._counts.get(manager.host, 0) + 1
+            if count != self._at:
+                return
+            self.kill(self._dies or manager, name)
+            if self._dies is not None:
+                return
         raise KilledError
 
     def _stack(self) -> list[Any]:
