@@ -171,6 +171,8 @@ def free_left_claims(tracker: Any, host: str, domains: Callable[[], NodeGuestDom
                 if found.having(normalise_address(device.address)) is None:
                     tracker.unclaim_pci_devices(context, device, instance)
                     LOG.info("PCI device %s is free after a failed move", device.address)
+            # Of a claim whose nova-compute ended; no other move has one now.
+            instance.drop_migration_context()
         except Exception:
             LOG.exception("Devices claimed for server %s are left as they are", uuid)
 
@@ -192,7 +194,10 @@ def _is_move_over(
     ]
     if instance.deleted:
         return bool(moves)
-    if instance.task_state is not None or instance.migration_context is not None:
+    former = instance.migration_context
+    if instance.task_state is not None or (
+        former is not None and former.migration_id not in {move.id for move in moves}
+    ):
         return False
     statuses = {move.status for move in moves}
     return statuses <= _OVER and bool(statuses - {"completed"} or instance.host == host)
