@@ -114,28 +114,21 @@ class LiveKillsWithCellsTest(LiveKillsTest):
 
 # -- the decision ------------------------------------------------------------------------
 
-HERE = BrokenMove(
-    accepted=False, server_host="alpha", dest_host="beta", busy=False, here=True, copies=False
-)
+HERE = BrokenMove("alpha", "beta", "alpha", busy=False, stays=True)
 
 
 @pytest.mark.parametrize(
-    ("changes", "patient", "end"),
+    ("changes", "end"),
     [
-        ({}, False, MoveEnd.REVERT),
-        ({"copies": True}, False, MoveEnd.WAIT),
-        ({"here": False}, False, MoveEnd.WAIT),
-        ({"here": None}, False, MoveEnd.WAIT),
-        ({"busy": True}, False, MoveEnd.WAIT),
-        ({"accepted": True}, True, MoveEnd.WAIT),
-        ({"accepted": True}, False, MoveEnd.REVERT),
-        ({"accepted": False}, True, MoveEnd.REVERT),
-        ({"server_host": "beta", "here": None}, False, MoveEnd.COMPLETE),
-        ({"server_host": "beta", "busy": True}, False, MoveEnd.WAIT),
-        ({"server_host": "gamma"}, False, MoveEnd.FORGET),
-        ({"server_host": None}, False, MoveEnd.FORGET),
-        ({"server_host": None, "dest_host": None}, False, MoveEnd.FORGET),
+        ({}, MoveEnd.REVERT),
+        ({"stays": False}, MoveEnd.WAIT),
+        ({"busy": True}, MoveEnd.WAIT),
+        ({"server": "beta", "stays": False}, MoveEnd.COMPLETE),
+        ({"server": "beta", "busy": True}, MoveEnd.WAIT),
+        ({"server": "gamma"}, MoveEnd.FORGET),
+        ({"server": None}, MoveEnd.FORGET),
+        ({"server": None, "destination": None}, MoveEnd.FORGET),
     ],
 )
-def test_the_end_of_a_broken_move(changes: dict, patient: bool, end: MoveEnd) -> None:
-    assert choose_move_end(attrs.evolve(HERE, **changes), "alpha", patient) is end
+def test_the_end_of_a_broken_move(changes: dict, end: MoveEnd) -> None:
+    assert choose_move_end(attrs.evolve(HERE, **changes)) is end

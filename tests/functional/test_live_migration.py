@@ -361,7 +361,6 @@ class AliasMigrationTest(LiveBase):
         """Nova would put the devices of both nodes into the domain."""
         server = self.alone({**GPU, "hpc:affinity": "host"})
         self.place("beta", TOGETHER)
-        (own,) = self.devices_of(server)
         other = next(iter(self.computes["beta"].manager.rt.pci_tracker.pci_devs))
         other.claim(server["id"])
         other.allocate(self.instance(server))

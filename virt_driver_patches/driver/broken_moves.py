@@ -25,24 +25,25 @@ from nova_hpc.tenancy.guest_domains import NodeGuestDomains
 
 LOG = logging.getLogger(__name__)
 
-#: Statuses in which the source works on a move; Nova itself writes error at the start.
-_AT_WORK: Final = ("queued", "preparing", "running", "running (post-copy)", "error")
 #: ``virDomainJobType`` of libvirt: none, failed, cancelled.
 _IDLE: Final = (0, 4, 5)
-#: In this one the conductor may still work on it.
+#: The conductor may still work on such a move.
 _ACCEPTED: Final = "accepted"
+#: Nova writes it when a source starts, and does no more.
+_ERROR: Final = "error"
+_UNFINISHED: Final = (_ACCEPTED, "queued", "preparing", "running", "running (post-copy)", _ERROR)
 
 
 class MoveEnd(enum.Enum):
-    """The way in which a broken move ends."""
+    """The way in which a broken move ends; the value is Nova's status."""
 
     #: The guest is still here: the source's allocation is the server's again.
-    REVERT = "error"
+    REVERT = _ERROR
     #: The server is at the destination.
     COMPLETE = "completed"
     #: The server is elsewhere, or deleted.
     FORGET = "failed"
-    #: Its libvirt still copies, its user does something, or a source is unknown.
+    #: It is not known yet.
     WAIT = "wait"
 
 
@@ -50,30 +51,23 @@ class MoveEnd(enum.Enum):
 class BrokenMove:
     """A move without a process, and the places of its server."""
 
-    accepted: bool
-    #: Nova's names of the hosts; None if the server is deleted or has none.
-    server_host: str | None
-    dest_host: str | None
-    #: Whether the server has a task.
+    #: Nova's names of the hosts; the server's is None if it is deleted.
+    source: str
+    destination: str | None
+    server: str | None
+    #: Whether the conductor may still work on the move, or the server has another task.
     busy: bool
-    #: Whether its guest domain is on the source; None if unknown.
-    here: bool | None
-    #: Whether libvirt still copies it.
-    copies: bool
+    #: Whether the guest domain is on the source, and libvirt does not copy it.
+    stays: bool
 
 
-def choose_move_end(move: BrokenMove, source: str, patient: bool) -> MoveEnd:
-    """Choose the way in which a broken move ends.
-
-    :param source: Nova's name of the move's source.
-    :param patient: whether the conductor may still work on a move that it has accepted.
-    """
-    if move.busy or (move.accepted and patient):
+def choose_move_end(move: BrokenMove) -> MoveEnd:
+    """Choose the way in which a broken move ends."""
+    if move.busy:
         return MoveEnd.WAIT
-    if move.server_host != source:
-        at_destination = move.server_host is not None and move.server_host == move.dest_host
-        return MoveEnd.COMPLETE if at_destination else MoveEnd.FORGET
-    return MoveEnd.REVERT if move.here and not move.copies else MoveEnd.WAIT
+    if move.server == move.source:
+        return MoveEnd.REVERT if move.stays else MoveEnd.WAIT
+    return MoveEnd.COMPLETE if move.server and move.server == move.destination else MoveEnd.FORGET
 
 
 class BrokenMoves:
@@ -121,51 +115,41 @@ class BrokenMoves:
     ) -> bool:
         """End one move; whether it needs no further look."""
         migration = objects.Migration.get_by_id(context, number)
-        if migration.status not in (*_AT_WORK, _ACCEPTED):
+        if migration.status not in _UNFINISHED:
             return True
         try:
             uuid = migration.instance_uuid
             instance = objects.Instance.get_by_uuid(context, uuid, ["migration_context"])
         except exception.InstanceNotFound:
             instance = None
-        if instance is not None and not (instance.pci_requests and instance.pci_requests.requests):
+        if instance is None or instance.deleted:
+            move = BrokenMove(host, migration.dest_compute, None, False, False)
+        elif not (instance.pci_requests and instance.pci_requests.requests):
             return True  # Nova's own
-        move = self._read_move(migration, instance, host)
-        end = choose_move_end(move, host, time.monotonic() - self._begun < self.patience)
+        else:
+            waits = time.monotonic() - self._begun < self.patience
+            busy = instance.task_state is not None or (migration.status == _ACCEPTED and waits)
+            stays = instance.host == host and self._stays(instance)
+            move = BrokenMove(host, migration.dest_compute, instance.host, busy, stays)
+        end = choose_move_end(move)
         if end is MoveEnd.WAIT:
             return False
         if end is MoveEnd.REVERT:
             _revert_move(context, tracker, migration, instance)
-        if migration.status != "error" or end is MoveEnd.COMPLETE:
+        if migration.status != _ERROR:
             migration.status = end.value
             migration.save()
-            LOG.warning(
-                "Live migration %s to %s broke off when nova-compute ended: it is %s now",
-                migration.uuid,
-                migration.dest_compute,
-                end.value,
-                instance=instance,
-            )
+            LOG.warning("Live migration %s broke off: it is %s now", migration.uuid, end.value)
         return True
 
-    def _read_move(
-        self, migration: objects.Migration, instance: objects.Instance | None, host: str
-    ) -> BrokenMove:
-        here: bool | None = None
-        copies = False
-        lives = instance is not None and not instance.deleted
-        if lives and instance.host == host:
-            domains = self._domains()
-            here = None if domains.problem is not None else domains.of(instance.uuid) is not None
-            copies = bool(here) and self._job_of(instance) not in _IDLE
-        return BrokenMove(
-            accepted=migration.status == _ACCEPTED,
-            server_host=instance.host if lives else None,
-            dest_host=migration.dest_compute,
-            busy=lives and instance.task_state is not None,
-            here=here,
-            copies=copies,
-        )
+    def _stays(self, instance: objects.Instance) -> bool:
+        domains = self._domains()
+        if domains.problem is not None:
+            return False
+        if domains.of(instance.uuid) is None:
+            LOG.warning("A broken live migration has moved the guest away", instance=instance)
+            return False
+        return self._job_of(instance) in _IDLE
 
 
 def _read_moves_of(context: nova_context.RequestContext, host: str) -> frozenset[int]:
@@ -174,7 +158,7 @@ def _read_moves_of(context: nova_context.RequestContext, host: str) -> frozenset
         {
             "source_compute": host,
             "migration_type": fields.MigrationType.LIVE_MIGRATION,
-            "status": [*_AT_WORK, _ACCEPTED],
+            "status": list(_UNFINISHED),
         },
     )
     return frozenset(migration.id for migration in found)
