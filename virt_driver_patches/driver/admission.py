@@ -149,12 +149,14 @@ def _check_one_node(instance: objects.Instance) -> None:
     """Refuse to start a guest while a broken live migration has devices on its other host.
 
     Nova puts the devices of all nodes into the domain (``pci_device_get_all_by_instance_uuid`` of
-    nova/db/main/api.py). A resize keeps those of both, and has a migration context.
+    nova/db/main/api.py). A resize keeps those of both.
 
     :raises ClaimRefused: Nova has allocated devices of two nodes.
     """
-    nodes = {device.compute_node_id for device in instance.pci_devices}
-    if len(nodes) > 1 and instance.migration_context is None:
+    if len({device.compute_node_id for device in instance.pci_devices}) < 2:
+        return
+    context, moved = nova_context.get_admin_context(), instance.migration_context
+    if moved is None or objects.Migration.get_by_id(context, moved.migration_id).is_live_migration:
         raise ClaimRefused(
             "A live migration of the server broke off, and its devices at the other host are not "
             "free yet. Try again in some minutes."

@@ -80,16 +80,18 @@ def check_arriving_devices(
         again.
     """
     # Nova's own list lacks those of the flavor if the server has ports, too.
-    claimed = [
-        device
-        for device in (tracker.pci_tracker.pci_devs if tracker else ())
-        if device.status == fields.PciDeviceStatus.CLAIMED and device.instance_uuid == instance.uuid
-    ]
+    taken = _list_taken(tracker, instance.uuid)
+    claimed = [device for device in taken if device.status == fields.PciDeviceStatus.CLAIMED]
     if not claimed:
         return
     node, record = admission.node, claimed[0].compute_node_id
     claim, reading = ServerClaim.of_arrival(instance, claimed), node.source.read()
     try:
+        if len(taken) > sum(request.count for request in instance.pci_requests.requests):
+            raise ClaimRefused(
+                "The devices of an earlier live migration are not free there yet. Try again in "
+                "some minutes."
+            )
         decision = admission.claim(context, instance, claim, reading)
         if instance_has_hpc_keys(instance):
             _check_level_kept(instance, decision)
@@ -117,15 +119,20 @@ def check_still_coming(tracker: Any, instance: objects.Instance, migrate_data: A
         return
     context = nova_context.get_admin_context()
     task = objects.Instance.get_by_uuid(context, instance.uuid).task_state
-    claimed = {
-        device.address
-        for device in tracker.pci_tracker.pci_devs
-        if device.status in _TAKEN and device.instance_uuid == instance.uuid
-    }
+    claimed = {device.address for device in _list_taken(tracker, instance.uuid)}
     if task != task_states.MIGRATING or not claimed.issuperset(pairs.values()):
         raise exception.MigrationPreCheckError(
             reason="This live migration was given up. Migrate the server again."
         )
+
+
+def _list_taken(tracker: Any, server: str) -> list[objects.PciDevice]:
+    """List the devices of this node that Nova has claimed or allocated for a server."""
+    return [
+        device
+        for device in (tracker.pci_tracker.pci_devs if tracker else ())
+        if device.status in _TAKEN and device.instance_uuid == server
+    ]
 
 
 def free_left_claims(tracker: Any, host: str, domains: Callable[[], NodeGuestDomains]) -> None:
