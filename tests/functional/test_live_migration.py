@@ -231,6 +231,8 @@ class AliasMigrationTest(LiveBase):
         self.place("beta", TOGETHER)
 
         def migrate(domain: Any, there: Any, params: Mapping[str, str]) -> None:
+            # Before release 34 each domain of the fake has a job without an end.
+            domain._job_type = fakelibvirt.VIR_DOMAIN_JOB_NONE
             raise fakelibvirt.make_libvirtError(
                 fakelibvirt.libvirtError, "gone", error_code=fakelibvirt.VIR_ERR_INTERNAL_ERROR
             )
