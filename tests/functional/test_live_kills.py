@@ -14,7 +14,18 @@ class ProbeTest(LiveKillWorld):
         self.copy_fails = "FAILS" in os.environ
         for number in map(int, os.environ["STEPS"].split(",")):
             found = self.kill(number)
-            print("\nRESULT", self.victim, found.number, found.step, "|", found.server, "|", found.moves, "| reset", found.reset)
+            print(
+                "\nRESULT",
+                self.victim,
+                found.number,
+                found.step,
+                "|",
+                found.server,
+                "|",
+                found.moves,
+                "| reset",
+                found.reset,
+            )
             for each in found.complaints:
                 print("    -", each)
             if found.step is None:
@@ -22,5 +33,7 @@ class ProbeTest(LiveKillWorld):
             if any(each.startswith("the end") for each in found.complaints):
                 print("    BROKEN")
                 break
+
+
 class CellsProbeTest(ProbeTest):
     WITH_CELLS = True

@@ -72,11 +72,10 @@ def print_moves(question: RoomQuestion, answer: RoomPlan | RoomMiss) -> None:
     print()
     if not answer.proven:
         print(_CUT)
+    print("Nothing was changed. The moves are in order; a cold one stops its server for a while.")
     ask = sum(not move.agreed for move in answer.moves)
-    print(
-        "Nothing was changed. The moves are in their order; a cold one stops its server for a while"
-        + (f"; the owners' consent is missing for {ask} of them." if ask else ".")
-    )
+    if ask:
+        print(f"The owners' consent is missing for {ask} of them.")
 
 
 def print_time(question: RoomQuestion, room_time: RoomTime, taken: datetime.datetime) -> None:

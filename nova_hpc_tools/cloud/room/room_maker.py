@@ -96,9 +96,7 @@ class RoomMaker:
             if self._await_target(planned):
                 self.cloud.add_tag(server.uuid, TAG)
                 if planned.way == "live":
-                    self._move_live(move, server.host)
-                # Nova refuses a live move for reasons that a cold one does not have, such as a
-                # CPU of another model.
+                    self._move_live(planned, move)
                 new_host = server_moves.move_server_off(
                     self.cloud, server.host, move, self.patience
                 )
@@ -110,15 +108,23 @@ class RoomMaker:
                 raise
         self._report(move, new_host)
 
-    def _move_live(self, move: Move, source: str) -> None:
-        """Move a server that runs on; if that fails, it is on its source as before."""
+    def _move_live(self, planned: RoomMove, move: Move) -> None:
+        """Move a server that runs on.
+
+        If that fails, it is on its source as before, and can move cold: Nova refuses a live move
+        for reasons of its own, such as a CPU of another model.
+
+        :raises DrainStopError: it is not ready for a cold move in time.
+        """
         try:
-            self.cloud.migrate_live(move.server, move.target)
+            self.cloud.migrate_live(move.server, planned.target)
             server_moves.await_server_move(
-                self.cloud, source, move, self.patience, "live-migration"
+                self.cloud, planned.server.host, move, self.patience, "live-migration"
             )
         except (DrainStopError, NovaApiError) as error:
             self.say(f"{move.name} does not move live: {printable_text(str(error))}")
+            # The target's next update frees the devices that it had claimed.
+            self._await_target(planned)
 
     def await_cloud(self, suffices: Callable[[Snapshot], bool]) -> bool:
         """Wait until the cloud suffices, while devices of moved servers are cleaned.
