@@ -102,7 +102,7 @@ class ShowCapacity(ListCommand):
         parser.add_argument(
             "--make-room",
             action="store_true",
-            help="if they do not fit, show the fewest cold moves of other servers that make room",
+            help="if they do not fit, show the fewest moves of other servers that make room",
         )
         parser.add_argument(
             "--agreed",

@@ -211,6 +211,14 @@ class DrainCloud(FabricCloud):
         body = {"migrate": None if target is None else {"host": target}}
         self._call("post", f"/servers/{uuid}/action", body, microversion=MICROVERSION)
 
+    def migrate_live(self, uuid: str, target: str) -> None:
+        """Request a live migration; the scheduler checks *target*.
+
+        :raises NovaApiError: Nova refuses.
+        """
+        body = {"os-migrateLive": {"host": target, "block_migration": "auto"}}
+        self._call("post", f"/servers/{uuid}/action", body, microversion=MICROVERSION)
+
     def evacuate(self, uuid: str, target: str | None) -> None:
         """Request an evacuation; the scheduler checks *target*, or chooses.
 

@@ -16,7 +16,7 @@ from nova_hpc_tools.cloud.room.end_times import EndTimes
 from nova_hpc_tools.cloud.room.moves import RoomMiss, RoomMove, RoomPlan
 from nova_hpc_tools.cloud.room.question import RoomQuestion
 
-MOVE_COLUMNS: Final = ("Server", "ID", "From", "To", "Level", "Owner", "Agreed", "Done")
+MOVE_COLUMNS: Final = ("Server", "ID", "From", "To", "Level", "Move", "Owner", "Agreed", "Done")
 _UNKNOWN: Final = "-"
 _CUT: Final = "The search was cut short: fewer moves may do."
 
@@ -33,6 +33,7 @@ def list_move_rows(answer: RoomPlan | RoomMiss, done: int = 0) -> list[tuple[obj
             move.server.host,
             move.target,
             _format_level(move),
+            move.way,
             move.server.project or _UNKNOWN,
             "yes" if move.agreed else "ask",
             number < done,
@@ -71,11 +72,10 @@ def print_moves(question: RoomQuestion, answer: RoomPlan | RoomMiss) -> None:
     print()
     if not answer.proven:
         print(_CUT)
+    print("Nothing was changed. The moves are in order; a cold one stops its server for a while.")
     ask = sum(not move.agreed for move in answer.moves)
-    print(
-        "Nothing was changed. The moves are cold, in this order"
-        + (f"; the owners' consent is missing for {ask} of them." if ask else ".")
-    )
+    if ask:
+        print(f"The owners' consent is missing for {ask} of them.")
 
 
 def print_time(question: RoomQuestion, room_time: RoomTime, taken: datetime.datetime) -> None:
@@ -124,6 +124,7 @@ def describe_moves(answer: RoomPlan | RoomMiss, done: int = 0) -> dict[str, Any]
                 "project": move.server.project,
                 "from": move.server.host,
                 "to": move.target,
+                "way": move.way,
                 "level": move.level,
                 "level_before": move.before or None,
                 "domain": move.domain or None,
