@@ -15,7 +15,7 @@ from nova_hpc_tools.cloud.room import answers, preemption_answers
 from nova_hpc_tools.cloud.room.preemption import PreemptionPlan, find_preemption
 from nova_hpc_tools.cloud.room.preemptor import Preemptor, ToldPlan
 from nova_hpc_tools.cloud.room.question import RoomQuestion
-from nova_hpc_tools.cloud.room.unshelver import RoomVerdict, Unshelver, WaitingServer
+from nova_hpc_tools.cloud.room.unshelver import ReturnVerdict, Unshelver, WaitingServer
 from nova_hpc_tools.cloud.server_moves import DrainStopError
 from nova_hpc_tools.fabric.nova_aggregates import NovaApiError
 from nova_hpc_tools.snapshot import Snapshot
@@ -118,8 +118,8 @@ def answer_unshelve(unshelver: Unshelver, act: bool) -> CommandAnswer:
     """List the preempted servers, with *act* unshelve those that fit; status 0 if none is left."""
     back = list(unshelver.unshelve_in_order()) if act else []
     cloud = unshelver.read()
-    left = [(each, unshelver.judge(cloud, each)) for each in unshelver.list_waiting()]
-    rows: list[tuple[WaitingServer, RoomVerdict | None]] = [(each, None) for each in back]
+    left = [(place, unshelver.judge(cloud, place)) for place in unshelver.list_waiting()]
+    rows: list[tuple[WaitingServer, ReturnVerdict | None]] = [(place, None) for place in back]
     rows += left
     document = {
         "schema": UNSHELVE_SCHEMA,

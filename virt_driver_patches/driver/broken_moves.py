@@ -153,7 +153,7 @@ class BrokenMoves:
 
 
 def _read_moves_of(context: nova_context.RequestContext, host: str) -> frozenset[int]:
-    found = objects.MigrationList.get_by_filters(
+    moves = objects.MigrationList.get_by_filters(
         context,
         {
             "source_compute": host,
@@ -161,7 +161,7 @@ def _read_moves_of(context: nova_context.RequestContext, host: str) -> frozenset
             "status": list(_UNFINISHED),
         },
     )
-    return frozenset(migration.id for migration in found)
+    return frozenset(migration.id for migration in moves)
 
 
 def _revert_move(

@@ -82,7 +82,7 @@ def _file_notice(server: str, time: str) -> bool:
     """File an action for the owner, unless it is there; returns False for a deleted server."""
     context = nova_context.get_admin_context()
     actions = objects.InstanceActionList.get_by_instance_uuid(context, server)
-    if any(each.action == NOTICE_ACTION and each.message == time for each in actions):
+    if (NOTICE_ACTION, time) in {(action.action, action.message) for action in actions}:
         return True
     moment = timeutils.utcnow(with_timezone=True)
     try:

@@ -143,17 +143,17 @@ class _PreemptionSearch:
                 for use in device.used:
                     if use.server in candidates:
                         numbers[use.server].setdefault(node.name, []).append(number)
-        found: dict[str, list[Server]] = collections.defaultdict(list)
+        servers_by_node: dict[str, list[Server]] = collections.defaultdict(list)
         for uuid, nodes in numbers.items():
             # A server with devices of two nodes is being moved.
             for name in nodes if len(nodes) == 1 else ():
                 server, node = candidates[uuid], self._nodes[name]
                 if (server.host, server.node) == (node.host, node.node):
                     self._devices[uuid] = tuple(nodes[name])
-                    found[name].append(server)
-        for servers in found.values():
+                    servers_by_node[name].append(server)
+        for servers in servers_by_node.values():
             servers.sort(key=lambda server: (self._devices[server.uuid], server.uuid))
-        return found
+        return servers_by_node
 
     def find(self) -> PreemptionPlan | RoomMiss:
         best: _Chain | None = None
@@ -227,7 +227,7 @@ class _PreemptionSearch:
             if math.comb(len(servers), count) > _CHOICES or self._clock() > self._until:
                 yield from self._make_choices(node, servers, present, best)
                 return
-            found: dict[int, _Choice] = {}
+            cheapest: dict[int, _Choice] = {}
             for leaving in _list_unlike_choices(kinds, count):
                 freed = [free, *(used[uuids[number]] for number in leaving)]
                 if self._counter.bound_by(map(sum, zip(*freed, strict=True))) <= best:
@@ -235,10 +235,10 @@ class _PreemptionSearch:
                 fit = self._counter.count(node, [servers[number] for number in leaving])
                 if fit > best:
                     choice = self._describe(servers, leaving, fit - present)
-                    if fit not in found or choice.cost < found[fit].cost:
-                        found[fit] = choice
-            yield from found.values()
-            best = max(best, *found) if found else best
+                    if fit not in cheapest or choice.cost < cheapest[fit].cost:
+                        cheapest[fit] = choice
+            yield from cheapest.values()
+            best = max(best, *cheapest) if cheapest else best
 
     def _make_choices(
         self, node: SnapshotNode, servers: Sequence[Server], present: int, best: int
@@ -250,7 +250,7 @@ class _PreemptionSearch:
         most = min(fit, present + self._question.members)
         for target in range(most, best, -1):
             for number in list(leaving):
-                rest = [servers[each] for each in leaving if each != number]
+                rest = [servers[index] for index in leaving if index != number]
                 if self._counter.count(node, rest) >= target:
                     leaving.remove(number)
             yield self._describe(servers, tuple(leaving), target - present)
@@ -293,7 +293,7 @@ class _PreemptionSearch:
 def _list_unlike_choices(kinds: Sequence[Hashable], count: int) -> Iterator[tuple[int, ...]]:
     """Yield the choices of so many servers; of choices with servers of equal kinds, the first."""
     before = [
-        [other for other in range(number) if kinds[other] == kind]
+        [earlier for earlier in range(number) if kinds[earlier] == kind]
         for number, kind in enumerate(kinds)
     ]
     for leaving in itertools.combinations(range(len(kinds)), count):
@@ -312,8 +312,8 @@ def _add_node(
             continue
         for choice in choices:
             number = min(begun + choice.more, len(best) - 1)
-            known, cost = after[number], chain.cost + choice.cost
-            if known is None or cost < known.cost:
+            cheapest, cost = after[number], chain.cost + choice.cost
+            if cheapest is None or cost < cheapest.cost:
                 after[number] = _Chain(cost, name, choice.leaving, chain)
     return after
 

@@ -13,7 +13,7 @@ from nova_hpc_tools.cloud.room import answers
 from nova_hpc_tools.cloud.room.moves import RoomMiss
 from nova_hpc_tools.cloud.room.preemption import PreemptionPlan
 from nova_hpc_tools.cloud.room.question import RoomQuestion
-from nova_hpc_tools.cloud.room.unshelver import RoomVerdict, WaitingServer
+from nova_hpc_tools.cloud.room.unshelver import ReturnVerdict, WaitingServer
 from nova_hpc_tools.snapshot import Server
 
 COLUMNS: Final = ("Server", "ID", "Host", "Project", "Flavor", "Done")
@@ -95,7 +95,7 @@ def describe_preemption(
 
 
 def list_waiting_rows(
-    waiting: Sequence[tuple[WaitingServer, RoomVerdict | None]],
+    waiting: Sequence[tuple[WaitingServer, ReturnVerdict | None]],
 ) -> list[tuple[object, ...]]:
     """Return preempted servers as rows of WAITING_COLUMNS; one without a verdict is back."""
     return [
@@ -108,7 +108,7 @@ def list_waiting_rows(
     ]
 
 
-def print_waiting(waiting: Sequence[tuple[WaitingServer, RoomVerdict | None]]) -> None:
+def print_waiting(waiting: Sequence[tuple[WaitingServer, ReturnVerdict | None]]) -> None:
     """Print the preempted servers that are still shelved, the first to come back first."""
     rows = [row for row in list_waiting_rows(waiting) if not row[-1]]
     if not rows:
@@ -118,7 +118,7 @@ def print_waiting(waiting: Sequence[tuple[WaitingServer, RoomVerdict | None]]) -
 
 
 def describe_waiting(
-    waiting: Sequence[tuple[WaitingServer, RoomVerdict | None]],
+    waiting: Sequence[tuple[WaitingServer, ReturnVerdict | None]],
 ) -> list[dict[str, Any]]:
     """Return the preempted servers as JSON objects."""
     return [
@@ -135,7 +135,7 @@ def describe_waiting(
     ]
 
 
-def _format_verdict(verdict: RoomVerdict | None) -> str:
+def _format_verdict(verdict: ReturnVerdict | None) -> str:
     if verdict is None:
         return "yes"
     if verdict.never:

@@ -141,18 +141,18 @@ class Preemptor:
         self, servers: Iterable[Server], minutes: int
     ) -> tuple[datetime.datetime, set[str]]:
         """Give notices; returns their latest time, and the servers whose owner cannot be told."""
-        now = read_time()
-        latest = now + datetime.timedelta(minutes=minutes) + _MINUTE
+        moment = read_time()
+        latest = moment + datetime.timedelta(minutes=minutes) + _MINUTE
         # Owners read whole minutes.
         wanted = latest.replace(second=0, microsecond=0)
-        due, untold = now, set()
+        due, untold = moment, set()
         for server in servers:
             present = self.cloud.server(server.uuid)
             if present is None:
                 continue
             notices = read_notice_tags(present.tags)
             # A time further ahead is a tag of the owner's.
-            valid = [each for each in notices.values() if now - NOTICE_HOLDS <= each <= latest]
+            valid = [time for time in notices.values() if moment - NOTICE_HOLDS <= time <= latest]
             if valid and not is_back(self.cloud, server.uuid, max(valid)):
                 due = max(due, *valid)
                 continue
@@ -203,21 +203,23 @@ class Preemptor:
         left = list(hosts)
         try:
             present = [self.cloud.server(uuid) for uuid in hosts]
-            shelvable = {each.uuid for each in present if each is not None and _is_shelvable(each)}
+            shelvable = {
+                server.uuid for server in present if server is not None and _is_shelvable(server)
+            }
             cloud = self.read()
             plan = find_preemption(cloud, question, shelvable)
             if isinstance(plan, RoomMiss):
                 raise DrainStopError(f"the plan is outdated: {plan.reason}")
-            known = {server.uuid for server in cloud.servers}
+            expected = {server.uuid for server in cloud.servers}
             for number, server in enumerate(plan.servers):
                 if number:
                     cloud = self.read()
                     if _fits(cloud, question):
                         break
-                    _refuse_newcomers(cloud, plan, known)
+                    _refuse_newcomers(cloud, plan, expected)
                 self._shelve(server, hosts[server.uuid])
                 left.remove(server.uuid)
-                known.discard(server.uuid)
+                expected.discard(server.uuid)
                 yield server
         except (DrainStopError, NovaApiError):
             # After a kill they stay, and the next run goes on with them.
@@ -235,30 +237,34 @@ class Preemptor:
         return True
 
     def _shelve(self, planned: Server, host: str) -> None:
-        now = self.cloud.server(planned.uuid)
-        if now is None:
+        present = self.cloud.server(planned.uuid)
+        if present is None:
             return
-        if now.host != host:
-            raise DrainStopError(f"{now.name} is on {now.host} now, and its notice was for {host}")
-        if not is_preemptible(now.extra_specs):
-            raise DrainStopError(f"{now.name} has a flavor now that is not preemptible")
-        if not _is_shelvable(now):
-            task = f" ({now.task})" if now.task else ""
-            raise DrainStopError(f"{now.name} is {now.status}{task} now: Nova does not shelve it")
+        if present.host != host:
+            raise DrainStopError(
+                f"{present.name} is on {present.host} now, and its notice was for {host}"
+            )
+        if not is_preemptible(present.extra_specs):
+            raise DrainStopError(f"{present.name} has a flavor now that is not preemptible")
+        if not _is_shelvable(present):
+            task = f" ({present.task})" if present.task else ""
+            raise DrainStopError(
+                f"{present.name} is {present.status}{task} now: Nova does not shelve it"
+            )
         try:
-            if not read_notice_tags(now.tags):
+            if not read_notice_tags(present.tags):
                 # Without it, the server would not come back by itself.
-                self.cloud.add_tag(now.uuid, format_notice_tag(read_time()))
+                self.cloud.add_tag(present.uuid, format_notice_tag(read_time()))
         except NovaApiError as error:
             if error.status != HTTPStatus.BAD_REQUEST:
                 raise
-            self.say(f"{now.name} has no notice any more, so its owner has to unshelve it")
+            self.say(f"{present.name} has no notice any more, so its owner has to unshelve it")
         try:
-            self.cloud.shelve(now.uuid)
+            self.cloud.shelve(present.uuid)
         except NovaApiError as error:
             if error.status != HTTPStatus.NOT_FOUND:
                 raise
-        self._await_offload(now.uuid, now.name)
+        self._await_offload(present.uuid, present.name)
 
     def _await_offload(self, uuid: str, name: str) -> None:
         """Wait until a server that is being shelved has left its host.
@@ -305,11 +311,11 @@ def _fits(cloud: Snapshot, question: RoomQuestion) -> bool:
     return isinstance(find_preemption(cloud, question, ()), PreemptionPlan)
 
 
-def _refuse_newcomers(cloud: Snapshot, plan: PreemptionPlan, known: Container[str]) -> None:
+def _refuse_newcomers(cloud: Snapshot, plan: PreemptionPlan, expected: Container[str]) -> None:
     """Stop if another server has taken the new room.
 
     :raises DrainStopError: a server has come to a host of the plan since it was made.
     """
     for server in cloud.servers:
-        if server.host in plan.gang.hosts and server.uuid not in known:
+        if server.host in plan.gang.hosts and server.uuid not in expected:
             raise DrainStopError(f"{server.name} ({server.uuid}) came to {server.host} meanwhile")

@@ -145,10 +145,10 @@ class RoomMaker:
         """
         end = self.patience.clock() + self.patience.seconds
         while True:
-            now = self.cloud.server(planned.server.uuid)
-            if now is None:
+            present = self.cloud.server(planned.server.uuid)
+            if present is None:
                 return False
-            self._check_plan(planned, now)
+            self._check_plan(planned, present)
             reason = self._explain_target(planned)
             if not reason:
                 return True
@@ -157,16 +157,16 @@ class RoomMaker:
             self.patience.sleep(_PAUSE)
 
     @staticmethod
-    def _check_plan(planned: RoomMove, now: DrainServer) -> None:
+    def _check_plan(planned: RoomMove, present: DrainServer) -> None:
         """Refuse a move that its owner does not agree to any more, or from another host.
 
         :raises DrainStopError: the move must not be made.
         """
-        if not owner_words.may_move(now.metadata.get(owner_words.MOVABLE), now.extra_specs):
+        if not owner_words.may_move(present.metadata.get(owner_words.MOVABLE), present.extra_specs):
             raise DrainStopError("its owner does not agree to a move any more")
-        if now.host != planned.server.host:
-            raise DrainStopError(f"it is on {now.host} now, and the plan has it elsewhere")
-        for reason in server_moves.find_unmovable_servers([now]).values():
+        if present.host != planned.server.host:
+            raise DrainStopError(f"it is on {present.host} now, and the plan has it elsewhere")
+        for reason in server_moves.find_unmovable_servers([present]).values():
             raise DrainStopError(reason)
 
     def _explain_target(self, planned: RoomMove) -> str:

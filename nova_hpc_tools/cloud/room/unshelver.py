@@ -48,7 +48,7 @@ class WaitingServer:
 
 
 @attrs.frozen
-class RoomVerdict:
+class ReturnVerdict:
     """Whether a server fits now.
 
     :ivar fits: None if only Nova can say.
@@ -88,7 +88,7 @@ class Unshelver:
                 since = max(notices.values()) if action is None else action.begin
                 own = action is None or action.project == server.project
                 waiting.append(WaitingServer(server, since, own))
-        return sorted(waiting, key=lambda each: (each.own, each.since, each.server.uuid))
+        return sorted(waiting, key=lambda place: (place.own, place.since, place.server.uuid))
 
     def find_hold(self, waiting: list[WaitingServer]) -> datetime.datetime | None:
         """Return the time until which all servers stay shelved; None if it is over."""
@@ -97,23 +97,23 @@ class Unshelver:
             return None
         return last + self.hold
 
-    def judge(self, cloud: Snapshot, waiting: WaitingServer) -> RoomVerdict:
+    def judge(self, cloud: Snapshot, waiting: WaitingServer) -> ReturnVerdict:
         """Judge whether a server fits now, as planners do."""
         server = waiting.server
         if server.status == SHELVED or server.task:
-            return RoomVerdict(True)  # It has its place still, or gets it.
+            return ReturnVerdict(True)  # It has its place still, or gets it.
         if not has_hpc_keys(server.extra_specs):
-            return RoomVerdict(None)
+            return ReturnVerdict(None)
         try:
             flavor, request = read_server_needs(cloud, server.flavor, server.extra_specs, ())
         except SnapshotError:
-            return RoomVerdict(None)
+            return ReturnVerdict(None)
         chooser = Chooser(cloud.profile)
         if any(judge_node(node, flavor, request, chooser).choice for node in cloud.hosts):
-            return RoomVerdict(True)
+            return ReturnVerdict(True)
         empty = (snapshot.release_from_node(node, *cloud.servers) for node in cloud.hosts)
         could = any(judge_node(node, flavor, request, chooser).choice for node in empty)
-        return RoomVerdict(False, never=not could)
+        return ReturnVerdict(False, never=not could)
 
     def unshelve_in_order(self) -> Iterator[WaitingServer]:
         """Unshelve servers while there is room; yields each that is back or deleted.
@@ -126,9 +126,9 @@ class Unshelver:
         if until is not None:
             self.say(f"servers stay shelved until {format_planned_time(until)}")
             return
-        for each in waiting:
-            name = f"{each.server.name} ({each.server.uuid})"
-            verdict = self.judge(self.read(), each)
+        for place in waiting:
+            name = f"{place.server.name} ({place.server.uuid})"
+            verdict = self.judge(self.read(), place)
             if verdict.never:
                 self.say(f"passed over: no host can take {name}, also without all other servers")
                 continue
@@ -136,34 +136,34 @@ class Unshelver:
                 self.say(f"{name} is the next, and has no room")
                 return
             try:
-                problem = self._unshelve(each.server)
+                problem = self._unshelve(place.server)
             except NovaApiError as error:
                 problem = str(error)
             if problem:
                 self.say(f"passed over: {name}: {problem}")
             else:
-                yield each
+                yield place
 
     def _unshelve(self, server: DrainServer) -> str:
         """Unshelve a server and remove its tag; returns why it is not back, or ""."""
-        now = self.cloud.server(server.uuid)
-        if now is not None and now.status in (SHELVED, OFFLOADED) and not now.task:
+        present = self.cloud.server(server.uuid)
+        if present is not None and present.status in (SHELVED, OFFLOADED) and not present.task:
             self.cloud.unshelve(server.uuid)
         end = self.patience.clock() + self.patience.seconds
         while True:
-            now = self.cloud.server(server.uuid)
-            if now is None:
+            present = self.cloud.server(server.uuid)
+            if present is None:
                 self.say(f"done: {server.name} is deleted")
                 return ""
-            if not now.task:
-                if now.status in SHELVABLE:
-                    self._remove_notices(now)
-                    self.say(f"done: {now.name} is {now.status} on {now.host}")
+            if not present.task:
+                if present.status in SHELVABLE:
+                    self._remove_notices(present)
+                    self.say(f"done: {present.name} is {present.status} on {present.host}")
                     return ""
                 reason = self.cloud.why(server.uuid, "unshelve")
-                return f"it is {now.status}" + (f": {reason}" if reason else "")
+                return f"it is {present.status}" + (f": {reason}" if reason else "")
             if self.patience.clock() > end:
-                return f"it is not back after {self.patience.seconds:g} seconds ({now.task})"
+                return f"it is not back after {self.patience.seconds:g} seconds ({present.task})"
             self.patience.sleep(_PAUSE)
 
     def _remove_old_notices(self) -> None:
