@@ -189,7 +189,7 @@ os_region_name = R
 [database]
 connection = sqlite://
 [manager]
-plugins = {plugin}
+plugins = physical.host.plugin,{plugin}
 [pci]
 alias = {gpu}
 alias = {vf}
