@@ -377,8 +377,8 @@ def add_cloud_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_changed_cloud_argument(parser: argparse.ArgumentParser, option: str) -> None:
-    """Declare the option for the cloud that another option changes."""
-    group = parser.add_argument_group(f"which cloud {option} changes")
+    """Declare the option for the cloud that another option reads or changes."""
+    group = parser.add_argument_group(f"which cloud is meant by {option}")
     group.add_argument(
         "--os-cloud",
         metavar="NAME",
