@@ -73,7 +73,7 @@ class ShowWhen(ListCommand):
         parser.add_argument(
             "--leases",
             action="store_true",
-            help="servers of Blazar's leases end with their leases; asks Blazar's API",
+            help="servers of Blazar's leases end with their leases, as its API has them",
         )
         capacity_command.add_level_argument(parser)
         capacity_command.add_cloud_arguments(parser)
