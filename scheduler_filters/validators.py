@@ -157,4 +157,17 @@ def register() -> list[base.ExtraSpecValidator]:
                 "enum": list(flavor.WORDS[flavor.MOVABLE]),
             },
         ),
+        HpcExtraSpecValidator(
+            name=flavor.PREEMPTIBLE,
+            description=(
+                "Whether operators may shelve servers to make room for others (``no`` is the "
+                "default). Their owners read the time minutes before, as the tag ``hpc-preempt``. "
+                "The server's own metadata has no effect."
+            ),
+            value={
+                "type": str,
+                "description": "The operator's right.",
+                "enum": list(flavor.WORDS[flavor.PREEMPTIBLE]),
+            },
+        ),
     ]

@@ -13,7 +13,7 @@ from typing import Final
 
 import attrs
 
-from tests.unit.cloud.room.trials import RoomTrial, try_moves, try_time
+from tests.unit.cloud.room.trials import RoomTrial, try_moves, try_preemption, try_time
 
 #: Brute force tries every sequence of so many moves.
 MOST: Final = 3
@@ -24,6 +24,7 @@ KINDS: Final[Mapping[str, Callable[[int], RoomTrial]]] = {
     "when": try_time,
     "make-room": lambda seed: try_moves(seed, MOST, SECONDS, agreed=False),
     "make-room --agreed": lambda seed: try_moves(seed, MOST, SECONDS, agreed=True),
+    "make-room --preempt": try_preemption,
 }
 _PIECE: Final = 100
 
@@ -66,7 +67,7 @@ def tabulate_trials(kind: str, trials: Sequence[RoomTrial]) -> Iterator[tuple[st
     yield "worse than brute force", f"{sum(map(is_worse, trials))}"
     yield "of these called proven", f"{sum(map(is_worse, proven))}"
     yield "searches that were cut short", f"{len(cut)}"
-    unit = "known end" if kind == "when" else "moves"
+    unit = {"when": "known end", "make-room --preempt": "servers"}.get(kind, "moves")
     for title, count in sorted(Counter(_name_answer(kind, trial) for trial in trials).items()):
         yield f"{unit}: {title}", f"{count}"
     ratios = sorted(trial.engine_seconds / trial.brute_seconds for trial in trials)

@@ -172,7 +172,7 @@ class ClusterPlugin(flavor_plugin.FlavorPlugin):
         later = None
         if CONF.hpc.tell_lease_begin:
             begins = itertools.islice(room.list_begins(begin), _MOST_BEGINS)
-            later = next((each for each in begins if isinstance(plan_at(each), GangPlan)), None)
+            later = next((first for first in begins if isinstance(plan_at(first), GangPlan)), None)
         raise exceptions.NotEnoughHostsAvailable(
             f"{member.nearness.text} cannot hold {amount} x "
             f"{member.flavor['name']} from {begin:{_TIME}} to {end:{_TIME}}; lease "

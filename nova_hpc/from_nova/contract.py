@@ -51,6 +51,9 @@ _PARAMETERS: Final[dict[str, tuple[Callable[..., Any] | None, frozenset[str]]]] 
 #: parameters.
 RELIED_ON: Final = (
     "nova.compute.manager:ComputeManager._flavor_based_pci_claim",
+    "nova.compute.manager:ComputeManager._reset_live_migration",
+    "nova.compute.manager:ComputeManager._rollback_live_migration",
+    "nova.compute.resource_tracker:ResourceTracker.unclaim_pci_devices",
     "nova.db.main.api:compute_node_update",
     "nova.objects.compute_node:ComputeNode._from_db_object",
     "nova.objects.instance_group:InstanceGroup.get_by_instance_uuid",
@@ -60,8 +63,10 @@ RELIED_ON: Final = (
     "nova.pci.stats:PciDeviceStats.support_requests",
     "nova.compute.pci_placement_translator:get_resource_class",
     "nova.compute.pci_placement_translator:get_traits",
+    "nova.scheduler.client.report:SchedulerReportClient.move_allocations",
     "nova.scheduler.host_manager:HostManager._get_computes_for_cells",
     "nova.scheduler.host_manager:HostManager._get_host_states",
+    "nova.service:Service.start",
     "nova.virt.hardware:_numa_fit_instance_cell",
     "nova.virt.hardware:_pack_instance_onto_cores",
     "nova.virt.libvirt.migration:_update_pci_dev_xml",

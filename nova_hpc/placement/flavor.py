@@ -32,6 +32,7 @@ FABRIC_POLICY: Final = group_keys.FABRIC_POLICY
 SHARED_MEMORY: Final = group_keys.SHARED_MEMORY
 SHARED_MEMORY_POLICY: Final = group_keys.SHARED_MEMORY_POLICY
 MOVABLE: Final = "hpc:movable"
+PREEMPTIBLE: Final = "hpc:preemptible"
 YES: Final = "yes"
 
 #: Nova's own key, and the policy that Nova follows without it.
@@ -50,6 +51,7 @@ WORDS: Final[Mapping[str, tuple[str, ...]]] = {
     FABRIC_POLICY: tuple(policy.value for policy in AffinityPolicy),
     SHARED_MEMORY_POLICY: tuple(policy.value for policy in AffinityPolicy),
     MOVABLE: (YES, "no"),
+    PREEMPTIBLE: (YES, "no"),
 }
 
 #: The shared memory is at most the server's memory divided by this number.
@@ -62,7 +64,7 @@ MAX_SIZES: Final = 8
 FABRIC_KEYS: Final = (FABRIC, FABRIC_POLICY)
 SHARED_MEMORY_KEYS: Final = (SHARED_MEMORY, SHARED_MEMORY_POLICY)
 #: Keys that a server without devices can have.
-_DEVICELESS: Final = (*FABRIC_KEYS, *SHARED_MEMORY_KEYS, MOVABLE)
+_DEVICELESS: Final = (*FABRIC_KEYS, *SHARED_MEMORY_KEYS, MOVABLE, PREEMPTIBLE)
 KEYS: Final = (AFFINITY, AFFINITY_POLICY, GROUP, NVLINK, GUEST_TOPOLOGY, *_DEVICELESS)
 
 
@@ -87,8 +89,8 @@ class SharedMemoryWish:
 def has_hpc_keys(extra_specs: Mapping[str, str]) -> bool:
     """Whether the flavor has keys for the arrangement of devices.
 
-    ``hpc:fabric``, ``hpc:shared_memory`` and ``hpc:movable`` do not count: a server without devices
-    can have them.
+    ``hpc:fabric``, ``hpc:shared_memory``, ``hpc:movable`` and ``hpc:preemptible`` do not count: a
+    server without devices can have them.
     """
     return any(key.startswith(PREFIX) and key not in _DEVICELESS for key in extra_specs)
 

@@ -20,14 +20,18 @@ from nova_hpc.fabric.model import FabricLevel, FabricMap, FabricPlace
 from nova_hpc_common.outside.name_lists import join_first
 from nova_hpc_common.outside.text import printable_text
 from nova_hpc_tools.base import CommandAnswer, CommandError, Count, ListCommand
+from nova_hpc_tools.cloud import preempt_command
 from nova_hpc_tools.cloud.capacity import Capacity, measure_capacity
 from nova_hpc_tools.cloud.cluster_capacity import AtLevel, count_clusters_by_level
 from nova_hpc_tools.cloud.drain_api import DrainCloud
 from nova_hpc_tools.cloud.explain_command import direct_ports
+from nova_hpc_tools.cloud.preempt_command import PreemptRun
 from nova_hpc_tools.cloud.room import answers, earliest, end_times, moves
 from nova_hpc_tools.cloud.room.moves import RoomPlan
+from nova_hpc_tools.cloud.room.preemptor import Preemptor
 from nova_hpc_tools.cloud.room.question import RoomQuestion
 from nova_hpc_tools.cloud.room.room_maker import RoomMaker
+from nova_hpc_tools.cloud.room.unshelver import Unshelver
 from nova_hpc_tools.cloud.server_moves import DrainStopError, MovePatience
 from nova_hpc_tools.fabric import map_files, nova_aggregates
 from nova_hpc_tools.fabric.nova_aggregates import NovaApiError
@@ -80,6 +84,9 @@ class ShowCapacity(ListCommand):
     other, each checked by Nova's scheduler. It ends at the first server that does not move, or
     whose owner does not agree any more. Running it again goes on. The status is 0 if all servers
     fit then.
+
+    With --preempt, it shelves preemptible servers (hpc:preemptible) instead, minutes after their
+    owners have the tag hpc-preempt. A timer that runs --unshelve --yes brings them back.
     """
 
     acts_with = ("yes",)
@@ -88,14 +95,14 @@ class ShowCapacity(ListCommand):
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Declare the options of the command on its argparse parser; return the parser."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
-        add_question_arguments(parser)
+        add_question_arguments(parser, required=False)
         parser.add_argument(
             "--members", type=Count(1), metavar="N", help="also count whole clusters of N servers"
         )
         parser.add_argument(
             "--make-room",
             action="store_true",
-            help="if they do not fit, show the fewest cold moves of other servers that make room",
+            help="if they do not fit, show the fewest moves of other servers that make room",
         )
         parser.add_argument(
             "--agreed",
@@ -103,9 +110,37 @@ class ShowCapacity(ListCommand):
             help="move only servers whose owners have agreed (hpc:movable)",
         )
         parser.add_argument(
+            "--preempt",
+            action="store_true",
+            help="instead of moves, show the fewest servers that have to leave, of those whose "
+            "flavors allow it (hpc:preemptible)",
+        )
+        parser.add_argument(
+            "--unshelve",
+            action="store_true",
+            help="show the servers that --preempt has shelved, in the order of their return",
+        )
+        parser.add_argument(
             "--yes",
             action="store_true",
-            help="with --make-room: make the moves of servers whose owners have agreed",
+            help="with --make-room: make the moves of servers whose owners have agreed, or "
+            "announce the preemption, wait, and shelve. With --unshelve: unshelve those that fit, "
+            "in order",
+        )
+        parser.add_argument(
+            "--notice",
+            type=Count(1),
+            default=5,
+            metavar="MINUTES",
+            help="with --preempt --yes: time between notice and shelving, default: %(default)s",
+        )
+        parser.add_argument(
+            "--hold",
+            type=Count(0),
+            default=30,
+            metavar="MINUTES",
+            help="with --unshelve --yes: no server returns so soon after the last was shelved, "
+            "default: %(default)s",
         )
         parser.add_argument(
             "--timeout",
@@ -122,14 +157,16 @@ class ShowCapacity(ListCommand):
     def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
         """Count the servers and clusters that still fit; status 0 if one more fits, 1 if not."""
         args = parsed_args
-        if args.level is not None and not args.make_room:
-            raise CommandError("--level needs --make-room: without it all levels are shown")
-        if args.agreed and not args.make_room:
-            raise CommandError("--agreed needs --make-room: it restricts the moves")
-        if args.yes and not args.make_room:
-            raise CommandError("--yes needs --make-room: it makes the moves")
-        if args.yes and args.snapshot:
-            raise CommandError("--yes moves servers of the running cloud: leave --snapshot out")
+        self._check_words(args)
+        if args.unshelve:
+            hold = datetime.timedelta(minutes=args.hold)
+            patience = MovePatience(args.timeout)
+            unshelver = Unshelver(
+                self.connect(args), lambda: self._read_again(args), patience, hold, self.say
+            )
+            return preempt_command.answer_unshelve(unshelver, act=args.yes)
+        if args.preempt:
+            return self._preempt(args)
         if args.make_room:
             return self._make_room(args)
         cloud, fabric, problems = read_cloud(args)
@@ -161,9 +198,48 @@ class ShowCapacity(ListCommand):
             document=lambda: _dump_capacity_document(report),
         )
 
+    @staticmethod
+    def _check_words(args: argparse.Namespace) -> None:
+        """Refuse options that contradict each other.
+
+        :raises CommandError: the text names the options.
+        """
+        if args.level is not None and not args.make_room:
+            raise CommandError("--level needs --make-room: without it all levels are shown")
+        if args.agreed and not args.make_room:
+            raise CommandError("--agreed needs --make-room: it restricts the moves")
+        if args.unshelve and (args.make_room or args.flavor is not None):
+            raise CommandError("--unshelve is about all preempted servers: leave --flavor out")
+        if not args.unshelve and args.flavor is None:
+            raise CommandError("--flavor is needed: name or ID of a flavor")
+        if args.preempt and (args.agreed or not args.make_room):
+            raise CommandError("--preempt needs --make-room, without --agreed: it moves no server")
+        if args.yes and not (args.make_room or args.unshelve):
+            raise CommandError("--yes needs --make-room: it makes the moves")
+        if (args.yes or args.unshelve) and args.snapshot:
+            raise CommandError("servers of the running cloud are concerned: leave --snapshot out")
+
     def connect(self, args: argparse.Namespace) -> DrainCloud:
         """Connect to the cloud that --yes changes; tests have one of their own."""
         return DrainCloud(nova_aggregates.connect_compute_proxy(args))
+
+    def _read_again(self, args: argparse.Namespace) -> Snapshot:
+        return cloud_readers.obtain_snapshot(None, args.config, args.image)
+
+    def _preempt(self, args: argparse.Namespace) -> CommandAnswer:
+        """Plan the preemption that makes room; with --yes carry it out."""
+        preemptor = None
+        if args.yes:
+            patience = MovePatience(args.timeout)
+            preemptor = Preemptor(
+                self.connect(args), lambda: self._read_again(args), patience, self.say
+            )
+        run = PreemptRun(self._name, ROOM_SCHEMA, args.notice, preemptor)
+        run.finish_begun_shelving()
+        cloud, fabric, problems = read_cloud(args)
+        for problem in problems:
+            print(f"{self._name}: warning: {problem}", file=sys.stderr)
+        return run.answer(cloud, read_question(args, cloud, fabric), list(problems))
 
     def _make_room(self, args: argparse.Namespace) -> CommandAnswer:
         """Plan the moves that make room; with --yes make them."""
@@ -171,7 +247,7 @@ class ShowCapacity(ListCommand):
         if args.yes:
             maker = RoomMaker(
                 self.connect(args),
-                lambda: cloud_readers.obtain_snapshot(None, args.config, args.image),
+                lambda: self._read_again(args),
                 MovePatience(args.timeout),
                 self.say,
             )
@@ -258,9 +334,14 @@ class ShowCapacity(ListCommand):
         return total, None
 
 
-def add_question_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options that describe one server."""
-    parser.add_argument("--flavor", required=True, metavar="FLAVOR", help="name or ID of a flavor")
+def add_question_arguments(parser: argparse.ArgumentParser, required: bool = True) -> None:
+    """Declare the options that describe one server.
+
+    :param required: whether the parser itself refuses a missing flavor.
+    """
+    parser.add_argument(
+        "--flavor", required=required, metavar="FLAVOR", help="name or ID of a flavor"
+    )
     parser.add_argument(
         "--image", metavar="IMAGE", help="name or ID of the image, whose properties count, too"
     )
@@ -296,8 +377,8 @@ def add_cloud_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_changed_cloud_argument(parser: argparse.ArgumentParser, option: str) -> None:
-    """Declare the option for the cloud that another option changes."""
-    group = parser.add_argument_group(f"which cloud {option} changes")
+    """Declare the option for the cloud that another option reads or changes."""
+    group = parser.add_argument_group(f"which cloud is meant by {option}")
     group.add_argument(
         "--os-cloud",
         metavar="NAME",

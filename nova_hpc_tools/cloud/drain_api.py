@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from typing import Any, Final
@@ -44,11 +45,24 @@ class DrainServer:
     host_id: str = ""
     tags: tuple[str, ...] = ()
     metadata: Mapping[str, str] = attrs.field(factory=dict)
+    #: Id of the project that owns it.
+    project: str = ""
 
     @property
     def planned(self) -> str:
         """The earliest time at which work on its host or its devices is announced, or ""."""
         return earliest_planned_time(self.tags, self.host_id)
+
+
+@attrs.frozen
+class ServerAction:
+    """An action on a server, as Nova records it.
+
+    :ivar project: of its user, who may be an operator.
+    """
+
+    project: str
+    begin: datetime.datetime
 
 
 @attrs.frozen
@@ -197,6 +211,14 @@ class DrainCloud(FabricCloud):
         body = {"migrate": None if target is None else {"host": target}}
         self._call("post", f"/servers/{uuid}/action", body, microversion=MICROVERSION)
 
+    def migrate_live(self, uuid: str, target: str) -> None:
+        """Request a live migration; the scheduler checks *target*.
+
+        :raises NovaApiError: Nova refuses.
+        """
+        body = {"os-migrateLive": {"host": target, "block_migration": "auto"}}
+        self._call("post", f"/servers/{uuid}/action", body, microversion=MICROVERSION)
+
     def evacuate(self, uuid: str, target: str | None) -> None:
         """Request an evacuation; the scheduler checks *target*, or chooses.
 
@@ -212,6 +234,56 @@ class DrainCloud(FabricCloud):
         """
         body = {"confirmResize": None}
         self._call("post", f"/servers/{uuid}/action", body, microversion=MICROVERSION)
+
+    def shelve(self, uuid: str) -> None:
+        """Request that a server is shelved.
+
+        :raises NovaApiError: Nova refuses.
+        """
+        self._call("post", f"/servers/{uuid}/action", {"shelve": None}, microversion=MICROVERSION)
+
+    def offload(self, uuid: str) -> None:
+        """Request that a shelved server leaves its host; Nova may do that by itself already.
+
+        :raises NovaApiError: Nova refuses.
+        """
+        body = {"shelveOffload": None}
+        try:
+            self._call("post", f"/servers/{uuid}/action", body, microversion=MICROVERSION)
+        except NovaApiError as error:
+            if error.status != HTTPStatus.CONFLICT:
+                raise
+
+    def unshelve(self, uuid: str) -> None:
+        """Request that a shelved server is started again; the scheduler chooses its host.
+
+        :raises NovaApiError: Nova refuses, for example because of a quota.
+        """
+        self._call("post", f"/servers/{uuid}/action", {"unshelve": None}, microversion=MICROVERSION)
+
+    def last_action(self, uuid: str, name: str) -> ServerAction | None:
+        """The last action of this name on a server; None if there is none, or no server.
+
+        :raises NovaApiError: Nova refuses.
+        """
+        try:
+            actions = self._list_actions(uuid)
+        except NovaApiError as error:
+            if error.status == HTTPStatus.NOT_FOUND:
+                return None
+            raise
+        for action in actions:
+            if action["action"] == name:
+                begin = datetime.datetime.fromisoformat(action["start_time"])
+                return ServerAction(
+                    str(action.get("project_id") or ""), begin.replace(tzinfo=datetime.UTC)
+                )
+        return None
+
+    def _list_actions(self, uuid: str) -> list[Mapping[str, Any]]:
+        """List the actions of a server, the latest first."""
+        path = f"/servers/{uuid}/os-instance-actions"
+        return list(self._get(path, MICROVERSION)["instanceActions"])
 
     def add_tag(self, uuid: str, tag: str) -> None:
         """Add a tag that the server does not have.
@@ -235,8 +307,7 @@ class DrainCloud(FabricCloud):
         """The reason of the server's last failed *action*, from Nova; "" without one."""
         path = f"/servers/{uuid}/os-instance-actions"
         try:
-            actions = self._get(path, MICROVERSION)["instanceActions"]
-            newest = next(each for each in actions if each["action"] == action)
+            newest = next(each for each in self._list_actions(uuid) if each["action"] == action)
             details = self._get(f"{path}/{newest['request_id']}", MICROVERSION)["instanceAction"]
         except (NovaApiError, StopIteration):
             return ""
@@ -269,4 +340,5 @@ def _parse_drain_server(server: Mapping[str, Any]) -> DrainServer:
         host_id=str(server.get("hostId") or ""),
         tags=tuple(str(tag) for tag in server.get("tags") or ()),
         metadata=dict(server.get("metadata") or {}),
+        project=str(server.get("tenant_id") or ""),
     )

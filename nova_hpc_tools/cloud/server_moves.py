@@ -78,8 +78,12 @@ def move_server_off(cloud: ServerMover, host: str, move: Move, patience: MovePat
     return await_server_move(cloud, host, move, patience)
 
 
-def await_server_move(cloud: ServerMover, host: str, move: Move, patience: MovePatience) -> str:
+def await_server_move(
+    cloud: ServerMover, host: str, move: Move, patience: MovePatience, action: str = "migrate"
+) -> str:
     """Wait for a running move, and confirm it.
+
+    :param action: Nova's name of the action, whose failure has the reason.
 
     The result and the errors are the same as for :func:`move_server_off`.
     """
@@ -92,7 +96,7 @@ def await_server_move(cloud: ServerMover, host: str, move: Move, patience: MoveP
         if server.status == "ERROR":
             raise DrainStopError(
                 f"{_format_moved_server(move)} is in ERROR on "
-                f"{server.host}{_format_move_reason(cloud, move)}"
+                f"{server.host}{_format_move_reason(cloud, move, action)}"
             )
         if not server.task:
             if server.status == _MOVED:
@@ -105,7 +109,7 @@ def await_server_move(cloud: ServerMover, host: str, move: Move, patience: MoveP
                 raise DrainStopError(
                     f"{_format_moved_server(move)} is {server.status} on {host} as "
                     f"before: Nova did not move "
-                    f"it{_format_move_reason(cloud, move)}"
+                    f"it{_format_move_reason(cloud, move, action)}"
                 )
         if patience.clock() > end:
             raise DrainStopError(

@@ -14,7 +14,15 @@ from nova_hpc_common.outside.text import printable_text
 from nova_hpc_common.wire.room_note import RoomNote
 from nova_hpc_tools.base import CommandAnswer, CommandError, Count, ListCommand
 from nova_hpc_tools.cloud import capacity_command
-from nova_hpc_tools.cloud.room import answers, earliest, end_times, moves, published, time_view
+from nova_hpc_tools.cloud.room import (
+    answers,
+    blazar_leases,
+    earliest,
+    end_times,
+    moves,
+    published,
+    time_view,
+)
 from nova_hpc_tools.cloud.room.earliest import RoomTime
 from nova_hpc_tools.cloud.room.end_times import EndTimes
 from nova_hpc_tools.cloud.room.moves import RoomMiss, RoomPlan
@@ -33,13 +41,13 @@ _NO_TIME: Final = 1
 class ShowWhen(ListCommand):
     """Show the earliest time at which servers of a flavor fit.
 
-    Known are the times in the metadata hpc:until of servers, which their owners set, and leases in
-    a snapshot. A time without a time zone, or in the past, is unknown, and a warning names the
-    server. If the known times are not enough, the fewest moves are shown that make room. The exit
-    status is 0 if the servers fit now or at a known time, 1 if not, and 2 if the question cannot be
-    answered. --format svg and html draw the hosts over time. Only --publish changes something: the
-    flavor's description, where users of openstack hpc cluster create --when read the times. The
-    exit status is 0 then.
+    Known are the times in the metadata hpc:until of servers, which their owners set, leases in a
+    snapshot, and with --leases those of Blazar. A time without a time zone, or in the past, is
+    unknown, and a warning names the server. If the known times are not enough, the fewest moves are
+    shown that make room. The exit status is 0 if the servers fit now or at a known time, 1 if not,
+    and 2 if the question cannot be answered. --format svg and html draw the hosts over time. Only
+    --publish changes something: the flavor's description, where users of openstack hpc cluster
+    create --when read the times. The exit status is 0 then.
     """
 
     acts_with = ("publish",)
@@ -62,9 +70,14 @@ class ShowWhen(ListCommand):
             action="store_true",
             help="write the times of 1, 2, 4, ... and N servers into the flavor's description",
         )
+        parser.add_argument(
+            "--leases",
+            action="store_true",
+            help="servers of Blazar's leases end with their leases, as its API has them",
+        )
         capacity_command.add_level_argument(parser)
         capacity_command.add_cloud_arguments(parser)
-        capacity_command.add_changed_cloud_argument(parser, "--publish")
+        capacity_command.add_changed_cloud_argument(parser, "--publish or --leases")
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> CommandAnswer:
@@ -72,6 +85,9 @@ class ShowWhen(ListCommand):
         if parsed_args.publish:
             _check_publishable(parsed_args)
         cloud, fabric, problems = capacity_command.read_cloud(parsed_args)
+        if parsed_args.leases:
+            compute = nova_aggregates.connect_compute_proxy(parsed_args)
+            cloud = blazar_leases.add_leases(cloud, compute)
         question = capacity_command.read_question(parsed_args, cloud, fabric)
         taken = end_times.read_time_of_snapshot(cloud)
         times = end_times.read_end_times(cloud)

@@ -17,10 +17,11 @@ from nova.scheduler import host_manager
 from oslo_utils import uuidutils
 
 from nova_hpc.fabric.aggregates import SALT_KEY
-from nova_hpc.from_nova import hosts, providers, server
+from nova_hpc.from_nova import hosts, live_moves, providers, server
 from nova_hpc.from_nova import pools as reader
 from nova_hpc.from_nova.providers import DeviceKind, Free
 from nova_hpc.from_nova.server import ServerTask
+from nova_hpc.placement.flavor import has_hpc_keys
 from nova_hpc.placement.model import DevicePool, HostNode
 from nova_hpc.wire import decision as hpc_decision
 from nova_hpc.wire import device_record as hpc_record
@@ -268,7 +269,7 @@ def _read_servers_with_devices(
     instances = objects.InstanceList.get_by_filters(
         context,
         {"uuid": sorted(owners), "deleted": False},
-        expected_attrs=["flavor", "metadata", "system_metadata", "numa_topology"],
+        expected_attrs=["flavor", "metadata", "system_metadata", "numa_topology", "pci_requests"],
     )
     servers_by_uuid = {
         instance.uuid: _read_snapshot_server(instance, state) for instance in instances
@@ -302,7 +303,16 @@ def _read_snapshot_server(instance: objects.Instance, state: host_manager.HostSt
         until=_owner_word_of(instance, owner_words.UNTIL),
         movable=_owner_word_of(instance, owner_words.MOVABLE),
         immobile=_why_immobile(instance),
+        live=_moves_live(instance),
     )
+
+
+def _moves_live(instance: objects.Instance) -> bool | None:
+    """Whether a server can move while it runs; None for one without ``hpc:`` keys."""
+    if not has_hpc_keys(instance.flavor.extra_specs or {}):
+        return None
+    refusal = live_moves.refusal_of(instance.flavor, instance.pci_requests)
+    return instance.vm_state == vm_states.ACTIVE and refusal is None
 
 
 def _owner_word_of(instance: objects.Instance, key: str) -> str | None:

@@ -212,6 +212,8 @@ class Server:
     movable: str | None = None
     #: The reason why Nova does not move it now, as "it is paused"; None if it does, or is unknown.
     immobile: str | None = None
+    #: Whether Nova can move it while it runs, with all its devices; None if unknown.
+    live: bool | None = None
 
     @property
     def decided(self) -> Decision | None:

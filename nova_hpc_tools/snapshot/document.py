@@ -111,7 +111,7 @@ def _add_owner_words(body: dict[str, Any]) -> None:
     servers = body.get("servers")
     for server in servers if isinstance(servers, list) else ():
         if isinstance(server, dict):
-            for key in ("project", "until", "movable", "immobile"):
+            for key in ("project", "until", "movable", "immobile", "live"):
                 server.setdefault(key, None)
 
 

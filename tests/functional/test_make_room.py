@@ -5,19 +5,22 @@ from __future__ import annotations
 
 import json
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from nova_hpc_tools.cloud import drain_api
 from nova_hpc_tools.cloud.room import room_maker
+from nova_hpc_tools.cloud.room.room_maker import RoomMaker
 from nova_hpc_tools.readers import snapshot
 from tests.functional import fixtures
 from tests.functional.drain_base import FOUR, PAIR, DrainCase, run_moving_command
+from tests.functional.live_base import LiveBase
 
 WHOLE = {"pci_passthrough:alias": "gpu:4", "hpc:affinity": "switch"}
 
 
-class MakeRoomTest(DrainCase):
+class RoomCase(DrainCase):
     """Three hosts with four GPUs each; no host is free."""
 
     def setUp(self) -> None:
@@ -50,6 +53,8 @@ class MakeRoomTest(DrainCase):
     def tags_of(self, server: dict[str, Any]) -> list[str]:
         return list(self.admin_api.get_server(server["id"])["tags"])
 
+
+class MakeRoomTest(RoomCase):
     def test_room_is_made(self) -> None:
         one, two = self.fill()
         status, out, err = self.room()
@@ -143,9 +148,14 @@ class MakeRoomTest(DrainCase):
                     late.append(self.make("late", self.pair, left))
 
         self.before_reading = take
-        status, out, err = self.room("--yes", "--members", "2", "--timeout", "1")
+        # A reading cleans all devices, so a second one brings nothing new.
+        once = mock.patch.object(
+            RoomMaker, "await_cloud", lambda maker, suffices: suffices(maker.read())
+        )
+        with once:
+            status, out, err = self.room("--yes", "--members", "2")
         self.assertEqual(1, status, err)
-        self.assertEqual(1, out.count("done: "))
+        self.assertEqual(1, out.count("done: "), err)
         self.assertIn("1 of 2 moves are made; the rest would not make room", err)
         self.assertEqual(1, len({"alpha", "gamma"} & set(self.where(*movable))))
         self.assertEqual([[], []], [self.tags_of(each) for each in movable])
@@ -208,3 +218,42 @@ class MakeRoomTest(DrainCase):
             run = run_moving_command(self.compute, ["capacity", "--flavor", self.whole, *words])
             self.assertEqual((2, ""), run[:2])
             self.assertIn(text, run[2])
+
+
+class LiveRoomTest(RoomCase, LiveBase):
+    """The operator has declared the devices ``live_migratable``."""
+
+    def host(self, name: str, shape: fixtures.Shape, **options: Any) -> Any:
+        entries = [{**entry, "live_migratable": "yes"} for entry in shape.device_spec()]
+        return super().host(name, shape, device_spec=entries, **options)
+
+    def moves_of(self, server: dict[str, Any]) -> list[str]:
+        actions = self.admin_api.get_instance_actions(server["id"])
+        return [each["action"] for each in reversed(actions) if each["action"] != "create"]
+
+    def test_the_server_runs_on(self) -> None:
+        one, two = self.fill()
+        status, out, err = self.room()
+        self.assertEqual(1, status, err)
+        self.assertIn("  live  ", out)
+        status, out, err = self.room("--yes")
+        self.assertEqual(0, status, err)
+        self.assertEqual(["done: one is on beta"], out.splitlines()[:1])
+        self.assertEqual(["beta", "beta"], self.where(one, two))
+        self.assertEqual(["live-migration"], self.moves_of(one))
+        self.assertEqual([], self.tags_of(one))
+        self.assert_all_free("alpha")
+        self.assert_held("beta", one, two)
+
+    def test_a_server_that_does_not_move_live_moves_cold(self) -> None:
+        one, two = self.fill()
+        self.migrate = self._fail
+        status, out, err = self.room("--yes")
+        self.assertEqual(0, status, err)
+        self.assertIn("one does not move live: ", out)
+        self.assertIn("done: one is on beta\n", out)
+        self.assertEqual(["beta", "beta"], self.where(one, two))
+        self.assertEqual(["live-migration", "migrate", "confirmResize"], self.moves_of(one))
+        self.assertEqual([], self.tags_of(one))
+        self.assert_all_free("alpha")
+        self.assert_held("beta", one, two)

@@ -109,6 +109,7 @@ class Admission:
         :raises DeviceFault: one of its devices must not be used.
         """
         if self.node.active and instance.pci_devices:
+            _check_one_node(instance)
             claim, reading = ServerClaim.of(instance), self.node.source.read()
             device_checks.check_health(instance, claim, reading, restart=True)
             self.node.tenancy.keep(instance, claim, reading)
@@ -142,6 +143,24 @@ class Admission:
             guest_topology.record_guest_abi(
                 instance, _wanted_abi_of(instance, instance.flavor.extra_specs)
             )
+
+
+def _check_one_node(instance: objects.Instance) -> None:
+    """Refuse to start a guest while a broken live migration has devices on its other host.
+
+    Nova puts the devices of all nodes into the domain (``pci_device_get_all_by_instance_uuid`` of
+    nova/db/main/api.py). A resize keeps those of both.
+
+    :raises ClaimRefused: Nova has allocated devices of two nodes.
+    """
+    if len({device.compute_node_id for device in instance.pci_devices}) < 2:
+        return
+    context, moved = nova_context.get_admin_context(), instance.migration_context
+    if moved is None or objects.Migration.get_by_id(context, moved.migration_id).is_live_migration:
+        raise ClaimRefused(
+            "A live migration of the server broke off, and its devices at the other host are not "
+            "free yet. Try again in some minutes."
+        )
 
 
 def _wanted_abi_of(instance: objects.Instance, extra_specs: Mapping[str, str] | None) -> Abi | None:

@@ -14,16 +14,19 @@ with ``required`` as close as the former ones; and a tree that shows their place
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final
 
 from nova import context as nova_context
 from nova import exception, objects
+from nova.compute import task_states
 from nova.objects import fields
 from oslo_log import log as logging
 
 from nova_hpc.from_nova import live_moves
 from nova_hpc.from_nova.claim import ServerClaim, instance_has_hpc_keys
 from nova_hpc.placement import live_pairs
+from nova_hpc.tenancy.guest_domains import NodeGuestDomains
 from nova_hpc.topology.model import normalise_address
 from nova_hpc.wire import decision as wire_decision
 from nova_hpc.wire.decision import Decision
@@ -35,6 +38,10 @@ from virt_driver_patches.driver.reading import NodeReading
 from virt_driver_patches.errors import ClaimRefused, DeviceFault
 
 LOG = logging.getLogger(__name__)
+
+_TAKEN: Final = (fields.PciDeviceStatus.CLAIMED, fields.PciDeviceStatus.ALLOCATED)
+#: Statuses of live migrations that no service works on any more.
+_OVER: Final = frozenset({"error", "failed", "cancelled", "completed"})
 
 
 def check_departure(instance: objects.Instance, node: HpcNode) -> None:
@@ -73,16 +80,18 @@ def check_arriving_devices(
         again.
     """
     # Nova's own list lacks those of the flavor if the server has ports, too.
-    claimed = [
-        device
-        for device in (tracker.pci_tracker.pci_devs if tracker else ())
-        if device.status == fields.PciDeviceStatus.CLAIMED and device.instance_uuid == instance.uuid
-    ]
+    taken = _list_taken(tracker, instance.uuid)
+    claimed = [device for device in taken if device.status == fields.PciDeviceStatus.CLAIMED]
     if not claimed:
         return
     node, record = admission.node, claimed[0].compute_node_id
     claim, reading = ServerClaim.of_arrival(instance, claimed), node.source.read()
     try:
+        if len(taken) > sum(request.count for request in instance.pci_requests.requests):
+            raise ClaimRefused(
+                "The devices of an earlier live migration are not free there yet. Try again in "
+                "some minutes."
+            )
         decision = admission.claim(context, instance, claim, reading)
         if instance_has_hpc_keys(instance):
             _check_level_kept(instance, decision)
@@ -97,54 +106,108 @@ def check_arriving_devices(
         raise exception.MigrationPreCheckError(reason=str(error)) from error
 
 
-def free_left_claims(tracker: Any, host: str) -> None:
-    """Free devices that a failed live migration has left claimed on this node. Never raises.
+def check_still_coming(tracker: Any, instance: objects.Instance, migrate_data: Any) -> None:
+    """Refuse a server whose move was given up meanwhile, before its guest is copied.
+
+    A message of the move can outlive the nova-compute of its source.
+
+    :param tracker: Nova's resource tracker of the node.
+    :raises nova.exception.MigrationPreCheckError: it does not move, or lacks its devices here.
+    """
+    pairs = getattr(migrate_data, "pci_dev_map_src_dst", None) or {}
+    if not pairs or not tracker:
+        return
+    context = nova_context.get_admin_context()
+    task = objects.Instance.get_by_uuid(context, instance.uuid).task_state
+    claimed = {device.address for device in _list_taken(tracker, instance.uuid)}
+    if task != task_states.MIGRATING or not claimed.issuperset(pairs.values()):
+        raise exception.MigrationPreCheckError(
+            reason="This live migration was given up. Migrate the server again."
+        )
+
+
+def _list_taken(tracker: Any, server: str) -> list[objects.PciDevice]:
+    """List the devices of this node that Nova has claimed or allocated for a server."""
+    return [
+        device
+        for device in (tracker.pci_tracker.pci_devs if tracker else ())
+        if device.status in _TAKEN and device.instance_uuid == server
+    ]
+
+
+def free_left_claims(tracker: Any, host: str, domains: Callable[[], NodeGuestDomains]) -> None:
+    """Free devices that a failed live migration has left taken on this node. Never raises.
 
     Nova frees them only if the destination also has files or pinned CPUs to give back
-    (``_live_migration_cleanup_flags`` of nova/compute/manager.py), and its update keeps the
-    claims of each migration with the status error.
+    (``_live_migration_cleanup_flags`` of nova/compute/manager.py), and its update keeps those
+    of each migration with the status error. An update during the move has allocated them.
+    Nova's records and libvirt decide here; a device that the kernel shows in use is withheld.
 
     :param tracker: Nova's resource tracker of the node.
     :param host: Nova's name of this service.
+    :param domains: returns libvirt's domains.
     """
     pci_tracker = getattr(tracker, "pci_tracker", None)
-    left: dict[str, list[objects.PciDevice]] = {}
+    taken: dict[str, list[objects.PciDevice]] = {}
     for device in pci_tracker.pci_devs if pci_tracker else ():
-        if device.status == fields.PciDeviceStatus.CLAIMED:
-            left.setdefault(device.instance_uuid, []).append(device)
+        is_claimed = device.status == fields.PciDeviceStatus.CLAIMED
+        # Servers of this node have theirs allocated.
+        if is_claimed or (
+            device.status in _TAKEN and device.instance_uuid not in tracker.tracked_instances
+        ):
+            taken.setdefault(device.instance_uuid, []).append(device)
     context = nova_context.get_admin_context(read_deleted="yes")
-    for uuid, devices in left.items():
+    for uuid, devices in taken.items():
         try:
             # Read after the devices: what a later move claims is not among them.
             instance = objects.Instance.get_by_uuid(context, uuid, ["migration_context"])
-            if not _has_failed_to_come(context, instance, host):
+            left = [
+                device
+                for device in devices
+                if instance.deleted
+                or instance.host != host
+                or device.status == fields.PciDeviceStatus.CLAIMED
+            ]
+            if not left or not _is_move_over(context, instance, host):
                 continue
-            for device in devices:
-                tracker.unclaim_pci_devices(context, device, instance)
-                LOG.info("PCI device %s is free after a failed move", device.address)
+            found = domains()
+            own = found.of(uuid)
+            if found.unknown is not None or (own is not None and instance.host != host):
+                continue
+            for device in left:
+                if found.having(normalise_address(device.address)) is None:
+                    tracker.unclaim_pci_devices(context, device, instance)
+                    LOG.info("PCI device %s is free after a failed move", device.address)
+            # Of a claim whose nova-compute ended; no other move has one now.
+            instance.drop_migration_context()
         except Exception:
             LOG.exception("Devices claimed for server %s are left as they are", uuid)
 
 
-def _has_failed_to_come(
+def _is_move_over(
     context: nova_context.RequestContext, instance: objects.Instance, host: str
 ) -> bool:
-    """Whether a server that is elsewhere, and does not move, was to come here and did not."""
-    if (
-        instance.host == host
-        or instance.task_state is not None
-        or instance.migration_context is not None
+    """Whether a server was to come here by live migration, and does not any more."""
+    moves = [
+        move
+        for move in objects.MigrationList.get_by_filters(
+            context,
+            {
+                "instance_uuid": instance.uuid,
+                "migration_type": fields.MigrationType.LIVE_MIGRATION,
+            },
+        )
+        if move.dest_compute == host
+    ]
+    if instance.deleted:
+        return bool(moves)
+    former = instance.migration_context
+    if instance.task_state is not None or (
+        former is not None and former.migration_id not in {move.id for move in moves}
     ):
         return False
-    moves = objects.MigrationList.get_by_filters(
-        context,
-        {
-            "instance_uuid": instance.uuid,
-            "migration_type": fields.MigrationType.LIVE_MIGRATION,
-            "status": ["error", "failed", "cancelled"],
-        },
-    )
-    return any(move.dest_compute == host for move in moves)
+    statuses = {move.status for move in moves}
+    return statuses <= _OVER and bool(statuses - {"completed"} or instance.host == host)
 
 
 def _check_level_kept(instance: objects.Instance, decision: Decision | None) -> None:

@@ -46,6 +46,7 @@ from virt_driver_patches.driver import (
     way_back,
 )
 from virt_driver_patches.driver.admission import Admission
+from virt_driver_patches.driver.broken_moves import BrokenMoves
 from virt_driver_patches.driver.domains import LibvirtDomains
 from virt_driver_patches.driver.host_boot import HostBoot
 from virt_driver_patches.driver.kept_devices import GuestComparison
@@ -104,6 +105,11 @@ class HpcLibvirtDriver(LibvirtDriver):
             lambda instance: self._host.get_guest(instance),
             self.hpc_admission.restart,
         )
+        self.hpc_moves = BrokenMoves(
+            self.hpc_domains.read,
+            lambda instance: int(self._host.get_guest(instance).get_job_info().type),
+            CONF.long_rpc_timeout,
+        )
         self.hpc_watch = DeviceWatch(
             lambda: used_devices_of(virtapi), self.hpc_promises, lambda: self.hpc_node.source.ledger
         )
@@ -142,7 +148,9 @@ class HpcLibvirtDriver(LibvirtDriver):
     def get_available_resource(self, nodename: str) -> dict[str, Any]:
         """Return Nova's answer without the devices that must not be given."""
         if self.hpc_node.active:
-            arrivals.free_left_claims(gate.manager_of(self.virtapi).rt, self.hpc_service)
+            tracker = gate.manager_of(self.virtapi).rt
+            self.hpc_moves.end_moves(tracker, self.hpc_service)
+            arrivals.free_left_claims(tracker, self.hpc_service, self.hpc_domains.read)
         resources: dict[str, Any] = super().get_available_resource(nodename)
         self.hpc_node.report(resources, nodename)
         if self.hpc_node.active:
@@ -453,6 +461,23 @@ class HpcLibvirtDriver(LibvirtDriver):
             )
         return super().check_source_migrate_data_at_dest(
             ctxt, instance, migrate_data, *args, **kwargs
+        )
+
+    def pre_live_migration(
+        self,
+        context: RequestContext,
+        instance: objects.Instance,
+        block_device_info: Any,
+        network_info: Any,
+        disk_info: Any,
+        migrate_data: Any,
+    ) -> Any:
+        """Refuse a server that does not move any more, then run Nova's step."""
+        if self.hpc_node.active:
+            tracker = gate.manager_of(self.virtapi).rt
+            arrivals.check_still_coming(tracker, instance, migrate_data)
+        return super().pre_live_migration(
+            context, instance, block_device_info, network_info, disk_info, migrate_data
         )
 
     def post_claim_migrate_data(

@@ -6,7 +6,8 @@ A thread looks every ``[hpc]watch_interval`` seconds, and at once if the kernel 
 owner, a notification and a log line for operators, and the ledger, which keeps the memory over a
 restart of the service. A look reads files of the devices only. It reads servers from Nova if their
 devices show a fault, and each other server once, for tags of an earlier run. Once a minute, one
-request reads the reports of owners (:mod:`virt_driver_patches.driver.device_reports`).
+request reads the reports of owners (:mod:`virt_driver_patches.driver.device_reports`), and another
+the notices of preemption (:mod:`virt_driver_patches.driver.preemption_notices`).
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ from virt_driver_patches.driver.fault_reports import OwnerReports
 from virt_driver_patches.driver.kept_devices import GuestComparison
 from virt_driver_patches.driver.notifications import notify_server_fault
 from virt_driver_patches.driver.planned_work import PlannedDeviceReports
+from virt_driver_patches.driver.preemption_notices import PreemptionNotices
 from virt_driver_patches.driver.server_standing import ServerState
 
 CONF = nova.conf.CONF
@@ -122,6 +124,7 @@ class DeviceWatch:
             self._ledger, self._reports, self._reader.physical_function_of
         )
         self._device_reports = DeviceReports(host, self._ledger)
+        self._preemption_notices = PreemptionNotices()
         #: None until the ledger was read.
         self._records: dict[str, WatchRecord] | None = None
         self._devices: dict[str, WatchedDevice] = {}
@@ -221,6 +224,7 @@ class DeviceWatch:
         self._unwritten |= steps.keys()
         self._write_records(users, boot)
         self._device_reports.read(users, moment)
+        self._preemption_notices.read(users, moment)
 
     def end_server(self, instance: Any) -> None:
         """Read the last reports of a server's owner, while Nova still lists its devices."""

@@ -148,6 +148,16 @@ DRIVER: Final[tuple[MethodOverride, ...]] = (
         ours=_DRIVER,
     ),
     MethodOverride(
+        "nova.virt.libvirt.driver:LibvirtDriver.pre_live_migration",
+        parameters=(
+            *("context", "instance", "block_device_info", "network_info"),
+            *("disk_info", "migrate_data"),
+        ),
+        lines={32: (11765, 11888), 33: (11937, 12067), 34: (12127, 12257)},
+        why="A message of a live migration outlives the nova-compute that has given it up.",
+        ours=_DRIVER,
+    ),
+    MethodOverride(
         "nova.virt.libvirt.driver:LibvirtDriver.post_claim_migrate_data",
         parameters=("context", "instance", "migrate_data", "claim"),
         lines={32: (10606, 10609), 33: (10741, 10744), 34: (10925, 10928)},

@@ -16,7 +16,7 @@ from nova_hpc_tools.cloud.room.end_times import EndTimes
 from nova_hpc_tools.cloud.room.moves import RoomMiss, RoomMove, RoomPlan
 from nova_hpc_tools.cloud.room.question import RoomQuestion
 
-MOVE_COLUMNS: Final = ("Server", "ID", "From", "To", "Level", "Owner", "Agreed", "Done")
+MOVE_COLUMNS: Final = ("Server", "ID", "From", "To", "Level", "Move", "Owner", "Agreed", "Done")
 _UNKNOWN: Final = "-"
 _CUT: Final = "The search was cut short: fewer moves may do."
 
@@ -33,6 +33,7 @@ def list_move_rows(answer: RoomPlan | RoomMiss, done: int = 0) -> list[tuple[obj
             move.server.host,
             move.target,
             _format_level(move),
+            move.way,
             move.server.project or _UNKNOWN,
             "yes" if move.agreed else "ask",
             number < done,
@@ -57,30 +58,29 @@ def print_moves(question: RoomQuestion, answer: RoomPlan | RoomMiss) -> None:
             print("The search was cut short: there may be some.")
         return
     if not answer.moves:
-        print(f"{question.text}: fits already{_format_place(answer.gang)}; no move is needed")
+        print(f"{question.text}: fits already{format_place(answer.gang)}; no move is needed")
         return
     count = len(answer.moves)
     print(
         f"{count} move{' makes' if count == 1 else 's make'} room for {question.text}"
-        f"{_format_place(answer.gang)}"
+        f"{format_place(answer.gang)}"
     )
     print()
     # Without ids, a line fits 100 columns; programs read them.
     rows = (MOVE_COLUMNS, *list_move_rows(answer))
-    _print_table([(name, *others) for name, _, *others, _ in rows])
+    print_table([(name, *others) for name, _, *others, _ in rows])
     print()
     if not answer.proven:
         print(_CUT)
+    print("Nothing was changed. The moves are in order; a cold one stops its server for a while.")
     ask = sum(not move.agreed for move in answer.moves)
-    print(
-        "Nothing was changed. The moves are cold, in this order"
-        + (f"; the owners' consent is missing for {ask} of them." if ask else ".")
-    )
+    if ask:
+        print(f"The owners' consent is missing for {ask} of them.")
 
 
 def print_time(question: RoomQuestion, room_time: RoomTime, taken: datetime.datetime) -> None:
     """Print the time from which on a request fits, and the servers that end until then."""
-    print(f"{format_time(question, room_time, taken)}{_format_place(room_time.gang)}")
+    print(f"{format_time(question, room_time, taken)}{format_place(room_time.gang)}")
     if room_time.time is None:
         return
     print()
@@ -91,7 +91,7 @@ def print_time(question: RoomQuestion, room_time: RoomTime, taken: datetime.date
         )
         for end in room_time.leaving
     )
-    _print_table((("Server that ends", "ID", "Host", "Time", "Known from"), *rows))
+    print_table((("Server that ends", "ID", "Host", "Time", "Known from"), *rows))
 
 
 def format_time(question: RoomQuestion, room_time: RoomTime, taken: datetime.datetime) -> str:
@@ -124,6 +124,7 @@ def describe_moves(answer: RoomPlan | RoomMiss, done: int = 0) -> dict[str, Any]
                 "project": move.server.project,
                 "from": move.server.host,
                 "to": move.target,
+                "way": move.way,
                 "level": move.level,
                 "level_before": move.before or None,
                 "domain": move.domain or None,
@@ -168,7 +169,8 @@ def describe_question(question: RoomQuestion) -> dict[str, Any]:
     }
 
 
-def _format_place(gang: GangPlan) -> str:
+def format_place(gang: GangPlan) -> str:
+    """Return the hosts of a request, as the end of a sentence."""
     return f", on {join_first(list(gang.hosts), 5)}"
 
 
@@ -179,7 +181,8 @@ def _format_wait(wait: datetime.timedelta) -> str:
     return f"{hours} hours" if hours else f"{minutes} minutes"
 
 
-def _print_table(rows: Sequence[Sequence[object]]) -> None:
+def print_table(rows: Sequence[Sequence[object]]) -> None:
+    """Print rows in columns, the head first."""
     wide = [max(len(str(cell)) for cell in column) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = (str(cell).ljust(width) for cell, width in zip(row, wide, strict=True))

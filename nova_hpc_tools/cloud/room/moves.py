@@ -53,7 +53,7 @@ Domain = tuple[FabricLevel, str]
 
 @attrs.frozen
 class RoomMove:
-    """One planned cold migration of a server.
+    """One planned migration of a server.
 
     :ivar before: how close its devices are now; "" if unknown.
     :ivar level: how close they will be.
@@ -70,6 +70,11 @@ class RoomMove:
     def agreed(self) -> bool:
         """Whether its owner has agreed to be moved."""
         return owner_words.may_move(self.server.movable, self.server.extra_specs)
+
+    @property
+    def way(self) -> str:
+        """``live`` if the server runs on during the move, else ``cold``."""
+        return "live" if self.server.live else "cold"
 
 
 @attrs.frozen

@@ -14,6 +14,7 @@ from typing import Final, Protocol
 
 import attrs
 
+from nova_hpc_common.outside.text import printable_text
 from nova_hpc_tools.cloud import server_moves
 from nova_hpc_tools.cloud.drain import Move, read_server_needs
 from nova_hpc_tools.cloud.drain_api import DrainMigration, DrainServer
@@ -38,6 +39,9 @@ class RoomCloud(ServerMover, Protocol):
 
     def cold_move_of(self, uuid: str) -> DrainMigration | None:
         """Return the cold migration of a server that is not over; None without one."""
+
+    def migrate_live(self, uuid: str, target: str) -> None:
+        """Request a live migration to *target*."""
 
     def add_tag(self, uuid: str, tag: str) -> None:
         """Add a tag to a server."""
@@ -91,6 +95,8 @@ class RoomMaker:
         try:
             if self._await_target(planned):
                 self.cloud.add_tag(server.uuid, TAG)
+                if planned.way == "live":
+                    self._move_live(planned, move)
                 new_host = server_moves.move_server_off(
                     self.cloud, server.host, move, self.patience
                 )
@@ -101,6 +107,24 @@ class RoomMaker:
             if error.status != HTTPStatus.NOT_FOUND or self.cloud.server(server.uuid) is not None:
                 raise
         self._report(move, new_host)
+
+    def _move_live(self, planned: RoomMove, move: Move) -> None:
+        """Move a server that runs on.
+
+        If that fails, it is on its source as before, and can move cold: Nova refuses a live move
+        for reasons of its own, such as a CPU of another model.
+
+        :raises DrainStopError: it is not ready for a cold move in time.
+        """
+        try:
+            self.cloud.migrate_live(move.server, planned.target)
+            server_moves.await_server_move(
+                self.cloud, planned.server.host, move, self.patience, "live-migration"
+            )
+        except (DrainStopError, NovaApiError) as error:
+            self.say(f"{move.name} does not move live: {printable_text(str(error))}")
+            # The target's next update frees the devices that it had claimed.
+            self._await_target(planned)
 
     def await_cloud(self, suffices: Callable[[Snapshot], bool]) -> bool:
         """Wait until the cloud suffices, while devices of moved servers are cleaned.
@@ -121,10 +145,10 @@ class RoomMaker:
         """
         end = self.patience.clock() + self.patience.seconds
         while True:
-            now = self.cloud.server(planned.server.uuid)
-            if now is None:
+            present = self.cloud.server(planned.server.uuid)
+            if present is None:
                 return False
-            self._check_plan(planned, now)
+            self._check_plan(planned, present)
             reason = self._explain_target(planned)
             if not reason:
                 return True
@@ -133,16 +157,16 @@ class RoomMaker:
             self.patience.sleep(_PAUSE)
 
     @staticmethod
-    def _check_plan(planned: RoomMove, now: DrainServer) -> None:
+    def _check_plan(planned: RoomMove, present: DrainServer) -> None:
         """Refuse a move that its owner does not agree to any more, or from another host.
 
         :raises DrainStopError: the move must not be made.
         """
-        if not owner_words.may_move(now.metadata.get(owner_words.MOVABLE), now.extra_specs):
+        if not owner_words.may_move(present.metadata.get(owner_words.MOVABLE), present.extra_specs):
             raise DrainStopError("its owner does not agree to a move any more")
-        if now.host != planned.server.host:
-            raise DrainStopError(f"it is on {now.host} now, and the plan has it elsewhere")
-        for reason in server_moves.find_unmovable_servers([now]).values():
+        if present.host != planned.server.host:
+            raise DrainStopError(f"it is on {present.host} now, and the plan has it elsewhere")
+        for reason in server_moves.find_unmovable_servers([present]).values():
             raise DrainStopError(reason)
 
     def _explain_target(self, planned: RoomMove) -> str:

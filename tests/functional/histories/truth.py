@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import fixtures
 import oslo_messaging
-from nova import thread_pool_factory
+from nova import utils as nova_utils
 from nova.compute import manager as compute_manager
 from nova.tests.fixtures import libvirt as fakelibvirt
 from oslo_messaging._drivers import impl_fake
@@ -36,9 +36,17 @@ _ROOTS: Final = (
     "update_available_resource",
     "_do_build_and_run_instance",
     "_build_succeeded",
+    "_do_live_migration",
 )
+try:  # release 34 brought threads of their own
+    from nova import thread_pool_factory as _spawner
+except ImportError:
+    _spawner = nova_utils
+#: Messages of live migrations for whose answer no service waits.
+_CASTS: Final = frozenset({"live_migration", "rollback_live_migration_at_destination"})
 #: Besides those of the kills: what stops, saves and changes guests.
 _MORE: Final = {
+    "nova.tests.fixtures.libvirt:Domain.migrateToURI3": "libvirt: move the domain",
     "nova.tests.fixtures.libvirt:Domain.shutdown": "libvirt: shut the domain down",
     "nova.tests.fixtures.libvirt:Domain.managedSave": "libvirt: save the domain",
     "nova.tests.fixtures.libvirt:Domain.attachDeviceFlags": "libvirt: attach a device",
@@ -67,15 +75,28 @@ class Mortal(fixtures.Fixture):
         self._polled: set[tuple[int, str, str | None]] = set()
         self._dead: list[Any] = []
         self._at = 0
+        self._host: str | None = None
+        self._dies: Any = None
+        self._name: str | None = None
         self._counts: dict[str, int] = {}
+        #: Messages to a dead service for which no sender waits; each delivers one.
+        self.held: list[Callable[[Any], Any]] = []
         #: Who died at which step, as (host, step); None: all live.
         self.died: tuple[str, str] | None = None
 
     # -- death --------------------------------------------------------------------
 
-    def arm(self, at: int) -> None:
-        """Let the first nova-compute die that comes to its step of this number from now on."""
+    def arm(
+        self, at: int, host: str | None = None, dies: Any = None, name: str | None = None
+    ) -> None:
+        """Let the first nova-compute die that comes to its step of this number from now on.
+
+        :param host: the only one whose steps count.
+        :param dies: the manager of another one that dies at that step in its stead.
+        :param name: the only steps that count.
+        """
         self._at, self._counts, self.died = at, {}, None
+        self._host, self._dies, self._name = host, dies, name
 
     def disarm(self) -> tuple[str, str] | None:
         """Let all live on; who died at which step."""
@@ -87,7 +108,7 @@ class Mortal(fixtures.Fixture):
         self._dead.append(manager)
         self._at, self.died = 0, (manager.host, step)
         # It will not wait for what will never end.
-        manager._in_progress_tasks.clear()
+        getattr(manager, "_in_progress_tasks", {}).clear()
 
     def is_dead(self, manager: Any) -> bool:
         return any(each is manager for each in self._dead)
@@ -104,10 +125,14 @@ class Mortal(fixtures.Fixture):
         with self._lock:
             if self.is_dead(manager):
                 raise KilledError
+            if self._host not in (None, manager.host) or self._name not in (None, name):
+                return
             count = self._counts[manager.host] = self._counts.get(manager.host, 0) + 1
             if count != self._at:
                 return
-            self.kill(manager, name)
+            self.kill(self._dies or manager, name)
+            if self._dies is not None:
+                return
         raise KilledError
 
     def _stack(self) -> list[Any]:
@@ -119,7 +144,7 @@ class Mortal(fixtures.Fixture):
 
     @contextlib.contextmanager
     def inside(self, manager: Any) -> Iterator[None]:
-        """The steps of this thread are those of a nova-compute."""
+        """The steps of this thread are those of a nova-compute, or of none."""
         stack = self._stack()
         stack.append(manager)
         try:
@@ -154,10 +179,12 @@ class Mortal(fixtures.Fixture):
         self._wrap("nova_hpc.tenancy.hygiene.reset:reset_device", self._resetting)
         for name in _ROOTS:
             self._wrap(f"nova.compute.manager:ComputeManager.{name}", self._rooted)
+        driver = "nova.virt.libvirt.driver:LibvirtDriver"
+        self._wrap(f"{driver}._live_migration_operation", self._moving)
         self._patch(rpc_dispatcher.RPCDispatcher, "_do_dispatch", self._dispatching)
         self._patch(rpc_server.RPCServer, "_process_incoming", self._processing)
         self._patch(impl_fake.FakeExchange, "poll", self._polling)
-        self._patch(thread_pool_factory, "spawn_on", self._spawning)
+        self._patch(_spawner, "spawn_on", self._spawning)
         for name, listener in (
             ("before_cursor_execute", self._executed),
             ("commit", self._commit),
@@ -205,11 +232,24 @@ class Mortal(fixtures.Fixture):
 
         return wrapper
 
+    def _moving(self, plain: Any) -> Any:
+        """The thread that waits for libvirt while a guest moves."""
+
+        def wrapper(driver: Any, *args: Any, **kwargs: Any) -> Any:
+            with self.inside(driver.virtapi._compute):
+                return plain(driver, *args, **kwargs)
+
+        return wrapper
+
     def _dispatching(self, plain: Any) -> Any:
         def wrapper(this: Any, endpoint: Any, method: str, *args: Any) -> Any:
             manager = getattr(endpoint, "_endpoint", endpoint)
+            manager = vars(manager).get("manager", manager)
             if not isinstance(manager, compute_manager.ComputeManager):
                 return plain(this, endpoint, method, *args)
+            if self.is_dead(manager):
+                self.held += [lambda new: plain(this, new, method, *args)] * (method in _CASTS)
+                raise oslo_messaging.MessagingTimeout("killed")
             try:
                 with self.inside(manager):
                     return plain(this, endpoint, method, *args)
@@ -259,8 +299,14 @@ class Mortal(fixtures.Fixture):
 
     def _commit(self, connection: Any) -> None:
         tables = connection.info.pop("nova_hpc_history", [])
-        if tables:
+        if not tables:
+            return
+        try:
             self.step(f"database: {', '.join(dict.fromkeys(tables))}")
+        except KilledError:
+            # All threads share one connection: the next commit would write this, too.
+            connection.connection.rollback()
+            raise
 
     @staticmethod
     def _rollback(connection: Any) -> None:

@@ -133,7 +133,7 @@ class HistoryTest(DriverTest):
         if name in self.computes:
             compute = self.computes.pop(name)
             self.compute_rp_uuids.pop(name)
-            compute.manager._in_progress_tasks.clear()
+            getattr(compute.manager, "_in_progress_tasks", {}).clear()
             compute.stop()
         cell = self.host_mappings[name].cell_mapping.name
         self.start_compute(name, cell_name=cell, connection=self.connections[name])

@@ -43,6 +43,7 @@ DEFAULTS: Final[Mapping[str, str]] = {
     flavor.SHARED_MEMORY: "none",
     flavor.SHARED_MEMORY_POLICY: flavor.SharedMemoryWish(2).policy.value,
     flavor.MOVABLE: "no",
+    flavor.PREEMPTIBLE: "no",
 }
 _VALUES: Final[Mapping[str, str]] = {
     flavor.GROUP: "``name:count,name:count``",

@@ -42,6 +42,8 @@ def specs(**keys: str) -> dict[str, str]:
         ("hpc:guest_topology", "flat"),
         ("hpc:movable", "yes"),
         ("hpc:movable", "no"),
+        ("hpc:preemptible", "yes"),
+        ("hpc:preemptible", "no"),
         ("hpc:guest_topology", "numa"),
         ("hpc:guest_topology", "mirror"),
         ("hpc:shared_memory", "2"),
@@ -73,6 +75,7 @@ def test_values_that_mean_something(key: str, value: str) -> None:
         ("hpc:nvlink", "yes", "must be one of required, preferred, none"),
         ("hpc:guest_topology", "tree", "must be one of mirror, numa, flat"),
         ("hpc:movable", "true", "must be one of yes, no"),
+        ("hpc:preemptible", "True", "must be one of yes, no"),
         ("hpc:affinty", "switch", "'hpc:affinty' is no known key; the hpc: keys are hpc:affinity"),
         ("hpc:", "switch", "'hpc:' is no known key"),
         ("hpc:group", "", "hpc:group is empty"),
@@ -109,6 +112,7 @@ def test_a_flavor_of_others() -> None:
     assert flavor.has_hpc_keys({"hpc:affinty": "numa"})
     # Nova alone schedules a server that has only this key.
     assert not flavor.has_hpc_keys({"hpc:movable": "yes"})
+    assert not flavor.has_hpc_keys({"hpc:preemptible": "yes"})
 
 
 @pytest.mark.parametrize(

@@ -209,6 +209,7 @@ SNAPSHOT: Final = Snapshot(
             until="2026-01-02T08:00Z",
             movable="yes",
             immobile="it is paused, and Nova moves servers that are active or stopped",
+            live=False,
         ),
     ),
     profile=Profile(

@@ -247,7 +247,7 @@ def test_texts_of_the_first_code_are_read() -> None:
     # Not a former one, and not one for every server.
     assert READERS["guest-abi"](golden("guest-abi/v3.json")) == examples.ABI_WITH_SEGMENT
     (server,) = examples.SNAPSHOT.servers
-    unknown = {"project": None, "until": None, "movable": None, "immobile": None}
+    unknown = {"project": None, "until": None, "movable": None, "immobile": None, "live": None}
     assert READERS["snapshot"](golden("snapshot/v3.json")) == attrs.evolve(
         examples.SNAPSHOT, servers=(attrs.evolve(server, **unknown),), groups=(), leases=()
     )

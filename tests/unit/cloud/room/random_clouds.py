@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import attrs
 
@@ -113,6 +114,50 @@ def draw_consent(cloud: Snapshot, chance: random.Random) -> Snapshot:
             )
             for each in cloud.servers
         ),
+    )
+
+
+def draw_preemptible(cloud: Snapshot, chance: random.Random) -> Snapshot:
+    """Some servers have a flavor that allows their preemption; others say it of themselves."""
+    servers = []
+    for each in cloud.servers:
+        word = chance.choice(["yes", "yes", "yes", "no", "Yes", ""])
+        key = {"hpc:preemptible": word} if word else {}
+        servers.append(
+            attrs.evolve(each, extra_specs={**each.extra_specs, **key}, movable="yes", until=None)
+        )
+    return attrs.evolve(cloud, servers=tuple(servers))
+
+
+def fewest_removed(cloud: Snapshot, question: RoomQuestion) -> tuple[int, int] | None:
+    """The fewest preemptible servers without which a request fits, and their devices.
+
+    Every choice of them is tried; None if none is enough.
+    """
+    uuids = [
+        each.uuid
+        for each in cloud.servers
+        if each.extra_specs.get("hpc:preemptible") == "yes" and each.immobile is None
+    ]
+    for count in range(len(uuids) + 1):
+        costs = [
+            sum(use.server in some for n in cloud.hosts for d in n.devices for use in d.used)
+            for some in itertools.combinations(uuids, count)
+            if fits(without(cloud, some), question)
+        ]
+        if costs:
+            return count, min(costs)
+    return None
+
+
+def without(cloud: Snapshot, uuids: Iterable[str]) -> Snapshot:
+    """The cloud after some servers have left."""
+    gone = set(uuids)
+    leaving = [each for each in cloud.servers if each.uuid in gone]
+    return attrs.evolve(
+        cloud,
+        hosts=tuple(snapshot.release_from_node(node, *leaving) for node in cloud.hosts),
+        servers=tuple(each for each in cloud.servers if each.uuid not in gone),
     )
 
 

@@ -88,10 +88,10 @@ def test_one_move_makes_room(run: Run) -> None:
     assert out.splitlines() == [
         f"1 move makes room for 1 x {FOUR} on one leaf, on b",
         "",
-        "Server  From  To  Level   Owner  Agreed",
-        "t-name  b     a   switch  cms    yes",
+        "Server  From  To  Level   Move  Owner  Agreed",
+        "t-name  b     a   switch  cold  cms    yes",
         "",
-        "Nothing was changed. The moves are cold, in this order.",
+        "Nothing was changed. The moves are in order; a cold one stops its server for a while.",
     ]
 
 
@@ -99,7 +99,7 @@ def test_owners_outrank_their_flavor(run: Run) -> None:
     cloud = a_cloud(t={"movable": "no"}, s={"movable": "?"})
     _, out, _ = run(cloud, "capacity", FOUR, "--make-room")
     assert "atlas  ask" in out or "cms    ask" in out
-    assert "; the owners' consent is missing for 1 of them." in out
+    assert "\nThe owners' consent is missing for 1 of them.\n" in out
     cloud = a_cloud(t={"movable": "no"}, s={"movable": "yes"})
     _, out, _ = run(cloud, "capacity", FOUR, "--make-room")
     assert "s-name  a     b" in out
@@ -109,9 +109,9 @@ def test_owners_outrank_their_flavor(run: Run) -> None:
 def test_only_servers_whose_owners_agreed_move(run: Run) -> None:
     words = ("capacity", FOUR, "--make-room", "--agreed", "--level", "leaf")
     _, out, _ = run(a_cloud(t={"movable": "no"}, s={"movable": "yes"}), *words)
-    assert "s-name  a     b   switch  atlas  yes" in out
+    assert "s-name  a     b   switch  cold  atlas  yes" in out
     _, out, _ = run(a_cloud(), *words)
-    assert "t-name  b     a   switch  cms    yes" in out
+    assert "t-name  b     a   switch  cold  cms    yes" in out
     status, out, _ = run(a_cloud(t={"movable": "no"}), *words)
     assert (status, out) == (
         1,
@@ -135,6 +135,7 @@ def test_programs_read_the_moves(run: Run) -> None:
             "project": "cms",
             "from": "b",
             "to": "a",
+            "way": "cold",
             "level": "switch",
             "level_before": None,
             "domain": None,
@@ -229,3 +230,37 @@ def test_an_old_plan_is_marked(run: Run) -> None:
     for words in (("when", FOUR), ("capacity", FOUR, "--make-room")):
         _, _, err = run(old, *words)
         assert "take the snapshot again" in err
+
+
+def test_a_preemptible_server_has_to_leave(run: Run) -> None:
+    cloud = a_cloud(u={"extra_specs": {"hpc:preemptible": "yes"}, "project": "cms"})
+    words = ("capacity", FOUR, "--make-room", "--preempt", "--members", "1", "--level", "leaf")
+    status, out, err = run(cloud, *words)
+    assert (status, err) == (1, "")
+    assert out.splitlines() == [
+        f"1 preemptible server has to leave for 1 x {FOUR} on one leaf, on c",
+        "",
+        "Server  Host  Project  Flavor",
+        "u-name  c     cms      gpu4-host-0",
+        "",
+        "Nothing was changed.",
+    ]
+    status, out, err = run(cloud, *words, "-f", "json")
+    found = json.loads(out)
+    assert (found["schema"], found["fits"], found["notice"]) == ("nova-hpc/make-room", False, None)
+    assert found["hosts"] == {"c": 1}
+    assert found["preempted"] == [
+        {
+            **{"server": "u", "name": "u-name", "project": "cms", "host": "c"},
+            **{"flavor": FOUR, "done": False},
+        }
+    ]
+    status, out, _ = run(a_cloud(), *words)
+    reason = "leaf l1 has room for 0 of 1 without all preemptible servers"
+    assert (status, out) == (
+        1,
+        f"no preemption makes room for 1 x {FOUR} on one leaf: {reason}\n",
+    )
+    status, out, _ = run(a_cloud(), "capacity", "gpu2-switch-0", "--make-room", "--preempt")
+    assert status == 0
+    assert "fits already, on a; nothing is preempted" in out

@@ -11,10 +11,12 @@ from typing import TypeVar
 
 import attrs
 
+from nova_hpc.fabric.model import FabricLevel
 from nova_hpc_tools import snapshot
 from nova_hpc_tools.cloud.room.earliest import find_earliest_time
 from nova_hpc_tools.cloud.room.end_times import read_end_times
 from nova_hpc_tools.cloud.room.moves import RoomMiss, RoomPlan, find_room_moves
+from nova_hpc_tools.cloud.room.preemption import find_preemption
 from nova_hpc_tools.cloud.room.question import RoomQuestion
 from nova_hpc_tools.snapshot import Snapshot, SnapshotLease
 from tests.unit.cloud.room import random_clouds as drawn
@@ -91,6 +93,37 @@ def try_moves(seed: int, most: int, seconds: float, agreed: bool) -> RoomTrial:
         fault = "fewer moves than possible"
     return RoomTrial(
         seed, count, -1 if least is None else least, found.proven, engine, brute, fault
+    )
+
+
+def try_preemption(seed: int) -> RoomTrial:
+    """Try ``make-room --preempt``: no choice of fewer preemptible servers would do."""
+    cloud, fabric, chance = drawn.draw_cloud(seed)
+    cloud = drawn.draw_preemptible(cloud, chance)
+    names = [each.name for each in cloud.flavors if "hpc:fabric" not in each.extra_specs]
+    level = chance.choice([None, FabricLevel.LEAF])
+    question = RoomQuestion.of(cloud, chance.choice(names), fabric, chance.randint(1, 4), level)
+    found, engine = _measure(lambda: find_preemption(cloud, question, clock=time.process_time))
+    least, brute = _measure(lambda: drawn.fewest_removed(cloud, question))
+    fault, answer = "", -1
+    if isinstance(found, RoomMiss):
+        fault = "" if found.reason else "no reason"
+    else:
+        uuids = [server.uuid for server in found.servers]
+        answer = len(uuids)
+        devices = [use.server for n in cloud.hosts for d in n.devices for use in d.used]
+        if least is not None and least != (answer, sum(each in uuids for each in devices)):
+            fault = "other servers"
+        elif any(each.extra_specs.get("hpc:preemptible") != "yes" for each in found.servers):
+            fault = "a server that is not preemptible"
+        elif not drawn.fits(drawn.without(cloud, uuids), question):
+            fault = "it does not fit then"
+        elif sum(found.gang.hosts.values()) != question.members:
+            fault = "members"
+    if (answer == -1) != (least is None):
+        fault = "one finds a plan, and the other none"
+    return RoomTrial(
+        seed, answer, -1 if least is None else least[0], found.proven, engine, brute, fault
     )
 
 
