@@ -2,12 +2,14 @@
 """Leases of clusters through Blazar's own manager."""
 
 import json
+import re
 import threading
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from blazar import exceptions as common_exceptions
+from blazar.api.v1 import app
 from blazar.db import api as db_api
 from blazar.manager import exceptions
 from blazar.plugins.oshosts import host_plugin
@@ -455,6 +457,15 @@ def test_inventories_are_read_again_only_after_a_change(world):
 
 
 # -- the operators' page -----------------------------------------------------------------------
+
+
+def test_plugins_of_the_page_let_operators_add_hosts(world):
+    found = re.search(r"``plugins`` of ``\[manager\]`` set to\s+``([^`]+)``", PAGE.read_text())
+    assert found[1].split(",") == cfg.CONF.manager.plugins
+
+    rules = {rule.rule for rule in app.make_app().url_map.iter_rules() if "POST" in rule.methods}
+
+    assert {"/v1/leases", "/v1/os-hosts"} <= rules
 
 
 def test_command_of_the_page_sends_what_the_plugin_reads(world):

@@ -22,7 +22,7 @@ from nova_hpc_lab.process import Process, environment
 from nova_hpc_lab.state import Paths, Settings
 from tests.lab import environments
 
-#: The page's step: both of Blazar's own and ours read hosts from it.
+#: The aggregate of Nova in which Blazar keeps the hosts that no lease has.
 FREEPOOL = "freepool"
 _SERVE = (
     "import importlib, sys, waitress; "
@@ -78,6 +78,9 @@ class BlazarServices:
         """End Blazar, and start the scheduler as it was."""
         for process in self._processes.values():
             process.stop()
+        identity = bootstrap.connect(self.settings).identity
+        for service in identity.services(type="reservation"):
+            identity.delete_service(service)
         self._scheduler.process.stop()
         self.lab.up("--nodes", str(self.settings.nodes), "--shape", str(self.settings.shape))
 

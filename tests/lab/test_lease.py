@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A lease of Blazar becomes a running cluster, and ends with it."""
+"""A lease of Blazar becomes a running cluster, and ends with it.
+
+Blazar and Nova are real, with two virtual nodes. Nova's records, libvirt's domains and a guest have
+to agree on the devices.
+"""
 
 import datetime
 import json
@@ -9,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from nova_hpc_lab import observe
+from nova_hpc_lab import evidence, observe
 from nova_hpc_lab.node import qemu
 from tests.lab.blazar_services import FREEPOOL, BlazarServices
 
@@ -34,7 +38,7 @@ PROPERTIES = {
 PROJECT, USER, PASSWORD = "climate", "climate-user", "climate-password"
 GPU = ":".join(qemu.GPU_IDS)
 #: Minutes from the creation of the lease to its begin, and from there to its end.
-AHEAD, LONG = 2, 12
+AHEAD, LONG = 2, 9
 
 
 @pytest.fixture(scope="module")
@@ -53,14 +57,22 @@ def blazar(lab, tmp_path_factory):
     done = lab.run("fabric", "sync", str(path), "--yes")
     assert done.returncode == 0, done.stdout + done.stderr
     services = BlazarServices(lab)
-    services.start()
-    yield services
-    services.stop()
+    try:
+        services.start()
+        yield services
+    finally:
+        services.stop()
     lab.openstack("flavor", "delete", FLAVOR)
+    lab.openstack("user", "delete", USER)
+    lab.openstack("project", "delete", PROJECT)
     for each in json.loads(lab.openstack("aggregate", "list", "-f", "json")):
         for node in NODES:
             lab.openstack("aggregate", "remove", "host", each["Name"], node, check=False)
         lab.openstack("aggregate", "delete", each["Name"])
+    # Other tests know of one node.
+    lab.up("--nodes", "1")
+    for each in lab.connection.compute.services(host=NODES[1]):
+        lab.openstack("compute", "service", "delete", each.id)
 
 
 def _environ_of_user(lab):
@@ -98,6 +110,26 @@ def _used(lab):
     return sorted(f"{one.host} {one.address}" for one in providers if one.used)
 
 
+def _time():
+    return f"{datetime.datetime.now(datetime.UTC):%H:%M:%S}"
+
+
+def _assert_has_gpus(lab, server):
+    """Nova's records and the guest's domain have both GPUs of the node."""
+    records = observe.pci_records(lab.settings, server["id"])
+    host = server["OS-EXT-SRV-ATTR:host"]
+    xml = lab.inside(f"virsh -c qemu:///system dumpxml {server['id']}", host)
+    given = sorted(evidence.parse_domain(xml).hostdevs)
+    print(f"RESULT: {_time()} {server['name']} on {host}: {given}")
+    assert [(one.ids, one.status) for one in records] == [(GPU, "allocated")] * 2
+    assert given == [one.address for one in records]
+
+
+def _list_blazar_providers(lab):
+    providers = lab.connection.placement.get("/resource_providers").json()["resource_providers"]
+    return sorted(each["name"] for each in providers if each["name"].startswith("blazar_"))
+
+
 def test_lease_becomes_a_running_cluster(lab, blazar):
     admin, user = lab.client_environ, _environ_of_user(lab)
     for node in NODES:
@@ -115,6 +147,7 @@ def test_lease_becomes_a_running_cluster(lab, blazar):
     last = first + datetime.timedelta(minutes=LONG)
     begin, end = f"{first:%Y-%m-%d %H:%M}", f"{last:%Y-%m-%d %H:%M}"
     lease = blazar.reservation(user, *_lease(flavor, begin, end, 2, "climate"))
+    print(f"RESULT: {_time()} leased from {begin} to {end}")
     # All devices are leased at that time, and the refusal has the next one.
     refused = blazar.type_reservation(user, *_lease(flavor, begin, end, 1, "late"))
     assert refused.returncode != 0
@@ -125,6 +158,7 @@ def test_lease_becomes_a_running_cluster(lab, blazar):
         return shown["status"] == "ACTIVE" and shown
 
     shown = lab.until(is_leased, "the lease has begun", 60 * AHEAD + 120)
+    print(f"RESULT: {_time()} the lease has begun")
     (own,) = set(re.findall(r'"id": "([0-9a-f-]{36})"', shown["reservations"])) - {lease["id"]}
     words = ("--members", "2", "--image", "hpc-guest", "--network", "none", "--timeout", "900")
     made = _type(lab, user, "hpc", "cluster", "create", "climate", "--flavor", own, *words)
@@ -133,17 +167,37 @@ def test_lease_becomes_a_running_cluster(lab, blazar):
     members = [lab.show(each["ID"]) for each in servers]
     assert {each["OS-EXT-SRV-ATTR:host"] for each in members} == set(NODES)
     assert {each["status"] for each in members} == {"ACTIVE"}
-    print(f"RESULT: at {datetime.datetime.now(datetime.UTC)} used: {_used(lab)}")
+    for each in members:
+        _assert_has_gpus(lab, each)
     assert len(_used(lab)) == 4
     ids = [one.ids for one in lab.report(members[0]["id"]).functions]
+    print(f"RESULT: {_time()} the guest of {members[0]['name']} has {ids}")
     assert ids.count(GPU) == 2
 
     def is_over():
         return not json.loads(lab.openstack("server", "list", "--all-projects", "-f", "json"))
 
     lab.until(is_over, "Blazar deletes the servers", 60 * LONG + 300)
-    print(f"RESULT: Blazar has deleted the servers at {datetime.datetime.now(datetime.UTC)}")
+    print(f"RESULT: {_time()} Blazar has deleted the servers")
     lab.until(lambda: not _used(lab), "all devices are free")
-    assert blazar.reservation(user, "lease", "show", "climate")["status"] == "TERMINATED"
-    hosts = json.loads(lab.openstack("aggregate", "show", FREEPOOL, "-f", "json"))["hosts"]
-    assert sorted(hosts) == sorted(NODES)
+    print(f"RESULT: {_time()} all devices are free")
+
+    def has_ended():
+        shown = blazar.reservation(user, "lease", "show", "climate")
+        return shown["status"] == "TERMINATED"
+
+    lab.until(has_ended, "the lease has ended")
+    print(f"RESULT: {_time()} the lease has ended")
+    for node in NODES:
+        assert not lab.inside("virsh -c qemu:///system list --all --name", node).split()
+    freepool = json.loads(lab.openstack("aggregate", "show", FREEPOOL, "-f", "json"))
+    assert sorted(freepool["hosts"]) == sorted(NODES)
+    assert _type(lab, user, "flavor", "show", own).returncode != 0
+
+    # The operator takes the hosts back.
+    assert _list_blazar_providers(lab) == [f"blazar_{node}" for node in NODES]
+    for number in ("1", "2"):
+        assert blazar.type_reservation(admin, "host", "delete", number).returncode == 0
+    assert not _list_blazar_providers(lab)
+    freepool = json.loads(lab.openstack("aggregate", "show", FREEPOOL, "-f", "json"))
+    assert not freepool["hosts"]
